@@ -1,0 +1,56 @@
+# Every target sets up .venv by itself; all that is needed is Python 3.11 or newer and make.
+PYTHON ?= python3
+# Options for `spillgrad train` or `spillgrad bench`: make train ARGS="--steps 50"
+ARGS ?=
+# pytest workers: one per core of the smallest supported machine.
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
+PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
+	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
+
+.DEFAULT_GOAL := help
+.PHONY: help train bench test test-nojit lint format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+
+train: $(VENV)/installed  ## train a small GPT whose saved tensors live on disk
+	$(BIN)/spillgrad train $(ARGS)
+
+bench: $(VENV)/installed  ## time kernels and the spill store beside their peers
+	$(BIN)/spillgrad bench kernels $(ARGS)
+	$(BIN)/spillgrad bench spill $(ARGS)
+
+test: $(VENV)/installed-dev  ## run the tests
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# Uncompiled arithmetic warns where compiled arithmetic quietly gives NaN or infinity.
+test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and report which lines ran
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -W ignore::RuntimeWarning tests/kernels $(ARGS)
+	$(BIN)/coverage report --include "kernels/*"
+
+lint: $(VENV)/installed-dev  ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev  ## rewrite the sources as `make lint` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv, caches and build results (never what was trained)
+	rm -rf $(VENV) dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find spillgrad kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c '$(PYTHON_IS_NEW)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) --editable ".[test,lint]"
+	@touch $@

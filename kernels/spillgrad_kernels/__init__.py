@@ -1,0 +1,1 @@
+"""Compiled arithmetic over NumPy arrays, and the aligned buffer pool. Knows nothing of tensors."""

@@ -1,0 +1,214 @@
+"""The table of elementwise operations: one row holds the forward formula and one derivative per differentiable input.
+
+A derivative's parameters name what it needs: `g`, the gradient of the result; inputs by their names; `result`. What a
+row's derivatives name is exactly what autograd saves. Formulas use `where` instead of branches (see `formula.py`).
+Where an input has no derivative, the operation does not propagate gradients to it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spillgrad_kernels.formula import Formula
+from spillgrad_kernels.scalar_math import (
+    acos,
+    asin,
+    atan,
+    atan2,
+    ceil,
+    cos,
+    cosh,
+    erf,
+    exp,
+    expm1,
+    floor,
+    log,
+    log1p,
+    log2,
+    log10,
+    pow,
+    remainder,
+    round,
+    sigmoid,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    tan,
+    tanh,
+    trunc,
+    where,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One elementwise operation.
+
+    `result`: "same" (the operands' dtype), "float" (integers are computed in the default float dtype) or "bool".
+    """
+
+    name: str
+    forward: Formula
+    derivatives: dict[str, Formula]
+    result: str = "same"
+
+
+ROWS: dict[str, Row] = {}
+
+
+def row(name: str, forward: Formula, *, result: str = "same", **derivatives: Formula) -> None:
+    """Add one operation to the table."""
+    ROWS[name] = Row(name, forward, derivatives, result)
+
+
+_zero: Callable[..., Any] = lambda g: 0 * g  # noqa: E731  piecewise constant functions: a zero gradient, as in PyTorch
+
+# Arithmetic
+row("add", lambda self, other: self + other, self=lambda g: g, other=lambda g: g)
+row("sub", lambda self, other: self - other, self=lambda g: g, other=lambda g: -g)
+row("mul", lambda self, other: self * other, self=lambda g, other: g * other, other=lambda g, self: g * self)
+row(
+    "div", lambda self, other: self / other, result="float",
+    self=lambda g, other: g / other, other=lambda g, self, other: -g * ((self / other) / other),
+)  # fmt: skip
+row(
+    "pow", lambda self, exponent: pow(self, exponent),
+    self=lambda g, self, exponent: where(exponent == 0, 0, g * (exponent * pow(self, exponent - 1))),
+    exponent=lambda g, self, exponent, result: where((self == 0) & (exponent >= 0), 0, g * (result * log(self))),
+)  # fmt: skip
+row(
+    "remainder", lambda self, other: remainder(self, other),
+    self=lambda g: g, other=lambda g, self, other: -g * floor(self / other),
+)  # fmt: skip
+row("floor_divide", lambda self, other: floor(self / other), self=_zero, other=_zero)
+row("neg", lambda self: -self, self=lambda g: -g)
+row("abs", lambda self: abs(self), self=lambda g, self: g * sign(self))
+row("square", lambda self: self * self, self=lambda g, self: g * (2 * self))
+row("reciprocal", lambda self: 1 / self, result="float", self=lambda g, result: -g * (result * result))
+row("sqrt", lambda self: sqrt(self), result="float", self=lambda g, result: g / (2 * result))
+row(
+    "rsqrt", lambda self: 1 / sqrt(self), result="float",
+    self=lambda g, result: -0.5 * g * (result * result * result),
+)  # fmt: skip
+row("lerp", lambda self, end, weight: self + weight * (end - self),
+    self=lambda g, weight: g * (1 - weight), end=lambda g, weight: g * weight,
+    weight=lambda g, self, end: g * (end - self))  # fmt: skip
+
+# Exponentials, logarithms, trigonometry
+row("exp", lambda self: exp(self), result="float", self=lambda g, result: g * result)
+row("expm1", lambda self: expm1(self), result="float", self=lambda g, result: g * (result + 1))
+row("log", lambda self: log(self), result="float", self=lambda g, self: g / self)
+row("log2", lambda self: log2(self), result="float", self=lambda g, self: g / (self * math.log(2)))
+row("log10", lambda self: log10(self), result="float", self=lambda g, self: g / (self * math.log(10)))
+row("log1p", lambda self: log1p(self), result="float", self=lambda g, self: g / (self + 1))
+row("sin", lambda self: sin(self), result="float", self=lambda g, self: g * cos(self))
+row("cos", lambda self: cos(self), result="float", self=lambda g, self: -g * sin(self))
+row("tan", lambda self: tan(self), result="float", self=lambda g, result: g * (1 + result * result))
+row("asin", lambda self: asin(self), result="float", self=lambda g, self: g / sqrt(1 - self * self))
+row("acos", lambda self: acos(self), result="float", self=lambda g, self: -g / sqrt(1 - self * self))
+row("atan", lambda self: atan(self), result="float", self=lambda g, self: g / (1 + self * self))
+row(
+    "atan2", lambda self, other: atan2(self, other), result="float",
+    self=lambda g, self, other: g * (other / (self * self + other * other)),
+    other=lambda g, self, other: -g * (self / (self * self + other * other)),
+)  # fmt: skip
+row("sinh", lambda self: sinh(self), result="float", self=lambda g, self: g * cosh(self))
+row("cosh", lambda self: cosh(self), result="float", self=lambda g, self: g * sinh(self))
+row("tanh", lambda self: tanh(self), result="float", self=lambda g, result: g * (1 - result * result))
+row(
+    "erf", lambda self: erf(self), result="float",
+    self=lambda g, self: g * ((2 / math.sqrt(math.pi)) * exp(-(self * self))),
+)  # fmt: skip
+
+# Activations
+row("sigmoid", lambda self: sigmoid(self), result="float", self=lambda g, result: g * (result * (1 - result)))
+row("relu", lambda self: where(self < 0, 0, self), self=lambda g, result: where(result > 0, g, 0))
+row(
+    "leaky_relu", lambda self, negative_slope: where(self < 0, self * negative_slope, self),
+    self=lambda g, self, negative_slope: where(self > 0, g, g * negative_slope),
+)  # fmt: skip
+row(
+    "elu", lambda self, alpha: where(self > 0, self, alpha * expm1(self)),
+    self=lambda g, self, alpha: where(self > 0, g, g * (alpha * exp(self))),
+)  # fmt: skip
+row(
+    "silu", lambda self: self * sigmoid(self), result="float",
+    self=lambda g, self: g * (sigmoid(self) * (1 + self * (1 - sigmoid(self)))),
+)  # fmt: skip
+
+
+def _softplus(self: Any, beta: Any, threshold: Any) -> Any:
+    scaled = self * beta
+    return where(scaled > threshold, self, (where(scaled > 0, scaled, 0) + log1p(exp(-abs(scaled)))) / beta)
+
+
+row(
+    "softplus", _softplus, result="float",
+    self=lambda g, self, beta, threshold: where(self * beta > threshold, g, g * sigmoid(self * beta)),
+)  # fmt: skip
+
+_INV_SQRT_2 = 1 / math.sqrt(2)
+_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
+# Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2: the tanh approximation.
+_GELU_SCALE = math.sqrt(2 / math.pi)
+_GELU_CUBIC = 0.044715
+
+
+def _gelu_tanh(self: Any) -> Any:
+    return 0.5 * self * (1 + tanh(_GELU_SCALE * (self + _GELU_CUBIC * (self * self * self))))
+
+
+def _gelu_tanh_self(g: Any, self: Any) -> Any:
+    squared = self * self
+    t = tanh(_GELU_SCALE * (self + _GELU_CUBIC * (squared * self)))
+    slope = _GELU_SCALE * (1 + (3 * _GELU_CUBIC) * squared)
+    return g * (0.5 * (1 + t) + 0.5 * self * (1 - t * t) * slope)
+
+
+row(
+    "gelu", lambda self: 0.5 * self * (1 + erf(self * _INV_SQRT_2)), result="float",
+    self=lambda g, self: g * (0.5 * (1 + erf(self * _INV_SQRT_2)) + self * (_INV_SQRT_2PI * exp(-0.5 * (self * self)))),
+)  # fmt: skip
+row("gelu_tanh", _gelu_tanh, result="float", self=_gelu_tanh_self)
+
+# Choosing. A tie between maximum's operands shares the gradient, as in PyTorch.
+row(
+    "maximum", lambda self, other: where((self > other) | (self != self), self, other),
+    self=lambda g, self, other: where(self == other, 0.5 * g, where(self > other, g, 0)),
+    other=lambda g, self, other: where(self == other, 0.5 * g, where(self > other, 0, g)),
+)  # fmt: skip
+row(
+    "minimum", lambda self, other: where((self < other) | (self != self), self, other),
+    self=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, g, 0)),
+    other=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, 0, g)),
+)  # fmt: skip
+row(
+    "clamp", lambda self, min, max: where(self < min, min, where(self > max, max, self)),
+    self=lambda g, self, min, max: where((self < min) | (self > max), 0, g),
+    min=lambda g, self, min, max: where((self < min) & (min < max), g, 0),
+    max=lambda g, self, min, max: where((self > max) | (max < min), g, 0),
+)  # fmt: skip
+row(
+    "where", lambda condition, self, other: where(condition, self, other),
+    self=lambda g, condition: where(condition, g, 0), other=lambda g, condition: where(condition, 0, g),
+)  # fmt: skip
+
+# Rounding
+row("floor", lambda self: floor(self), self=_zero)
+row("ceil", lambda self: ceil(self), self=_zero)
+row("round", lambda self: round(self), self=_zero)
+row("trunc", lambda self: trunc(self), self=_zero)
+row("sign", lambda self: sign(self), self=_zero)
+
+# Comparisons
+row("eq", lambda self, other: self == other, result="bool")
+row("ne", lambda self, other: self != other, result="bool")
+row("lt", lambda self, other: self < other, result="bool")
+row("le", lambda self, other: self <= other, result="bool")
+row("gt", lambda self, other: self > other, result="bool")
+row("ge", lambda self, other: self >= other, result="bool")
+row("isnan", lambda self: self != self, result="bool")
+row("isinf", lambda self: abs(self) == math.inf, result="bool")
+row("isfinite", lambda self: abs(self) < math.inf, result="bool")

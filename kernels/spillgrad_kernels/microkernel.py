@@ -1,0 +1,231 @@
+"""The inner loops of the matrix product, as LLVM vector code: the auto-vectoriser reaches under half their speed.
+
+Memory is addressed by integers, so that one machine code serves every layout. Each function takes `like`, an array of
+which only the dtype counts. With `NUMBA_DISABLE_JIT=1` plain NumPy twins stand in.
+Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
+"""
+
+import ctypes
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload, register_jitable
+
+
+def _tile_of_host() -> tuple[int, int]:
+    """Return the bytes of a vector register, and the rows of a tile: it must fit the registers beside a row of B."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 64, 12
+    if features.get("avx2") and features.get("fma"):
+        return 32, 6
+    return 16, 8 if features.get("neon") else 6
+
+
+VECTOR_BYTES, TILE_ROWS = _tile_of_host()
+_TILE_VECTORS = 2
+
+
+def tile_columns(like: np.ndarray) -> int:
+    """Return the columns of a tile of C: two vectors. A constant to LLVM, so that loops over it unroll."""
+    return int(_TILE_VECTORS * VECTOR_BYTES // like.itemsize)
+
+
+@overload(tile_columns)
+def _tile_columns(like: Any) -> Any:
+    columns: int = _TILE_VECTORS * VECTOR_BYTES * 8 // like.dtype.bitwidth
+
+    def constant(like: Any) -> int:
+        return columns
+
+    return constant
+
+
+if numba.config.DISABLE_JIT:
+
+    def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
+        """Return the `count` elements at `address` as a 1-D array."""
+        memory = (ctypes.c_byte * int(count * like.itemsize)).from_address(int(address))
+        return np.ndarray((count,), like.dtype, memoryview(memory))
+
+    def multiply_panels(like: np.ndarray, k: int, a: int, b: int, c: int, c_row: int, accumulate: bool) -> None:
+        """Set or add to one tile of C the product of two packed panels; C's rows are `c_row` bytes apart."""
+        columns = tile_columns(like)
+        product = array_at(like, a, k * TILE_ROWS).reshape(k, -1).T @ array_at(like, b, k * columns).reshape(k, -1)
+        for i in range(TILE_ROWS):
+            row = array_at(like, c + i * c_row, columns)
+            row[:] = row + product[i] if accumulate else product[i]
+
+    def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
+        """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
+        array_at(like, target, width)[:] = array_at(like, source, width)
+
+    def transpose_block(like: np.ndarray, source: int, stride: int, rows: int, target: int, width: int) -> None:
+        """Copy `rows` runs of a vector, `stride` bytes apart, to columns `width` elements apart, padded with zeros."""
+        lanes = VECTOR_BYTES // like.itemsize
+        block = np.zeros((lanes, lanes), like.dtype)
+        for i in range(rows):
+            block[i] = array_at(like, source + i * stride, lanes)
+        for lane in range(lanes):
+            array_at(like, target + lane * width * like.itemsize, lanes)[:] = block[:, lane]
+
+else:
+
+    @intrinsic
+    def _pointer_at(typing_context: Any, like: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
+
+        return types.CPointer(like.dtype)(like, types.intp), codegen
+
+    @register_jitable
+    def array_at(like: np.ndarray, address: int, count: int) -> Any:
+        """Return the `count` elements at `address` as a 1-D array."""
+        return numba.carray(_pointer_at(like, address), count)
+
+    class _Emitter:
+        """Writes vector instructions of one element type."""
+
+        def __init__(self, builder: Any, dtype: Any) -> None:
+            self.builder = builder
+            self.bytes = dtype.bitwidth // 8
+            self.lanes = VECTOR_BYTES // self.bytes
+            self.scalar = ir.FloatType() if self.bytes == 4 else ir.DoubleType()
+            self.vector = ir.VectorType(self.scalar, self.lanes)
+            self.zero = ir.Constant(self.vector, [0.0] * self.lanes)
+            fma_type = ir.FunctionType(self.vector, [self.vector] * 3)
+            # fmuladd, not fma: without such an instruction the latter calls libm for every lane.
+            name = f"llvm.fmuladd.v{self.lanes}f{dtype.bitwidth}"
+            self._fma = cgutils.get_or_insert_function(builder.module, fma_type, name)
+
+        def fma(self, x: Any, y: Any, z: Any) -> Any:
+            return self.builder.call(self._fma, [x, y, z])
+
+        def shifted(self, address: Any, elements: int) -> Any:
+            return self.builder.add(address, ir.Constant(address.type, elements * self.bytes))
+
+        def load(self, address: Any, lanes: int = 0) -> Any:
+            vector = ir.VectorType(self.scalar, lanes or self.lanes)
+            value = self.builder.load(self.builder.inttoptr(address, vector.as_pointer()))
+            value.align = self.bytes
+            return value
+
+        def store(self, value: Any, address: Any) -> None:
+            self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = self.bytes
+
+        def splat(self, address: Any) -> Any:
+            undefined = ir.Constant(self.vector, ir.Undefined)
+            value = self.builder.load(self.builder.inttoptr(address, self.scalar.as_pointer()))
+            first = self.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+            return self.shuffle(first, undefined, [0] * self.lanes)
+
+        def shuffle(self, x: Any, y: Any, lanes: list[int]) -> Any:
+            return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), lanes))
+
+        def interleave(self, x: Any, y: Any) -> list[Any]:
+            pairs = [lane for i in range(self.lanes) for lane in (i, i + self.lanes)]
+            return [self.shuffle(x, y, pairs[: self.lanes]), self.shuffle(x, y, pairs[self.lanes :])]
+
+    @intrinsic
+    def multiply_panels(
+        typing_context: Any, like: Any, k: Any, a: Any, b: Any, c: Any, c_row: Any, accumulate: Any
+    ) -> Any:
+        """Set or add to one tile of C the product of two packed panels; C's rows are `c_row` bytes apart.
+
+        Each element is one chain of multiply-adds in the order of k, and one addition to C.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _, k, a, b, c, c_row, accumulate = arguments
+            emit = _Emitter(builder, like.dtype)
+            integer, tile = k.type, [(i, j) for i in range(TILE_ROWS) for j in range(_TILE_VECTORS)]
+            entry, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("done")
+            builder.branch(loop)
+
+            builder.position_at_end(loop)
+            step, pa, pb = builder.phi(integer), builder.phi(integer), builder.phi(integer)
+            sums = {at: builder.phi(emit.vector) for at in tile}
+            b_row = [emit.load(emit.shifted(pb, j * emit.lanes)) for j in range(_TILE_VECTORS)]
+            updated = {}
+            for i in range(TILE_ROWS):
+                a_element = emit.splat(emit.shifted(pa, i))
+                for j in range(_TILE_VECTORS):
+                    updated[i, j] = emit.fma(a_element, b_row[j], sums[i, j])
+            next_step = builder.add(step, ir.Constant(integer, 1))
+            for phi, first, following in (
+                (step, ir.Constant(integer, 0), next_step),
+                (pa, a, emit.shifted(pa, TILE_ROWS)),
+                (pb, b, emit.shifted(pb, _TILE_VECTORS * emit.lanes)),
+                *((sums[at], emit.zero, updated[at]) for at in tile),
+            ):
+                phi.add_incoming(first, entry)
+                phi.add_incoming(following, loop)
+            builder.cbranch(builder.icmp_signed("<", next_step, k), loop, done)
+
+            builder.position_at_end(done)
+            adds = builder.icmp_signed("!=", accumulate, ir.Constant(accumulate.type, 0))
+            with builder.if_else(adds) as (add, overwrite):
+                for branch, is_add in ((add, True), (overwrite, False)):
+                    with branch:
+                        for i, j in tile:
+                            row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+                            address = emit.shifted(row, j * emit.lanes)
+                            value = updated[i, j]
+                            emit.store(builder.fadd(emit.load(address), value) if is_add else value, address)
+            return context.get_dummy_value()
+
+        integers = [types.intp] * 5
+        return types.void(like, *integers, types.boolean), codegen
+
+    @intrinsic
+    def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:
+        """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _, width, source, target = arguments
+            emit = _Emitter(builder, like.dtype)
+            is_row = builder.icmp_signed("==", width, ir.Constant(width.type, TILE_ROWS))
+            with builder.if_else(is_row) as (rows, columns):
+                for branch, lanes in ((rows, TILE_ROWS), (columns, _TILE_VECTORS * emit.lanes)):
+                    with branch:
+                        emit.store(emit.load(source, lanes), target)
+            return context.get_dummy_value()
+
+        return types.void(like, *[types.intp] * 3), codegen
+
+    @intrinsic
+    def transpose_block(
+        typing_context: Any, like: Any, source: Any, stride: Any, rows: Any, target: Any, width: Any
+    ) -> Any:
+        """Copy `rows` runs of a vector, `stride` bytes apart, to columns `width` elements apart, padded with zeros.
+
+        Without rows it fills with zeros, but `source` must be readable still. Columns are stored in ascending order,
+        each a full vector: where `width` is less, the next overwrites the excess.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _, source, stride, rows, target, width = arguments
+            emit = _Emitter(builder, like.dtype)
+            integer = source.type
+            vectors = []
+            for i in range(emit.lanes):
+                # A run that is not there is read from the first one and then replaced, which costs less than a branch.
+                present = builder.icmp_signed("<", ir.Constant(integer, i), rows)
+                offset = builder.mul(stride, ir.Constant(integer, i))
+                run = emit.load(builder.add(source, builder.select(present, offset, ir.Constant(integer, 0))))
+                vectors.append(builder.select(present, run, emit.zero))
+            half = emit.lanes // 2
+            for _ in range(emit.lanes.bit_length() - 1):
+                vectors = [v for i in range(half) for v in emit.interleave(vectors[i], vectors[i + half])]
+            column_bytes = builder.mul(width, ir.Constant(integer, emit.bytes))
+            for vector in vectors:
+                emit.store(vector, target)
+                target = builder.add(target, column_bytes)
+            return context.get_dummy_value()
+
+        return types.void(like, *[types.intp] * 5), codegen

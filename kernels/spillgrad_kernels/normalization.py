@@ -1,0 +1,277 @@
+"""Softmax, layer normalization and root-mean-square normalization, forward and backward, row by row.
+
+A row is read from memory once: the passes over it after the first find it in the first-level cache.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels import memory
+from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.dispatch import parallel_for
+from spillgrad_kernels.reductions import row_dot, row_max, row_sum
+from spillgrad_kernels.scalar_math import exp
+
+# Elements worth a thread of their own: 20 to 50 microseconds of work.
+_GRAIN_ELEMENTS = 1 << 16
+# Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.
+_MAX_PARTIALS = 64
+_MIN_ROWS_PER_PARTIAL = 16
+
+
+@jit
+def _softmax(start: int, stop: int, a: Any, out: Any) -> None:
+    for i in range(start, stop):
+        x, y = a[i], out[i]
+        largest = row_max(x)
+        for j in range(x.size):
+            y[j] = exp(x[j] - largest)
+        factor = y.dtype.type(1.0 / row_sum(y))
+        for j in range(x.size):
+            y[j] *= factor
+
+
+@jit
+def _softmax_backward(start: int, stop: int, grad: Any, result: Any, out: Any) -> None:
+    for i in range(start, stop):
+        g, y, da = grad[i], result[i], out[i]
+        dot = y.dtype.type(row_dot(g, y))
+        for j in range(y.size):
+            da[j] = y[j] * (g[j] - dot)
+
+
+@jit
+def _log_softmax(start: int, stop: int, a: Any, out: Any) -> None:
+    for i in range(start, stop):
+        x, y = a[i], out[i]
+        largest = row_max(x)
+        for j in range(x.size):
+            y[j] = exp(x[j] - largest)
+        log_total = y.dtype.type(np.log(row_sum(y)))
+        for j in range(x.size):
+            y[j] = x[j] - largest - log_total
+
+
+@jit
+def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: Any) -> None:
+    for i in range(start, stop):
+        g, y, da = grad[i], result[i], out[i]
+        total = y.dtype.type(row_sum(g))
+        for j in range(y.size):
+            da[j] = g[j] - exp(y[j]) * total
+
+
+def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
+    """Run `kernel` over the rows along `axis`; return a contiguous array of the operands' shape."""
+    shape = operands[0].shape
+    if axis not in (-1, len(shape) - 1):
+        moved = _row_by_row(kernel, -1, *(np.moveaxis(operand, axis, -1) for operand in operands))
+        return np.ascontiguousarray(np.moveaxis(moved, -1, axis))
+    out = memory.empty(shape, operands[0].dtype)
+    rows = [np.ascontiguousarray(operand).reshape(math.prod(shape[:-1]), shape[-1]) for operand in (*operands, out)]
+    parallel_for(kernel, rows[0].shape[0], _grain(shape[-1]), *rows)
+    return out
+
+
+def _grain(n: int) -> int:
+    return max(1, _GRAIN_ELEMENTS // max(n, 1))
+
+
+def softmax(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return exp(a) / sum(exp(a)) along `axis`, without overflow."""
+    return _row_by_row(_softmax, axis, a)
+
+
+def softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
+    """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
+    return _row_by_row(_softmax_backward, axis, grad, result)
+
+
+def log_softmax(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
+    return _row_by_row(_log_softmax, axis, a)
+
+
+def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
+    """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
+    return _row_by_row(_log_softmax_backward, axis, grad, result)
+
+
+@jit(fastmath=REASSOCIATE)
+def _squared_deviations(row: Any, mean: Any) -> Any:
+    total = np.float64(0.0)
+    for j in range(row.size):
+        total += (row[j] - mean) * (row[j] - mean)
+    return total
+
+
+@jit(fastmath=REASSOCIATE)
+def _weighted_sums(g: Any, x: Any, w: Any, mean: Any) -> Any:
+    """Return sum(g w) and sum(g w (x - mean))."""
+    plain, centred = np.float64(0.0), np.float64(0.0)
+    for j in range(g.size):
+        gw = g[j] * w[j]
+        plain += gw
+        centred += gw * (x[j] - mean)
+    return plain, centred
+
+
+@jit
+def _layer_norm(
+    start: int, stop: int, a: Any, weight: Any, bias: Any, eps: float, out: Any, mean: Any, rstd: Any
+) -> None:
+    n = a.shape[1]
+    for i in range(start, stop):
+        x, y = a[i], out[i]
+        centre = y.dtype.type(row_sum(x) / n)
+        r = y.dtype.type(1.0 / np.sqrt(_squared_deviations(x, centre) / n + eps))
+        for j in range(n):
+            y[j] = (x[j] - centre) * r * weight[j] + bias[j]
+        mean[i] = centre
+        rstd[i] = r
+
+
+@jit
+def _layer_norm_backward(
+    start: int,
+    stop: int,
+    grad: Any,
+    a: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    block: int,
+    da: Any,
+    dweight: Any,
+    dbias: Any,
+) -> None:
+    rows, n = a.shape
+    for b in range(start, stop):
+        dw, db = dweight[b], dbias[b]
+        dw[:] = 0
+        db[:] = 0
+        for i in range(b * block, min((b + 1) * block, rows)):
+            g, x, dx, centre, r = grad[i], a[i], da[i], mean[i], rstd[i]
+            plain, centred = _weighted_sums(g, x, weight, centre)
+            shift = dx.dtype.type(plain / n)
+            slope = dx.dtype.type(centred / n * r * r)
+            # Two loops: LLVM tests at most eight pairs of arrays for overlap, one loop would need more and stay scalar.
+            for j in range(n):
+                dx[j] = r * (g[j] * weight[j] - shift - (x[j] - centre) * slope)
+            for j in range(n):
+                dw[j] += g[j] * ((x[j] - centre) * r)
+                db[j] += g[j]
+
+
+@jit
+def _rms_norm(start: int, stop: int, a: Any, weight: Any, eps: float, out: Any, rstd: Any) -> None:
+    n = a.shape[1]
+    for i in range(start, stop):
+        x, y = a[i], out[i]
+        r = y.dtype.type(1.0 / np.sqrt(row_dot(x, x) / n + eps))
+        for j in range(n):
+            y[j] = x[j] * r * weight[j]
+        rstd[i] = r
+
+
+@jit
+def _rms_norm_backward(
+    start: int, stop: int, grad: Any, a: Any, weight: Any, rstd: Any, block: int, da: Any, dweight: Any
+) -> None:
+    rows, n = a.shape
+    for b in range(start, stop):
+        dw = dweight[b]
+        dw[:] = 0
+        for i in range(b * block, min((b + 1) * block, rows)):
+            g, x, dx, r = grad[i], a[i], da[i], rstd[i]
+            _, weighted = _weighted_sums(g, x, weight, dx.dtype.type(0.0))
+            slope = dx.dtype.type(weighted / n * r * r)
+            for j in range(n):
+                dx[j] = r * (g[j] * weight[j] - x[j] * slope)
+            for j in range(n):
+                dw[j] += g[j] * (x[j] * r)
+
+
+def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
+    """Return a weight or bias as n contiguous numbers; where there is none, those that change nothing."""
+    return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
+
+
+def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
+    return np.ascontiguousarray(a).reshape(a.size // n if n else 0, n)
+
+
+def _rows_per_partial(rows: int) -> int:
+    """Depend on the shape only, so that sums over rows do not depend on the number of threads."""
+    return max(_MIN_ROWS_PER_PARTIAL, -(-rows // _MAX_PARTIALS))
+
+
+def layer_norm(
+    a: np.ndarray, n: int, weight: np.ndarray | None, bias: np.ndarray | None, eps: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (out, mean, rstd): each row of the last n elements at mean 0 and variance 1, then times weight plus bias.
+
+    Shapes: out as `a`; weight and bias of n elements; mean and rstd (rows,).
+    Source: Ba et al. 2016, "Layer normalization".
+    """
+    rows = _normalized_rows(a, n)
+    count = rows.shape[0]
+    out = memory.empty(a.shape, a.dtype)
+    mean, rstd = memory.empty((count,), a.dtype), memory.empty((count,), a.dtype)
+    weight, bias = _parameter(weight, n, a.dtype, 1), _parameter(bias, n, a.dtype, 0)
+    parallel_for(_layer_norm, count, _grain(n), rows, weight, bias, float(eps), out.reshape(rows.shape), mean, rstd)
+    return out, mean, rstd
+
+
+def layer_norm_backward(
+    grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (da, dweight, dbias); the last two flat and also defined where the forward pass had no weight or bias.
+
+    Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
+    """
+    n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
+    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
+    block = _rows_per_partial(rows.shape[0])
+    partials = -(-rows.shape[0] // block)
+    da = memory.empty(a.shape, a.dtype)
+    dweight, dbias = memory.empty((partials, n), a.dtype), memory.empty((partials, n), a.dtype)
+    parallel_for(
+        _layer_norm_backward, partials, -(-_grain(n) // block),
+        grad_rows, rows, _parameter(weight, n, a.dtype, 1), mean, rstd, block, da.reshape(rows.shape), dweight, dbias,
+    )  # fmt: skip
+    return da, dweight.sum(axis=0), dbias.sum(axis=0)
+
+
+def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
+
+    Shapes: out as `a`; weight of n elements; rstd (rows,).
+    Source: Zhang & Sennrich 2019, "Root mean square layer normalization".
+    """
+    rows = _normalized_rows(a, n)
+    out, rstd = memory.empty(a.shape, a.dtype), memory.empty((rows.shape[0],), a.dtype)
+    weight = _parameter(weight, n, a.dtype, 1)
+    parallel_for(_rms_norm, rows.shape[0], _grain(n), rows, weight, float(eps), out.reshape(rows.shape), rstd)
+    return out, rstd
+
+
+def rms_norm_backward(
+    grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, rstd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (da, dweight); dweight is flat and also defined where the forward pass had no weight.
+
+    Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
+    """
+    n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
+    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
+    block = _rows_per_partial(rows.shape[0])
+    partials = -(-rows.shape[0] // block)
+    da, dweight = memory.empty(a.shape, a.dtype), memory.empty((partials, n), a.dtype)
+    parallel_for(
+        _rms_norm_backward, partials, -(-_grain(n) // block),
+        grad_rows, rows, _parameter(weight, n, a.dtype, 1), rstd, block, da.reshape(rows.shape), dweight,
+    )  # fmt: skip
+    return da, dweight.sum(axis=0)

@@ -1,0 +1,361 @@
+"""Reductions over any axes, and cumulative sums and products.
+
+Every reduction is brought to a contiguous problem of shape (outer, n, inner) and folded over n by one kind of kernel:
+`term` maps an element, `combine` folds it in. Long folds are cut into blocks of a fixed size whose partial results are
+combined in order, so that results do not depend on the number of threads. Sums and products of float32 accumulate in
+float64.
+"""
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic, overload, register_jitable
+
+from spillgrad_kernels import memory
+from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, jit
+from spillgrad_kernels.dispatch import parallel_for
+from spillgrad_kernels.scalar_math import exp, where
+
+# Elements that one unit of work folds: 256 KiB of float32, some 8 microseconds.
+_BLOCK_ELEMENTS = 1 << 16
+# Elements worth a thread of their own.
+_GRAIN_ELEMENTS = 4 * _BLOCK_ELEMENTS
+# Columns folded side by side when inner > 1: their accumulators (8 KiB) stay in the first-level cache.
+_BLOCK_COLUMNS = 1024
+_NOT_FOUND = np.int64(np.iinfo(np.int64).max)
+
+
+def maximum(x: Any, y: Any) -> Any:
+    """Return the larger of two values, NaN when either is NaN."""
+    return np.maximum(x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    """Return the smaller of two values, NaN when either is NaN."""
+    return np.minimum(x, y)
+
+
+def _compiled_as(function: Callable[..., Any], name: str) -> None:
+    """Inside kernels, `function` means LLVM's `name`: its reductions are vectorised without assumptions about NaN."""
+
+    @intrinsic
+    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = arguments[0].type
+            return builder.call(
+                builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind])), arguments
+            )
+
+        return x(x, x), codegen
+
+    @overload(function)
+    def _implementation(x: Any, y: Any) -> Any:
+        def call(x: Any, y: Any) -> Any:
+            return instruction(x, y)
+
+        return call
+
+
+_compiled_as(maximum, "llvm.maximum")
+_compiled_as(minimum, "llvm.minimum")
+
+
+@jit
+def row_max(row: Any) -> Any:
+    """Return the largest value of a contiguous row: NaN if it holds one, -inf if it is empty. Called by kernels."""
+    largest = row.dtype.type(-np.inf)
+    for j in range(row.size):
+        largest = maximum(largest, row[j])
+    return largest
+
+
+@jit(fastmath=REASSOCIATE)
+def row_sum(row: Any) -> Any:
+    """Return the sum of a contiguous row as float64. Called by kernels."""
+    total = np.float64(0.0)
+    for j in range(row.size):
+        total += row[j]
+    return total
+
+
+@jit(fastmath=REASSOCIATE)
+def row_dot(x: Any, y: Any) -> Any:
+    """Return the scalar product of two contiguous rows as float64. Called by kernels."""
+    total = np.float64(0.0)
+    for j in range(x.size):
+        total += x[j] * y[j]
+    return total
+
+
+def _fold_kernel(name: str, term: Callable[..., Any], combine: Callable[..., Any], fastmath: set[str]) -> Any:
+    """Make a kernel over units of work; unit ((o * blocks + b) * column_blocks + c) folds block b of outer index o.
+
+    `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result.
+    """
+
+    @jit(name=f"reductions.{name}", fastmath=fastmath)
+    def kernel(
+        start: int, stop: int, a: Any, shift: Any, out: Any, identity: Any, n: int, inner: int, blocks: int, length: int
+    ) -> None:
+        column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
+        accumulators = np.full(_BLOCK_COLUMNS, identity)
+        for unit in range(start, stop):
+            o = unit // column_blocks // blocks
+            first = unit // column_blocks % blocks * length
+            last = first + length if first + length < n else n
+            if inner == 1:
+                row = a[o * n + first : o * n + last]
+                row_shift = shift[o]
+                accumulator = identity
+                for j in range(row.size):
+                    accumulator = combine(accumulator, term(row[j], row_shift, first + j))
+                out[unit] = accumulator
+            else:
+                column = unit % column_blocks * _BLOCK_COLUMNS
+                width = inner - column if inner - column < _BLOCK_COLUMNS else _BLOCK_COLUMNS
+                shifts = shift[o * inner + column : o * inner + column + width]
+                accumulators[:] = identity
+                for j in range(first, last):
+                    begin = (o * n + j) * inner + column
+                    row = a[begin : begin + width]
+                    for c in range(width):
+                        accumulators[c] = combine(accumulators[c], term(row[c], shifts[c], j))
+                begin = unit // column_blocks * inner + column
+                for c in range(width):
+                    out[begin + c] = accumulators[c]
+
+    return kernel
+
+
+@register_jitable
+def _element(x: Any, shift: Any, j: int) -> Any:
+    return x
+
+
+@register_jitable
+def _squared_deviation(x: Any, mean: Any, j: int) -> Any:
+    return (x - mean) * (x - mean)
+
+
+@register_jitable
+def _exponential(x: Any, shift: Any, j: int) -> Any:
+    return exp(x - shift)
+
+
+@register_jitable
+def _position(x: Any, extreme: Any, j: int) -> Any:
+    return where((x == extreme) | (x != x), j, _NOT_FOUND)
+
+
+@register_jitable
+def _add(folded: Any, x: Any) -> Any:
+    return folded + x
+
+
+@register_jitable
+def _multiply(folded: Any, x: Any) -> Any:
+    return folded * x
+
+
+@register_jitable
+def _larger(folded: Any, x: Any) -> Any:
+    return maximum(folded, x)
+
+
+@register_jitable
+def _smaller(folded: Any, x: Any) -> Any:
+    return minimum(folded, x)
+
+
+@register_jitable
+def _earlier(folded: Any, j: Any) -> Any:
+    return folded if folded < j else j
+
+
+# Name: the fold's kernel, and the NumPy function that combines its partial results.
+_FOLDS = {
+    "sum": (_fold_kernel("sum", _element, _add, REASSOCIATE), np.add),
+    "prod": (_fold_kernel("prod", _element, _multiply, REASSOCIATE), np.multiply),
+    "max": (_fold_kernel("max", _element, _larger, CONTRACT), np.maximum),
+    "min": (_fold_kernel("min", _element, _smaller, CONTRACT), np.minimum),
+    "squares": (_fold_kernel("squares", _squared_deviation, _add, REASSOCIATE), np.add),
+    "exponentials": (_fold_kernel("exponentials", _exponential, _add, REASSOCIATE), np.add),
+    "position": (_fold_kernel("position", _position, _earlier, CONTRACT), np.minimum),
+}
+
+
+def _contiguous(a: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, int, int, int]:
+    """Return `a` flattened, and (outer, n, inner) such that reducing `axes` means folding the middle one."""
+    axes = tuple(sorted(axes))
+    if axes and axes[-1] - axes[0] != len(axes) - 1:
+        kept = tuple(axis for axis in range(a.ndim) if axis not in axes)
+        a = a.transpose(kept + axes)
+        axes = tuple(range(len(kept), a.ndim))
+    first, last = (axes[0], axes[-1] + 1) if axes else (a.ndim, a.ndim)
+    shape = a.shape
+    flat = np.ascontiguousarray(a).reshape(-1)
+    return flat, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
+
+
+def _reduced_shape(a: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    sizes = [1 if axis in axes else size for axis, size in enumerate(a.shape) if keepdims or axis not in axes]
+    return tuple(sizes)
+
+
+def _reduce(
+    name: str,
+    a: np.ndarray,
+    axes: tuple[int, ...],
+    keepdims: bool,
+    start: Any,
+    shift: np.ndarray | None = None,
+    dtype: Any = None,
+) -> np.ndarray:
+    """Fold `axes` of `a`, beginning from `start`; `shift` holds one value per result in the result's order."""
+    kernel, ufunc = _FOLDS[name]
+    dtype = a.dtype if dtype is None else dtype
+    flat, outer, n, inner = _contiguous(a, axes)
+    out = memory.empty(_reduced_shape(a, axes, keepdims), dtype)
+    if n == 0 or out.size == 0:
+        out.fill(start)
+        return out
+    columns = builtins.min(inner, _BLOCK_COLUMNS)
+    length = builtins.max(1, _BLOCK_ELEMENTS // columns)
+    blocks = -(-n // length)
+    partials = out.reshape(-1) if blocks == 1 else memory.empty((outer * blocks * inner,), dtype)
+    # Folds that take no shift never use the value read; the results' own memory is a valid place to read it from.
+    shifts = partials if shift is None else np.ascontiguousarray(shift).reshape(-1)
+    units = outer * blocks * -(-inner // _BLOCK_COLUMNS)
+    grain = -(-_GRAIN_ELEMENTS // (builtins.min(n, length) * columns))
+    parallel_for(kernel, units, grain, flat, shifts, partials, start, n, inner, blocks, length)
+    if blocks > 1:
+        accumulator = np.float64 if isinstance(start, np.float64) else dtype
+        with np.errstate(all="ignore"):
+            out.reshape(outer, inner)[...] = ufunc.reduce(
+                partials.reshape(outer, blocks, inner), axis=1, dtype=accumulator
+            )
+    return out
+
+
+def sum(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """Return the sum over `axes`; 0 over no elements."""
+    return _reduce("sum", a, axes, keepdims, np.float64(0.0))
+
+
+def prod(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """Return the product over `axes`; 1 over no elements."""
+    return _reduce("prod", a, axes, keepdims, np.float64(1.0))
+
+
+def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """Return the largest element over `axes`, NaN where there is one.
+
+    Raises ValueError for the maximum of no elements.
+    """
+    _require_elements("max", a, axes)
+    return _reduce("max", a, axes, keepdims, a.dtype.type(-np.inf))
+
+
+def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """Return the smallest element over `axes`, NaN where there is one.
+
+    Raises ValueError for the minimum of no elements.
+    """
+    _require_elements("min", a, axes)
+    return _reduce("min", a, axes, keepdims, a.dtype.type(np.inf))
+
+
+def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
+    """Return the position of the first largest element along `axis`, of the first NaN where there is one; int64.
+
+    Raises ValueError for the maximum of no elements.
+    """
+    _require_elements("argmax", a, (axis,))
+    return _reduce("position", a, (axis,), keepdims, _NOT_FOUND, max(a, (axis,)), np.int64)
+
+
+def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
+    """Return the position of the first smallest element along `axis`, of the first NaN where there is one; int64.
+
+    Raises ValueError for the minimum of no elements.
+    """
+    _require_elements("argmin", a, (axis,))
+    return _reduce("position", a, (axis,), keepdims, _NOT_FOUND, min(a, (axis,)), np.int64)
+
+
+def var(
+    a: np.ndarray, axes: tuple[int, ...], correction: float = 1, keepdims: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (variance, mean) over `axes`; squared deviations are divided by max(0, n - `correction`)."""
+    n = math.prod(a.shape[axis] for axis in axes)
+    mean = sum(a, axes, keepdims)
+    with np.errstate(all="ignore"):
+        mean /= n
+        variance = _reduce("squares", a, axes, keepdims, np.float64(0.0), mean)
+        variance /= builtins.max(0.0, n - correction)
+    return variance, mean
+
+
+def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """Return log(sum(exp(a))) over `axes` without overflow; -inf over no elements."""
+    with np.errstate(all="ignore"):
+        largest = _reduce("max", a, axes, keepdims, a.dtype.type(-np.inf))
+        largest[~np.isfinite(largest)] = 0  # inf - inf would be NaN
+        total = _reduce("exponentials", a, axes, keepdims, np.float64(0.0), largest)
+        np.log(total, out=total)
+        total += largest
+    return total
+
+
+def _scan_kernel(name: str, combine: Callable[..., Any], identity: float) -> Any:
+
+    @jit(name=f"reductions.{name}")
+    def kernel(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
+        column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
+        accumulators = np.empty(_BLOCK_COLUMNS)
+        for unit in range(start, stop):
+            column = unit % column_blocks * _BLOCK_COLUMNS
+            width = inner - column if inner - column < _BLOCK_COLUMNS else _BLOCK_COLUMNS
+            accumulators[:] = identity
+            for j in range(n):
+                begin = (unit // column_blocks * n + j) * inner + column
+                row, result = a[begin : begin + width], out[begin : begin + width]
+                for c in range(width):
+                    accumulators[c] = combine(accumulators[c], row[c])
+                    result[c] = accumulators[c]
+
+    return kernel
+
+
+_CUMSUM = _scan_kernel("cumsum", _add, 0.0)
+_CUMPROD = _scan_kernel("cumprod", _multiply, 1.0)
+
+
+def _scan(kernel: Any, a: np.ndarray, axis: int) -> np.ndarray:
+    out = memory.empty(a.shape, a.dtype)
+    flat, outer, n, inner = _contiguous(a, (axis,))
+    if out.size:
+        units = outer * -(-inner // _BLOCK_COLUMNS)
+        grain = -(-_BLOCK_ELEMENTS // (n * builtins.min(inner, _BLOCK_COLUMNS)))
+        parallel_for(kernel, units, grain, flat, out.reshape(-1), n, inner)
+    return out
+
+
+def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return the running sums along `axis`."""
+    return _scan(_CUMSUM, a, axis)
+
+
+def cumprod(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return the running products along `axis`."""
+    return _scan(_CUMPROD, a, axis)
+
+
+def _require_elements(who: str, a: np.ndarray, axes: tuple[int, ...]) -> None:
+    for axis in axes:
+        if a.shape[axis] == 0:
+            raise ValueError(f"{who}: got shape {a.shape}, dimension {axis} is empty; {who} needs an element")

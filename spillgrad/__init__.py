@@ -1,0 +1,222 @@
+"""spillgrad: a tensor engine with automatic differentiation for models that do not fit the memory at hand.
+
+Where to look:
+
+* tensors: `tensor zeros ones full arange rand randn …`, their methods and operators (PyTorch's names and meanings);
+* gradients: `backward grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors, gradcheck);
+* spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint`.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
+from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage, utils
+from spillgrad.autograd.differentiate import grad
+from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from spillgrad.dtypes import (
+    bfloat16,
+    complex64,
+    complex128,
+    float16,
+    float32,
+    float64,
+    get_default_dtype,
+    int8,
+    int16,
+    int32,
+    int64,
+    set_default_dtype,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)  # fmt: skip
+from spillgrad.dtypes import bool_ as bool
+from spillgrad.dtypes import (
+    promote as promote_types,
+)
+from spillgrad.generator import Generator, get_rng_state, initial_seed, manual_seed, set_rng_state
+from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.convert import clone
+from spillgrad.ops.convert import to as cast
+from spillgrad.ops.creation import (
+    arange,
+    as_tensor,
+    empty,
+    empty_like,
+    eye,
+    from_dlpack,
+    from_numpy,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    randperm,
+    tensor,
+    to_tensor,
+    zeros,
+    zeros_like,
+)  # fmt: skip
+from spillgrad.ops.elementwise import (
+    abs,
+    absolute,
+    acos,
+    add,
+    arccos,
+    arcsin,
+    arctan,
+    arctan2,
+    asin,
+    atan,
+    atan2,
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
+    ceil,
+    clamp,
+    clip,
+    cos,
+    cosh,
+    div,
+    divide,
+    eq,
+    erf,
+    exp,
+    expm1,
+    floor,
+    floor_divide,
+    ge,
+    greater,
+    greater_equal,
+    gt,
+    isfinite,
+    isinf,
+    isnan,
+    le,
+    lerp,
+    less,
+    less_equal,
+    log,
+    log1p,
+    log2,
+    log10,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    lt,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    multiply,
+    ne,
+    neg,
+    negative,
+    not_equal,
+    pow,
+    reciprocal,
+    relu,
+    remainder,
+    round,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    square,
+    sub,
+    subtract,
+    tan,
+    tanh,
+    true_divide,
+    trunc,
+    where,
+)  # fmt: skip
+from spillgrad.ops.indexing import (
+    gather,
+    index_add,
+    index_select,
+    masked_fill,
+    masked_select,
+    nonzero,
+    scatter,
+    scatter_add,
+    take,
+    take_along_dim,
+)  # fmt: skip
+from spillgrad.ops.linalg import bmm, matmul, mm, outer
+from spillgrad.ops.normalization import log_softmax, softmax
+from spillgrad.ops.random import dropout
+from spillgrad.ops.reduce import (
+    all,
+    amax,
+    amin,
+    any,
+    argmax,
+    argmin,
+    argsort,
+    count_nonzero,
+    cumsum,
+    logsumexp,
+    max,
+    mean,
+    min,
+    norm,
+    prod,
+    sort,
+    std,
+    sum,
+    topk,
+    var,
+    var_mean,
+)  # fmt: skip
+from spillgrad.ops.shape import (
+    broadcast_to,
+    cat,
+    chunk,
+    concat,
+    concatenate,
+    expand,
+    flatten,
+    flip,
+    movedim,
+    narrow,
+    permute,
+    repeat_interleave,
+    reshape,
+    roll,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    t,
+    tile,
+    transpose,
+    tril,
+    triu,
+    unbind,
+    unflatten,
+    unsqueeze,
+)  # fmt: skip
+from spillgrad.save_on_disk import save_on_disk
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
+
+try:
+    __version__ = version("spillgrad")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    name for name in dir() if not name.startswith("_") and name not in ("PackageNotFoundError", "version", "ops")
+]

@@ -1,0 +1,71 @@
+"""Automatic differentiation: gradients, custom functions and hooks on saved tensors.
+
+Names load on first use: the tensor class itself is built on modules of this package.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spillgrad.autograd import function, graph
+    from spillgrad.autograd.cpu_hooks import save_on_cpu
+    from spillgrad.autograd.differentiate import backward, grad
+    from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+    from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+    from spillgrad.autograd.numerical import gradcheck, gradgradcheck
+    from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
+
+_HOME = {
+    "backward": "differentiate",
+    "grad": "differentiate",
+    "enable_grad": "grad_mode",
+    "is_grad_enabled": "grad_mode",
+    "no_grad": "grad_mode",
+    "set_grad_enabled": "grad_mode",
+    "gradcheck": "numerical",
+    "gradgradcheck": "numerical",
+    "disable_saved_tensors_hooks": "hooks",
+    "saved_tensors_hooks": "hooks",
+    "Function": "pylayer",
+    "FunctionCtx": "pylayer",
+    "PyLayer": "pylayer",
+    "PyLayerContext": "pylayer",
+    "once_differentiable": "pylayer",
+    "save_on_cpu": "cpu_hooks",
+}
+_MODULES = ("function", "graph")
+
+__all__ = [
+    "Function",
+    "FunctionCtx",
+    "PyLayer",
+    "PyLayerContext",
+    "backward",
+    "disable_saved_tensors_hooks",
+    "enable_grad",
+    "function",
+    "grad",
+    "gradcheck",
+    "gradgradcheck",
+    "graph",
+    "is_grad_enabled",
+    "no_grad",
+    "once_differentiable",
+    "save_on_cpu",
+    "saved_tensors_hooks",
+    "set_grad_enabled",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"spillgrad.autograd.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'spillgrad.autograd' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"spillgrad.autograd.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,112 @@
+"""`backward` and `grad`: the two ways to ask for gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.autograd.engine import run_backward
+from spillgrad.autograd.node import Edge
+from spillgrad.errors import ArgumentError, GradientMismatchError, GraphError, OperandError
+from spillgrad.tensor import Tensor
+
+Tensors = Tensor | Sequence[Tensor]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple[list[Edge], list[Tensor]]:
+    tensors = _as_list(outputs)
+    given = [None] * len(tensors) if grads is None else _as_list(grads)
+    if len(given) != len(tensors):
+        raise ArgumentError(
+            f"{name}: got {len(tensors)} tensors and {len(given)} gradients; give one (or None) for each"
+        )
+    roots, root_grads = [], []
+    for tensor, grad in zip(tensors, given, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise OperandError(f"{name}: got {type(tensor).__name__}; wanted tensors")
+        if not tensor.requires_grad:
+            raise GraphError(
+                f"{name}: element 0 of tensors does not require grad and does not have a grad_fn; "
+                "set requires_grad=True on what it is computed from"
+            )
+        if grad is None:
+            if tensor.numel() != 1:
+                raise GraphError(
+                    f"{name}: grad can be implicitly created only for scalar outputs, got shape {tensor.shape}; "
+                    "sum() it or pass the gradient"
+                )
+            grad = Tensor.wrap(np.ones(tensor.shape, tensor.dtype))
+        else:
+            if not isinstance(grad, Tensor):
+                grad = Tensor.wrap(np.asarray(grad, tensor.dtype))
+            if grad.shape != tensor.shape:
+                raise GradientMismatchError(
+                    f"{name}: got a gradient of shape {grad.shape} for a tensor of {tensor.shape}; they must match"
+                )
+            grad = grad.mark_shared()
+        roots.append(tensor.gradient_edge())
+        root_grads.append(grad if create_graph else grad.detach())
+    return roots, root_grads
+
+
+def backward(
+    tensors: Tensors,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensors | None = None,
+) -> None:
+    """Add the gradient of `tensors` to the `.grad` of the leaves they were computed from (or of `inputs` only).
+
+    `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
+    values are freed unless `retain_graph` (default: `create_graph`). Raises GraphError when nothing requires a
+    gradient.
+    """
+    roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
+    edges = None
+    if inputs is not None:
+        edges = [tensor.gradient_edge() for tensor in _as_list(inputs)]
+        if not edges:
+            raise ArgumentError("backward: got an empty list of inputs; leave it out to reach all leaves")
+    keep = create_graph if retain_graph is None else retain_graph
+    run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph)
+
+
+def grad(
+    outputs: Tensors,
+    inputs: Tensors,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `outputs` with respect to `inputs`; nothing is added to `.grad`.
+
+    Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None, or zeros with
+    `materialize_grads`).
+    """
+    roots, grads = _roots("grad", outputs, grad_outputs, create_graph)
+    wanted = _as_list(inputs)
+    for tensor in wanted:
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+            raise GraphError(
+                "grad: one of the differentiated tensors does not require grad; set requires_grad=True before "
+                "the forward"
+            )
+    keep = create_graph if retain_graph is None else retain_graph
+    edges = [tensor.gradient_edge() for tensor in wanted]
+    results = run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph, accumulate=False)
+    for i, (tensor, result) in enumerate(zip(wanted, results, strict=True)):
+        if result is None and materialize_grads:
+            results[i] = Tensor.wrap(np.zeros(tensor.shape, tensor.dtype))
+        elif result is None and not allow_unused:
+            raise GraphError(
+                "grad: one of the differentiated tensors appears to not have been used in the graph; set "
+                "allow_unused=True if this is wanted"
+            )
+    return tuple(results)

@@ -1,0 +1,24 @@
+"""The graph's public face: saved-tensor hooks and nodes, under PyTorch's module name."""
+
+from spillgrad.autograd.cpu_hooks import save_on_cpu
+from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+from spillgrad.autograd.node import Edge as GradientEdge
+from spillgrad.autograd.node import Node, RemovableHandle
+from spillgrad.save_on_disk import save_on_disk
+from spillgrad.tensor import Tensor
+
+__all__ = [
+    "GradientEdge",
+    "Node",
+    "RemovableHandle",
+    "disable_saved_tensors_hooks",
+    "get_gradient_edge",
+    "save_on_cpu",
+    "save_on_disk",
+    "saved_tensors_hooks",
+]
+
+
+def get_gradient_edge(tensor: Tensor) -> GradientEdge:
+    """Return where a gradient of `tensor` flows: its node (or its leaf's accumulator) and output number."""
+    return tensor.gradient_edge()

@@ -1,0 +1,230 @@
+"""Nodes of the recorded graph: what backward walks.
+
+A node knows its inputs' nodes (edges), never its outputs: the graph has no reference cycles, so that it is freed the
+moment the last tensor that needs it dies.
+"""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from spillgrad.errors import GraphError
+
+# Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.
+_tensor_type: Any = None
+_add: Callable[[Any, Any], Any] = NotImplemented
+
+
+def register_tensor(tensor_type: Any, add: Callable[[Any, Any], Any]) -> None:
+    """Tell the autograd core what a tensor is and how two gradients are added; called once at import."""
+    global _tensor_type, _add
+    _tensor_type, _add = tensor_type, add
+
+
+def tensor_type() -> Any:
+    """Return the registered Tensor class."""
+    return _tensor_type
+
+
+def add_gradients(first: Any, second: Any) -> Any:
+    """Return the sum of two gradients; recorded when grad mode is on."""
+    return _add(first, second)
+
+
+class Edge(NamedTuple):
+    """Where a gradient flows: output `output_nr` of `node`; no node where no gradient is wanted."""
+
+    node: "Node | None"
+    output_nr: int
+
+
+NO_EDGE = Edge(None, 0)
+
+
+class OutputMeta(NamedTuple):
+    """What a gradient of an output must look like."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: Any
+
+
+_sequence = itertools.count()
+
+
+class HookDict(dict[int, Any]):
+    """Hooks in the order they were added; can be referenced weakly, so that a handle keeps no node alive."""
+
+    __slots__ = ("__weakref__",)
+
+    def add(self, hook: Callable[..., Any]) -> "RemovableHandle":
+        """Put `hook` last; return the handle that removes it."""
+        handle = RemovableHandle(self)
+        self[handle.id] = hook
+        return handle
+
+
+class RemovableHandle:
+    """Undoes a hook's registration; also a context manager."""
+
+    def __init__(self, hooks: HookDict) -> None:
+        self._hooks = weakref.ref(hooks)
+        self.id = next(_sequence)
+
+    def remove(self) -> None:
+        """Remove the hook; a second call does nothing."""
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.pop(self.id, None)
+
+    def __enter__(self) -> "RemovableHandle":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+class Node:
+    """One recorded operation, or the place where a leaf's gradient accumulates.
+
+    Subclasses implement `apply(grads)`: one gradient (or None) per output in, one per edge out.
+    """
+
+    edges: tuple[Edge, ...] = ()
+    outputs: tuple[OutputMeta, ...] = ()
+
+    def __init__(self) -> None:
+        self.sequence = next(_sequence)
+        self._tensor_hooks: dict[int, HookDict] | None = None
+        self._retain_hooks: dict[int, Callable[[Any], None]] | None = None
+        self._prehooks: HookDict | None = None
+        self._posthooks: HookDict | None = None
+        self._metadata: dict[Any, Any] | None = None
+
+    def name(self) -> str:
+        """Return the node's name, as PyTorch spells it."""
+        return type(self).__name__
+
+    @property
+    def next_functions(self) -> tuple[tuple["Node | None", int], ...]:
+        """Return (node, output number) per input, (None, 0) where no gradient flows."""
+        return tuple((edge.node, edge.output_nr) for edge in self.edges)
+
+    @property
+    def metadata(self) -> dict[Any, Any]:
+        """Return a dict for the user's own notes on this node."""
+        if self._metadata is None:
+            self._metadata = {}
+        return self._metadata
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        """Return the gradient of each edge from the gradient of each output."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Free what was saved for backward; applying the node again is then an error."""
+
+    def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call `hook(grad_outputs)` before the node runs; a tuple it returns replaces them."""
+        if self._prehooks is None:
+            self._prehooks = HookDict()
+        return self._prehooks.add(hook)
+
+    def register_hook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
+        """Call `hook(grad_inputs, grad_outputs)` after the node ran; a tuple it returns replaces grad_inputs."""
+        if self._posthooks is None:
+            self._posthooks = HookDict()
+        return self._posthooks.add(hook)
+
+    def register_tensor_hook(self, output_nr: int, hook: Callable[[Any], Any]) -> RemovableHandle:
+        """Call `hook(grad)` with the gradient of one output, before anything else sees it."""
+        if self._tensor_hooks is None:
+            self._tensor_hooks = {}
+        return self._tensor_hooks.setdefault(output_nr, HookDict()).add(hook)
+
+    def retain_gradient(self, output_nr: int, store: Callable[[Any], None]) -> None:
+        """Call `store(grad)` with one output's gradient, after its hooks."""
+        if self._retain_hooks is None:
+            self._retain_hooks = {}
+        self._retain_hooks[output_nr] = store
+
+    def run(self, grads: list[Any]) -> list[Any]:
+        """Apply the node between its pre- and post-hooks."""
+        if self._prehooks:
+            grads = _replaced(self._prehooks, grads, lambda hook, values: hook(values))
+        results = self.apply(grads)
+        if self._posthooks:
+            outputs = tuple(grads)
+            results = _replaced(self._posthooks, results, lambda hook, values: hook(values, outputs))
+        return results
+
+    def run_tensor_hooks(self, grads: list[Any]) -> None:
+        """Let the hooks of the output tensors see, and replace in place, the gradients in `grads`."""
+        for output_nr, hooks in (self._tensor_hooks or {}).items():
+            for hook in list(hooks.values()):
+                grad = grads[output_nr]
+                if grad is None:
+                    break
+                replacement = hook(grad.mark_shared())
+                if replacement is not None:
+                    grads[output_nr] = replacement.mark_shared()
+        for output_nr, store in (self._retain_hooks or {}).items():
+            if grads[output_nr] is not None:
+                store(grads[output_nr].mark_shared())
+
+    def __repr__(self) -> str:
+        return f"<{self.name()}>"
+
+
+def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any, ...]], Any]) -> list[Any]:
+    for hook in list(hooks.values()):
+        for value in values:
+            if value is not None:
+                value.mark_shared()
+        result = call(hook, tuple(values))
+        if result is not None:
+            replacement = list(result) if isinstance(result, tuple | list) else [result]
+            if len(replacement) != len(values):
+                raise GraphError(
+                    f"node hook: got {len(replacement)} gradients; {len(values)} were passed, return as many"
+                )
+            values = replacement
+    return values
+
+
+# Two threads may finish backward into the same leaf at once.
+_accumulate_lock = threading.Lock()
+
+
+class AccumulateGrad(Node):
+    """Adds what arrives to a leaf's `.grad`."""
+
+    def __init__(self, variable: Any) -> None:
+        super().__init__()
+        self.variable = variable
+        self.outputs = (OutputMeta(variable.shape, variable.dtype, variable.device),)
+        self.post_accumulate: HookDict | None = None
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        (grad,) = grads
+        if grad is not None:
+            with _accumulate_lock:
+                self.variable.accumulate_grad(grad)
+            for hook in list((self.post_accumulate or {}).values()):
+                hook(self.variable)
+        return []
+
+
+def reachable(roots: list[Node]) -> Iterator[Node]:
+    """Yield every node that backward from `roots` could visit, each once."""
+    seen = {id(root) for root in roots}
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        for edge in node.edges:
+            if edge.node is not None and id(edge.node) not in seen:
+                seen.add(id(edge.node))
+                stack.append(edge.node)

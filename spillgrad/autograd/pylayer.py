@@ -1,0 +1,402 @@
+"""Custom differentiable functions: `Function` speaks PyTorch's dialect, `PyLayer` Paddle's; the machine is one.
+
+Where they differ: `Function.backward` returns one gradient per argument and errors are RuntimeError; a returned input
+is a new tensor unless marked dirty. `PyLayer.backward` returns one gradient per tensor and errors are ValueError; a
+returned input is an in-place change unless `mark_not_inplace` named it.
+
+Source: torch.autograd.Function; paddle.autograd.PyLayer, PyLayerContext.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.node import NO_EDGE, Edge, Node, OutputMeta
+from spillgrad.autograd.saved import SavedTensor
+from spillgrad.errors import GradientMismatchError, GraphError, OperandError
+from spillgrad.ops.broadcast import sum_to
+from spillgrad.tensor import Tensor
+
+
+class _Context:
+    """What a custom function keeps from forward to backward; users may add attributes of their own."""
+
+    def __init__(self) -> None:
+        self.needs_input_grad: tuple[bool, ...] = ()
+        self._to_save: tuple[Any, ...] | None = None
+        self._saved: list[Any] | None = None
+        self._non_differentiable: tuple[Tensor, ...] = ()
+        self._dirty: tuple[Tensor, ...] = ()
+        self._not_inplace: tuple[Tensor, ...] = ()
+        self._materialize = True
+        self._forward_done = False
+        self._name = type(self).__name__
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Save tensors (or None) for backward; once, in forward. Active hooks pack them after forward has returned.
+
+        Raises GraphError on a second call or outside forward, OperandError for what is neither tensor nor None.
+        """
+        if self._forward_done:
+            raise GraphError("save_for_backward: called outside forward; save what backward needs in forward")
+        if self._to_save is not None:
+            raise GraphError("save_for_backward: called a second time; pass all tensors in one call")
+        for i, value in enumerate(tensors):
+            if value is not None and not isinstance(value, Tensor):
+                raise OperandError(
+                    f"save_for_backward can only save variables, but argument {i} is of type {type(value).__name__}; "
+                    "keep other values as attributes of ctx"
+                )
+        self._to_save = tensors
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        """Say that outputs need no gradient; their slots in backward still arrive, as zeros."""
+        self._non_differentiable = outputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Choose whether gradients that nothing computed arrive in backward as zeros (the default) or as None."""
+        self._materialize = bool(value)
+
+    def _unpacked(self) -> tuple[Any, ...]:
+        if self._saved is None:  # inside forward, or nothing recorded
+            return self._to_save or ()
+        return tuple(s.unpack() if isinstance(s, SavedTensor) else s for s in self._saved)
+
+
+class FunctionCtx(_Context):
+    """The context of a `Function`."""
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """The tensors given to `save_for_backward`, unpacked."""
+        return self._unpacked()
+
+    def mark_dirty(self, *inputs: Tensor) -> None:
+        """Say that forward changed inputs in place; each must be returned."""
+        self._dirty = inputs
+
+
+class PyLayerContext(_Context):
+    """The context of a `PyLayer`."""
+
+    def saved_tensor(self) -> tuple[Any, ...] | None:
+        """Return the tensors given to `save_for_backward`, or None when none were."""
+        return None if self._to_save is None and not self._saved else self._unpacked()
+
+    def mark_not_inplace(self, *inputs: Tensor) -> None:
+        """Say that inputs which forward returns are outputs of their own, not changed in place."""
+        self._not_inplace = inputs
+
+
+class CustomNode(Node):
+    """A recorded call of a custom function."""
+
+    def __init__(self, kind: "type[_Custom]", ctx: _Context, inputs: "_Inputs") -> None:
+        super().__init__()
+        self._kind = kind
+        self._ctx = ctx
+        self._inputs = inputs.layout
+        self._metas: list[tuple[tuple[int, ...], Any]] = [(t.shape, t.dtype) for t in inputs.tensors]
+        self.edges = tuple(t.gradient_edge() if t.requires_grad else NO_EDGE for t in inputs.tensors)
+        self._slots: list[int | None] = []  # per value forward returned: its output number, None for what is no tensor
+
+    def name(self) -> str:
+        return f"{self._kind.__name__}Backward"
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """The tensors given to `save_for_backward`, unpacked."""
+        return self._ctx._unpacked()
+
+    @property
+    def _raw_saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(s for s in self._ctx._saved or () if isinstance(s, SavedTensor))
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        arriving: list[Any] = []
+        for slot in self._slots:
+            if slot is None:
+                if self._kind._none_for_non_tensors:
+                    arriving.append(None)
+                continue
+            grad = grads[slot]
+            if grad is None and self._ctx._materialize:
+                meta = self.outputs[slot]
+                grad = Tensor.wrap(np.zeros(meta.shape, meta.dtype))
+            arriving.append(None if grad is None else grad.mark_shared())
+        returned = self._kind.backward(self._ctx, *arriving)  # type: ignore[attr-defined]
+        values = list(returned) if isinstance(returned, tuple | list) else [returned]
+        gradients = self._kind._gradients_per_tensor(self.name(), values, self._inputs, len(self.edges))
+        return [self._checked(i, g) for i, g in enumerate(gradients)]
+
+    def _checked(self, i: int, gradient: Any) -> Any:
+        if gradient is None or self.edges[i].node is None:
+            return None
+        if not isinstance(gradient, Tensor):
+            raise self._kind._error(
+                f"{self.name()}: backward returned {type(gradient).__name__} as gradient {i}; wanted a Tensor or None"
+            )
+        shape, dtype = self._metas[i]
+        if gradient.shape != shape:
+            try:
+                expandable = np.broadcast_shapes(gradient.shape, shape) == gradient.shape
+            except ValueError:
+                expandable = False
+            if not expandable:
+                raise self._kind._error(
+                    f"{self.name()}: backward returned an invalid gradient at index {i}: got shape "
+                    f"{gradient.shape}, wanted {shape}"
+                )
+            gradient = sum_to(gradient, shape)
+        return (gradient if gradient.dtype == dtype else gradient.to(dtype)).mark_shared()  # type: ignore[attr-defined]
+
+    def release(self) -> None:
+        for saved in self._ctx._saved or ():
+            if isinstance(saved, SavedTensor):
+                saved.release()
+
+
+class _Inputs:
+    """The tensors among a call's arguments: `layout` has an entry per argument, the number of tensors in a list, 1 or
+    0.
+    """
+
+    def __init__(self, arguments: Sequence[Any], into_lists: bool) -> None:
+        self.tensors: list[Tensor] = []
+        self.layout: list[int | tuple[int]] = []
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                self.tensors.append(argument)
+                self.layout.append(1)
+            elif into_lists and isinstance(argument, list | tuple) and any(isinstance(a, Tensor) for a in argument):
+                inner = [a for a in argument if isinstance(a, Tensor)]
+                self.tensors.extend(inner)
+                self.layout.append((len(inner),))
+            else:
+                self.layout.append(0)
+
+
+class _Custom:
+    """The machine both dialects share."""
+
+    _context: ClassVar[type[_Context]]
+    _error: ClassVar[type[Exception]]
+    _into_lists: ClassVar[bool]
+    _none_for_non_tensors: ClassVar[bool]
+
+    @staticmethod
+    def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _returned_input(ctx: _Context, output: Tensor, kind: str) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def _run_forward(cls, ctx: _Context, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return cls.forward(ctx, *arguments, **keywords)  # type: ignore[attr-defined]
+
+    @classmethod
+    def apply(cls, *arguments: Any, **keywords: Any) -> Any:
+        """Run forward and record the call; return what forward returned."""
+        for method in ("forward", "backward"):
+            if not hasattr(cls, method):
+                raise NotImplementedError(f"{cls.__name__}: define a static method {method}(ctx, ...)")
+        ctx = cls._context()
+        inputs = _Inputs((*arguments, *keywords.values()), cls._into_lists)
+        needs = [t.requires_grad for t in inputs.tensors]
+        ctx.needs_input_grad = cls._needs_per_argument(inputs, needs)
+        node = CustomNode(cls, ctx, inputs) if is_grad_enabled() and any(needs) else None
+        with no_grad():
+            returned = cls._run_forward(ctx, arguments, keywords)
+        ctx._forward_done = True
+        is_sequence = isinstance(returned, tuple | list)
+        values = list(returned) if is_sequence else [returned]
+        outputs = cls._outputs(ctx, node, values, inputs)
+        if node is not None:
+            cls._save(ctx, node, values, outputs)
+        return type(returned)(outputs) if is_sequence and type(returned) in (tuple, list) else (
+            tuple(outputs) if is_sequence else outputs[0]
+        )  # fmt: skip
+
+    @classmethod
+    def _needs_per_argument(cls, inputs: _Inputs, needs: list[bool]) -> tuple[bool, ...]:
+        flags, position = [], 0
+        for entry in inputs.layout:
+            count = entry[0] if isinstance(entry, tuple) else entry
+            flags.append(any(needs[position : position + count]))
+            position += count
+        return tuple(flags)
+
+    @classmethod
+    def _outputs(cls, ctx: _Context, node: CustomNode | None, values: list[Any], inputs: _Inputs) -> list[Any]:
+        outputs: list[Any] = []
+        metas: list[OutputMeta] = []
+        for value in values:
+            if not isinstance(value, Tensor):
+                outputs.append(value)
+                if node is not None:
+                    node._slots.append(None)
+                continue
+            is_input = any(value is t for t in inputs.tensors)
+            output = cls._returned_input(ctx, value, cls.__name__) if is_input else value
+            if not is_input and value.requires_grad:
+                output = value.alias()
+            if node is not None:
+                node._slots.append(len(metas))
+                metas.append(OutputMeta(output.shape, output.dtype, output.device))
+                if output.is_floating_point() and not any(value is t for t in ctx._non_differentiable):
+                    output.attach(node, len(metas) - 1)
+            outputs.append(output)
+        if node is not None:
+            node.outputs = tuple(metas)
+        return outputs
+
+    @classmethod
+    def _save(cls, ctx: _Context, node: CustomNode, values: list[Any], outputs: list[Any]) -> None:
+        saved: list[Any] = []
+        ctx._saved = saved
+        for i, tensor in enumerate(ctx._to_save or ()):
+            if tensor is None:
+                saved.append(None)
+                continue
+            number = next((k for k, value in enumerate(values) if value is tensor), None)
+            output = None if number is None else outputs[number]
+            if output is not None and output.grad_fn is node:
+                saved.append(SavedTensor(output, node, node.name(), str(i), node._slots[number]))  # type: ignore[index]
+            else:
+                saved.append(SavedTensor(tensor, node, node.name(), str(i)))
+        ctx._to_save = None if ctx._to_save is None else ()
+
+
+class Function(_Custom):
+    """A custom function in PyTorch's dialect: static `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`, called by
+    `apply`.
+
+    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx. Raises RuntimeError for wrong gradients.
+    """
+
+    _context = FunctionCtx
+    _error = GraphError
+    _into_lists = False
+    _none_for_non_tensors = True
+
+    @classmethod
+    def _run_forward(cls, ctx: _Context, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if hasattr(cls, "setup_context"):
+            output = cls.forward(*arguments, **keywords)  # type: ignore[attr-defined]
+            cls.setup_context(ctx, arguments, output)
+            return output
+        return super()._run_forward(ctx, arguments, keywords)
+
+    @staticmethod
+    def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:
+        while len(values) > len(layout) and values[-1] is None:
+            values = values[:-1]
+        if len(values) != len(layout):
+            raise GraphError(
+                f"function {name} returned an incorrect number of gradients (expected {len(layout)}, got {len(values)})"
+            )
+        for i, (entry, value) in enumerate(zip(layout, values, strict=True)):
+            if entry == 0 and value is not None:
+                raise GraphError(
+                    f"function {name} returned a gradient different from None at position {i + 1}, but the "
+                    f"corresponding forward "
+                    "input was not a Variable"
+                )
+        return [value for entry, value in zip(layout, values, strict=True) if entry]
+
+    @staticmethod
+    def _returned_input(ctx: _Context, output: Tensor, kind: str) -> Tensor:
+        if any(output is t for t in ctx._dirty):
+            if output.requires_grad and output.grad_fn is None:
+                raise GraphError(f"{kind}: a leaf Variable that requires grad is being used in an in-place operation")
+            output.bump_version()
+            return output
+        return output.alias()
+
+
+class PyLayer(_Custom):
+    """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
+
+    Tensors in lists and keyword arguments count. Raises ValueError for a wrong number or type of gradients.
+    """
+
+    _context = PyLayerContext
+    _error = GradientMismatchError
+    _into_lists = True
+    _none_for_non_tensors = False
+
+    @staticmethod
+    def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:
+        arguments = [entry for entry in layout if entry]
+        if len(values) == len(arguments) and any(isinstance(v, list | tuple) for v in values):
+            flat: list[Any] = []
+            for i, (entry, value) in enumerate(zip(arguments, values, strict=True)):
+                parts = list(value) if isinstance(value, list | tuple) else [value]
+                wanted = entry[0] if isinstance(entry, tuple) else 1
+                if len(parts) != wanted:
+                    raise GradientMismatchError(
+                        f"{name}: backward returned {len(parts)} gradients for input {i}; it holds {wanted} tensors"
+                    )
+                flat.extend(parts)
+            values = flat
+        if len(values) != count:
+            raise GradientMismatchError(
+                f"{name}: backward returned {len(values)} gradients; forward took {count} tensors, return one "
+                f"(or None) for each"
+            )
+        return values
+
+    @staticmethod
+    def _returned_input(ctx: _Context, output: Tensor, kind: str) -> Tensor:
+        if any(output is t for t in ctx._not_inplace):
+            return output.alias()
+        if output.requires_grad and output.grad_fn is None:
+            raise GraphError(
+                f"{kind}: forward returns a leaf that requires a gradient, which would change it in place; "
+                "name it in ctx.mark_not_inplace()"
+            )
+        output.bump_version()
+        return output
+
+
+class _OnceOnly(Node):
+    """Stands behind the results of a backward that cannot be differentiated itself."""
+
+    def __init__(self, name: str, inputs: Sequence[Tensor], output: Tensor) -> None:
+        super().__init__()
+        self._name = name
+        self.edges = tuple(t.gradient_edge() for t in inputs)
+        self.outputs = (OutputMeta(output.shape, output.dtype, output.device),)
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        raise GraphError(
+            f"{self._name}: trying to differentiate twice a function that was marked with @once_differentiable"
+        )
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a custom backward as not differentiable: it runs unrecorded, and differentiating through it raises
+    GraphError.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Any) -> Any:
+        with no_grad():
+            returned = backward(ctx, *grads)
+        inputs = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
+        if not is_grad_enabled() or not inputs:
+            return returned
+
+        def guarded(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.alias(Edge(_OnceOnly(backward.__qualname__, inputs, value), 0))
+
+        return tuple(map(guarded, returned)) if isinstance(returned, tuple | list) else guarded(returned)
+
+    return wrapper

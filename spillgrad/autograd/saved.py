@@ -1,0 +1,174 @@
+"""A value saved for backward: packed when its operation has finished, unpacked when backward reaches the node."""
+
+import weakref
+from typing import Any
+
+from spillgrad.autograd import hooks
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.node import Edge, Node, tensor_type
+from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
+
+_FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+    "already been freed). "
+    "Saved values of the graph are freed by backward() or grad(). Specify retain_graph=True to go through it again."
+)
+
+
+class SavedTensor:
+    """One saved value: an alias without graph, or what a pack hook made of it, and how to connect it again.
+
+    Invariant: holds its node only weakly and never a tensor that keeps its own graph alive, so no reference cycle can
+    form. A leaf is kept as the object it is.
+    """
+
+    __slots__ = (
+        "_edge",
+        "_freed",
+        "_leaf",
+        "_node",
+        "_original",
+        "_output_nr",
+        "_packed",
+        "_requires_grad",
+        "_storage",
+        "_unpack",
+        "_value",
+        "_version",
+        "device",
+        "dtype",
+        "operation",
+        "shape",
+        "slot",
+    )
+
+    def __init__(self, tensor: Any, node: Node, operation: str, slot: str, output_nr: int | None = None) -> None:
+        """Save `tensor` for `node`; `output_nr` says which of the node's outputs it is, None for an input."""
+        self.operation = operation
+        self.slot = slot
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.device = tensor.device
+        self._freed = False
+        self._requires_grad = tensor.requires_grad if output_nr is None else True
+        self._storage = weakref.ref(tensor.storage)  # weak: a value packed to disk must not stay in memory
+        self._version = tensor.storage.version
+        self._node = None if output_nr is None else weakref.ref(node)
+        self._output_nr = output_nr or 0
+        is_leaf = output_nr is None and tensor.grad_fn is None
+        self._leaf = tensor if is_leaf and tensor.requires_grad else None
+        self._edge: Edge | None = None
+        self._original = None
+        if output_nr is None and self._leaf is None:
+            self._original = weakref.ref(tensor)
+            if tensor.requires_grad:
+                self._edge = tensor.gradient_edge()
+        self._value = tensor if self._leaf is not None else tensor.alias()
+        self._packed: Any = None
+        self._unpack: Any = None
+        pair = hooks.current()
+        if pair is not None:
+            self.register_hooks(pair.pack, pair.unpack)
+
+    def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
+        """Pack the value now with `pack_hook`; `unpack_hook` will bring it back.
+
+        Raises GraphError when hooks were set before, when the value is freed, or when the pack hook changes its input.
+        """
+        if self._freed:
+            raise SavedTensorError(_FREED)
+        if self._unpack is not None:
+            raise GraphError("Calling register_hooks on a saved tensor whose hooks have already been set")
+        if not callable(pack_hook) or not callable(unpack_hook):
+            raise HookTypeError(
+                f"register_hooks: got {type(pack_hook).__name__} and {type(unpack_hook).__name__}; both hooks "
+                f"must be callable"
+            )
+        hooks.set_packing(self.operation, self.slot)
+        storage = self._value.storage
+        version = storage.version
+        with no_grad():
+            packed = pack_hook(self._value.alias())
+        if storage.version != version:
+            raise SavedTensorError(
+                f"{self.operation}: A saved tensor pack hook is modifying its input in place (slot '{self.slot}'); "
+                "work on a clone() of it"
+            )
+        self._packed = packed
+        self._unpack = unpack_hook
+        self._value = None
+
+    @property
+    def unpack_hook(self) -> Any:
+        """The hook that will bring the value back, or None."""
+        return self._unpack
+
+    @property
+    def data(self) -> Any:
+        """What is kept: the packed object, or the tensor where no hook packed it."""
+        if self._freed:
+            raise SavedTensorError(_FREED)
+        return self._value if self._unpack is None else self._packed
+
+    def release(self) -> None:
+        """Free the value."""
+        self._freed = True
+        self._value = self._packed = self._leaf = self._edge = None
+
+    def unpack(self) -> Any:
+        """Return the saved tensor, connected to the graph where it was.
+
+        Raises SavedTensorError when it was freed, modified in place, or came back with another shape, dtype or device;
+        HookTypeError when the unpack hook returned no tensor. Exceptions of the hook pass through unchanged.
+        """
+        if self._freed:
+            raise SavedTensorError(_FREED)
+        if self._unpack is None:
+            self._check_version(self._value.storage)
+            if self._leaf is not None:
+                return self._leaf
+            original = self._original() if self._original is not None else None
+            if original is not None and self._still_connects(original):
+                return original
+            return self._connected(self._value)
+        value = self._unpack(self._packed)
+        if not isinstance(value, tensor_type()):
+            raise HookTypeError(
+                f"{self.operation}: Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
+                f"{type(value).__name__} (slot '{self.slot}')"
+            )
+        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
+            raise SavedTensorError(
+                f"{self.operation}: slot '{self.slot}' was packed as {self.shape} {self.dtype} on {self.device} "
+                f"and came back as "
+                f"{value.shape} {value.dtype} on {value.device}; the unpack hook must return what was packed"
+            )
+        if value.storage is self._storage():
+            self._check_version(value.storage)
+        return self._connected(value)
+
+    def _check_version(self, storage: Any) -> None:
+        if storage.version != self._version:
+            raise SavedTensorError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self.dtype} {self.shape}, saved by {self.operation} as '{self.slot}', is at version "
+                f"{storage.version}; "
+                f"expected version {self._version} instead. Clone it before changing it, or use the "
+                f"out-of-place operation"
+            )
+
+    def _still_connects(self, original: Any) -> bool:
+        """Whether the object the operation saw is still where it was in the graph."""
+        if self._edge is None:
+            return not original.requires_grad
+        return bool(original.gradient_edge() == self._edge)
+
+    def _connected(self, value: Any) -> Any:
+        if not self._requires_grad:
+            return value.alias()
+        if self._leaf is not None:
+            return value.alias(self._leaf.gradient_edge())
+        if self._node is not None:
+            node = self._node()
+            return value.alias() if node is None else value.alias(Edge(node, self._output_nr))
+        return value.alias(self._edge)

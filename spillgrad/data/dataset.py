@@ -1,0 +1,80 @@
+"""Indexed samples, and batches of them."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import creation, shape
+from spillgrad.tensor import Tensor
+
+
+class Dataset(Protocol):
+    """Anything with a length and samples by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class TensorDataset:
+    """Samples are tuples of one row of each tensor."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        lengths = [len(tensor) for tensor in tensors]
+        if not tensors or len(set(lengths)) != 1:
+            raise ShapeError(f"TensorDataset: got tensors of lengths {lengths}; give one or more of the same length")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+class DataLoader:
+    """Iterate over a dataset in batches; each pass is one epoch, whose order is a pure function of (seed, epoch).
+
+    Samples may be tensors, arrays, numbers, and tuples, lists or dicts of them; a batch has their structure, stacked.
+    `epoch` counts the passes begun and may be set, to resume.
+    """
+
+    def __init__(
+        self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, seed: int = 0, drop_last: bool = False
+    ) -> None:
+        if batch_size < 1:
+            raise ArgumentError(f"DataLoader: got batch_size {batch_size}; at least 1 is needed")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """Return how many batches an epoch has."""
+        rows = len(self.dataset)
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = len(self.dataset)
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(rows) if self.shuffle else np.arange(rows)
+        self.epoch += 1
+        return (
+            collate([self.dataset[int(row)] for row in order[batch * self.batch_size : (batch + 1) * self.batch_size]])
+            for batch in range(len(self))
+        )
+
+
+def collate(samples: list[Any]) -> Any:
+    """Stack samples of the same structure into a batch."""
+    first = samples[0]
+    if isinstance(first, Tensor):
+        return shape.stack(samples)
+    if isinstance(first, dict):
+        return {key: collate([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(collate(list(parts)) for parts in zip(*samples, strict=True))
+    return creation.tensor(np.stack([np.asarray(sample) for sample in samples]))

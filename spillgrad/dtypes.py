@@ -1,0 +1,154 @@
+"""Data types: NumPy's dtype objects under PyTorch's names, and PyTorch's rules for mixing them.
+
+Every function that takes a dtype also takes its name ("float32") or a NumPy type.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from spillgrad.errors import DtypeError
+
+DType = np.dtype[Any]
+
+float16: DType = np.dtype(np.float16)
+bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
+float32: DType = np.dtype(np.float32)
+float64: DType = np.dtype(np.float64)
+int8: DType = np.dtype(np.int8)
+int16: DType = np.dtype(np.int16)
+int32: DType = np.dtype(np.int32)
+int64: DType = np.dtype(np.int64)
+uint8: DType = np.dtype(np.uint8)
+uint16: DType = np.dtype(np.uint16)
+uint32: DType = np.dtype(np.uint32)
+uint64: DType = np.dtype(np.uint64)
+bool_: DType = np.dtype(np.bool_)
+complex64: DType = np.dtype(np.complex64)
+complex128: DType = np.dtype(np.complex128)
+
+_BY_NAME: dict[str, DType] = {
+    "float16": float16,
+    "half": float16,
+    "bfloat16": bfloat16,
+    "float32": float32,
+    "float": float32,
+    "float64": float64,
+    "double": float64,
+    "int8": int8,
+    "int16": int16,
+    "short": int16,
+    "int32": int32,
+    "int": int32,
+    "int64": int64,
+    "long": int64,
+    "uint8": uint8,
+    "uint16": uint16,
+    "uint32": uint32,
+    "uint64": uint64,
+    "bool": bool_,
+    "complex64": complex64,
+    "complex128": complex128,
+}
+_KNOWN = frozenset(_BY_NAME.values())
+_FLOATING = frozenset({float16, bfloat16, float32, float64})
+_COMPLEX = frozenset({complex64, complex128})
+
+_default_float: DType = float32
+
+
+def get_default_dtype() -> DType:
+    """Return the dtype of floating tensors made without one."""
+    return _default_float
+
+
+def set_default_dtype(dtype: Any) -> None:
+    """Make floating tensors of `dtype` where none is given. Raises DtypeError unless it is a floating type."""
+    global _default_float
+    chosen = as_dtype(dtype)
+    if chosen not in _FLOATING:
+        raise DtypeError(f"set_default_dtype: got {chosen}; wanted one of {', '.join(sorted(map(str, _FLOATING)))}")
+    _default_float = chosen
+
+
+def as_dtype(dtype: Any) -> DType:
+    """Return the dtype that a dtype, a NumPy or Python type, or a name means. Raises DtypeError for anything else."""
+    if isinstance(dtype, np.dtype):
+        found = dtype if dtype.isnative else dtype.newbyteorder("=")
+    elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:
+        return _BY_NAME[dtype.rpartition(".")[2]]
+    elif dtype is float:
+        return _default_float
+    elif dtype is int:
+        return int64
+    else:
+        try:
+            found = np.dtype(dtype)
+        except TypeError:
+            found = None  # type: ignore[assignment]
+    if found not in _KNOWN:
+        raise DtypeError(f"dtype: got {dtype!r}; wanted one of {', '.join(sorted(map(str, _KNOWN)))}")
+    return found
+
+
+def is_floating_point(dtype: Any) -> bool:
+    """Return whether values of `dtype` are real floating-point numbers: those that can have gradients."""
+    return dtype in _FLOATING
+
+
+def is_complex(dtype: Any) -> bool:
+    """Return whether `dtype` is complex: such tensors can be stored and moved, not computed with."""
+    return dtype in _COMPLEX
+
+
+def category(dtype: DType) -> int:
+    """Return 0 for bool, 1 for integers, 2 for floating-point, 3 for complex: the order in which operands dominate."""
+    if dtype == bool_:
+        return 0
+    if dtype in _FLOATING:
+        return 2
+    return 3 if dtype in _COMPLEX else 1
+
+
+def promote(first: DType, second: DType) -> DType:
+    """Return the dtype of a result of two dtypes: PyTorch's `promote_types`."""
+    if first == second:
+        return first
+    if category(first) != category(second):
+        return first if category(first) > category(second) else second
+    if category(first) == 2:
+        if {first, second} == {float16, bfloat16}:
+            return float32
+        return first if first.itemsize > second.itemsize else second
+    return np.promote_types(first, second) if {first, second} != {uint64, int64} else int64
+
+
+def of_scalar(value: Any) -> DType:
+    """Return the dtype a Python number stands for on its own."""
+    if isinstance(value, bool):
+        return bool_
+    if isinstance(value, int):
+        return int64
+    return complex64 if isinstance(value, complex) else _default_float
+
+
+def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:
+    """Return the dtype of a result: dimensioned tensors first, then 0-d tensors, then Python numbers.
+
+    A lower kind counts only where it is of a higher category (a float number with an integer tensor): so mixing in
+    Python numbers never widens. `dtypes` holds (dtype, is 0-d) per tensor. Source: PyTorch's `torch.result_type`.
+    """
+    result: DType | None = None
+    for wanted_0d in (False, True):
+        kind: DType | None = None
+        for dtype, is_0d in dtypes:
+            if is_0d == wanted_0d:
+                kind = dtype if kind is None else promote(kind, dtype)
+        if kind is not None and (result is None or category(kind) > category(result)):
+            result = kind
+    for scalar in scalars:
+        dtype = of_scalar(scalar)
+        if result is None or category(dtype) > category(result):
+            result = dtype
+    return _default_float if result is None else result

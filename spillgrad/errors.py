@@ -1,0 +1,81 @@
+"""Every error spillgrad raises on purpose. Each is a `SpillgradError` and the built-in type a user would expect.
+
+Messages read "who: got, wanted; what to do".
+"""
+
+
+class SpillgradError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ShapeError(SpillgradError, RuntimeError, ValueError):
+    """Shapes do not fit the operation (PyTorch raises RuntimeError, NumPy ValueError: code for either keeps
+    working).
+    """
+
+
+class DtypeError(SpillgradError, TypeError, RuntimeError):
+    """A dtype the operation does not take, or two that do not go together."""
+
+
+class DeviceError(SpillgradError, RuntimeError):
+    """A device that does not exist here, or operands on different ones."""
+
+
+class DimensionError(SpillgradError, IndexError):
+    """A dimension or index out of range."""
+
+
+class ArgumentError(SpillgradError, ValueError):
+    """An argument outside what is accepted."""
+
+
+class GraphError(SpillgradError, RuntimeError):
+    """The autograd graph cannot do what was asked: freed, without gradient, modified in place."""
+
+
+class SavedTensorError(GraphError):
+    """A saved tensor changed, came back different, or was already freed."""
+
+
+class HookTypeError(SpillgradError, TypeError):
+    """A hook returned something of the wrong type."""
+
+
+class GradientMismatchError(SpillgradError, ValueError):
+    """A custom backward returned the wrong number, type or shape of gradients."""
+
+
+class SpillError(SpillgradError, OSError):
+    """The spill store could not write, read or reserve; the message names path and bytes."""
+
+
+class SpillCorruptionError(SpillError):
+    """What came back from disk is not what was written."""
+
+
+class BudgetError(SpillgradError, ValueError):
+    """A byte budget that does not parse or cannot be met."""
+
+
+class DataError(SpillgradError, ValueError):
+    """Training data that is missing, empty or too short."""
+
+
+class StateDictError(SpillgradError, RuntimeError):
+    """A state dict that is not that of this module, optimizer or scheduler."""
+
+
+class CheckpointError(SpillgradError, ValueError):
+    """A checkpoint that is missing, damaged or of another model."""
+
+
+class UnknownModelError(SpillgradError, KeyError):
+    """A model name that is not in the list."""
+
+    def __str__(self) -> str:  # KeyError would show the message's repr
+        return str(self.args[0]) if self.args else ""
+
+
+class OperandError(SpillgradError, TypeError):
+    """An operand that is no tensor, number or array."""

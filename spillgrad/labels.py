@@ -1,0 +1,37 @@
+"""Where the running code stands in the model: labels that the spill store attaches to what it saves.
+
+Labels are per thread and purely descriptive; nothing computes with them.
+"""
+
+import threading
+
+
+class Labels(threading.local):
+    """The labels of this thread: the path of the module that runs (None outside one), and the training step."""
+
+    module: str | None = None
+    step: int | None = None
+
+
+current = Labels()
+
+
+class module_scope:
+    """Set the module path within a `with` block; the former one returns after it."""
+
+    __slots__ = ("_module", "_outer")
+
+    def __init__(self, module: str | None) -> None:
+        self._module = module
+
+    def __enter__(self) -> None:
+        self._outer = current.module
+        current.module = self._module
+
+    def __exit__(self, *_: object) -> None:
+        current.module = self._outer
+
+
+def set_step(step: int | None) -> None:
+    """Set the training step of this thread."""
+    current.step = step

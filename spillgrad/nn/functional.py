@@ -1,0 +1,46 @@
+"""Functions of neural networks, under PyTorch's names."""
+
+from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.elementwise import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus, tanh
+from spillgrad.ops.indexing import embedding, one_hot
+from spillgrad.ops.linalg import linear
+from spillgrad.ops.losses import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+)
+from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
+from spillgrad.ops.random import dropout
+from spillgrad.ops.shape import pad
+
+__all__ = [
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "dropout",
+    "elu",
+    "embedding",
+    "gelu",
+    "huber_loss",
+    "l1_loss",
+    "layer_norm",
+    "leaky_relu",
+    "linear",
+    "log_softmax",
+    "mse_loss",
+    "nll_loss",
+    "one_hot",
+    "pad",
+    "relu",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "smooth_l1_loss",
+    "softmax",
+    "softplus",
+    "tanh",
+]

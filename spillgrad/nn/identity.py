@@ -1,0 +1,16 @@
+"""The layer that does nothing."""
+
+from typing import Any
+
+from spillgrad.nn.module import Module
+from spillgrad.tensor import Tensor
+
+
+class Identity(Module):
+    """Return the input; construction accepts and ignores what the layer it stands in for would take."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x

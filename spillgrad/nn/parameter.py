@@ -1,0 +1,15 @@
+"""Tensors that a module learns."""
+
+from typing import Any
+
+from spillgrad.tensor import Tensor
+
+
+class Parameter(Tensor):
+    """A leaf tensor that modules register when it is assigned to one of their attributes; shares memory with `data`."""
+
+    def __init__(self, data: Any = (), requires_grad: bool = True) -> None:
+        super().__init__(data, requires_grad)
+
+    def __repr__(self) -> str:
+        return f"Parameter containing:\n{super().__repr__()}"

@@ -1,0 +1,48 @@
+"""Root-mean-square normalisation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spillgrad.nn import init
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import creation, normalization
+from spillgrad.tensor import Tensor
+
+
+class RMSNorm(Module):
+    """Divide by the root mean square of the last dimensions, then scale.
+
+    `eps` None means the machine epsilon of the input's dtype.
+    Shapes: x (..., *normalized_shape), result the same, weight normalized_shape.
+    Source: Zhang, Sennrich 2019, "Root mean square layer normalization".
+    """
+
+    weight: Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        weight = creation.empty(self.normalized_shape, device=device, dtype=dtype) if elementwise_affine else None
+        self.register_parameter("weight", None if weight is None else Parameter(weight))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to one."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalization.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"

@@ -1,0 +1,67 @@
+"""Gradients and parameters as a whole."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import creation, shape
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import optim as kernels
+
+
+def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _norm(array: np.ndarray, norm_type: float) -> float:
+    values = np.ascontiguousarray(array, np.float64 if array.dtype == np.float64 else np.float32).reshape(-1)
+    if norm_type == 2:
+        return math.sqrt(kernels.sum_of_squares(values))
+    return float(np.linalg.norm(values.astype(np.float64), norm_type)) if values.size else 0.0
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale all gradients in place so that their common norm is at most `max_norm`; return the norm they had.
+
+    Raises ArgumentError for a norm that is not finite, if asked to; gradients are then left as they are.
+    """
+    gradients = _gradients(parameters)
+    norms = [_norm(gradient.array, norm_type) for gradient in gradients]
+    total = math.sqrt(math.fsum(norm * norm for norm in norms)) if norm_type == 2 else _norm(np.array(norms), norm_type)
+    if error_if_nonfinite and not math.isfinite(total):
+        raise ArgumentError(f"clip_grad_norm_: the gradients' norm is {total}; lower the learning rate")
+    factor = max_norm / (total + 1e-6)
+    if not factor >= 1:  # NaN too: it must reach the weights, not hide
+        with no_grad():
+            for gradient in gradients:
+                gradient.mul_(factor)
+    return creation.tensor(total, dtype=gradients[0].dtype if gradients else None)
+
+
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+    """Clamp all gradients in place to [-clip_value, clip_value]."""
+    with no_grad():
+        for gradient in _gradients(parameters):
+            gradient.copy_(gradient.clamp(-clip_value, clip_value))
+
+
+def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
+    """Return all parameters, flattened, in one vector."""
+    return shape.cat([parameter.reshape(-1) for parameter in parameters])
+
+
+def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Copy a vector, as `parameters_to_vector` made it, into the parameters."""
+    parameters = list(parameters)
+    sizes = [math.prod(parameter.shape) for parameter in parameters]
+    if tuple(vec.shape) != (sum(sizes),):
+        raise ShapeError(f"vector_to_parameters: got shape {tuple(vec.shape)}, wanted ({sum(sizes)},)")
+    with no_grad():
+        for parameter, part in zip(parameters, vec.detach().split(sizes), strict=True):
+            parameter.copy_(part.reshape(parameter.shape))

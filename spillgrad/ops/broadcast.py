@@ -1,0 +1,52 @@
+"""Broadcasting and its reverse: each is the other's derivative."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.numeric import on_floats
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import reductions
+
+Shape = tuple[int, ...]
+
+
+def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
+    lead = self.ndim - len(shape)
+    axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
+    if not axes:
+        return self.reshape(shape)
+    if self.dtype.kind in "biu":
+        return np.sum(self, axes, dtype=self.dtype).reshape(shape)
+    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)
+
+
+def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:
+    view = np.broadcast_to(self, shape)
+    view.flags.writeable = self.flags.writeable
+    return view
+
+
+_sum_to_operation: Any = operation("sum_to", _sum_to, self=lambda g, self_shape: expand_to(g, self_shape))
+_expand_operation: Any = operation("expand", _expand, view=True, self=lambda g, self_shape: sum_to(g, self_shape))
+
+
+def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
+    """Sum a tensor over the dimensions along which `shape` was broadcast to its shape."""
+    return tensor if tensor.shape == shape else _sum_to_operation(tensor, shape)
+
+
+def expand_to(tensor: Tensor, shape: Shape) -> Tensor:
+    """Return a view of `shape` in which dimensions of size 1 repeat without copies. Raises ShapeError where they
+    cannot.
+    """
+    if tensor.shape == shape:
+        return tensor
+    try:
+        return _expand_operation(tensor, shape)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise ShapeError(
+            f"expand: got {tensor.shape}, wanted {shape}; only dimensions of size 1 can repeat, and new ones come first"
+        ) from error

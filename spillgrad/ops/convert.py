@@ -1,0 +1,59 @@
+"""Conversions between dtypes and copies."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.device import as_device
+from spillgrad.ops.define import operation
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import empty
+
+
+def _converted(self: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
+    out = empty(self.shape, dtype)
+    np.copyto(out, self, casting="unsafe")
+    return out
+
+
+def _cast_back(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
+    return to_dtype(g, self_dtype)
+
+
+_to = operation("to_copy", _converted, self=_cast_back)
+_clone = operation("clone", lambda self: _converted(self, self.dtype), self=lambda g: g)
+
+
+def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
+    """Return the tensor's values as `dtype`; the tensor itself where it has that dtype."""
+    dtype = dtype if isinstance(dtype, np.dtype) else dtypes.as_dtype(dtype)
+    return tensor if tensor.dtype == dtype else _to(tensor, dtype)  # type: ignore[no-any-return]
+
+
+def clone(input: Tensor) -> Tensor:
+    """Return a copy with its own memory; gradients flow through."""
+    return _clone(input)  # type: ignore[no-any-return]
+
+
+def contiguous(input: Tensor) -> Tensor:
+    """Return the tensor in row-major memory; itself where it is already."""
+    return input if input.is_contiguous() else clone(input)
+
+
+def to(input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, copy: bool = False) -> Tensor:
+    """Return the tensor as a dtype and on a device (in either order, or another tensor's); itself where nothing
+    changes.
+    """
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            dtype, device = argument.dtype, argument.device
+        elif isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda"):
+            device = argument
+        elif isinstance(argument, bool):
+            continue  # PyTorch's positional non_blocking
+        else:
+            dtype = argument
+    as_device(device)
+    result = input if dtype is None else to_dtype(input, dtype)
+    return clone(input) if copy and result is input else result

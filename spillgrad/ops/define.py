@@ -1,0 +1,251 @@
+"""How an operation is defined: a forward function over arrays and one derivative per differentiable input.
+
+    softmax = operation("softmax", kernels.softmax, self=lambda g, result, axis: softmax_backward(g, result, axis))
+
+What a derivative's parameters name is what is saved for backward:
+
+* `g`, the gradient of the (first) output, or `grads`, those of all outputs;
+* an input or attribute of the forward function, by its name;
+* an output, by the names in `outputs`; a further result that only backward needs, by the names in `aux`;
+* `<input>_shape`, `<input>_dtype`: metadata, never saved arrays;
+* `needs`, in a joint derivative: which of its inputs want a gradient.
+
+Derivatives take and return tensors and are themselves differentiable: with `create_graph` they run recorded.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
+from spillgrad.autograd.saved import SavedTensor
+from spillgrad.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The gradient of `inputs` (one, or several computed together) as a function whose parameters name what it
+    needs.
+    """
+
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    function: Callable[..., Any]
+
+    @classmethod
+    def of(cls, inputs: tuple[str, ...], function: Callable[..., Any]) -> "Derivative":
+        return cls(inputs, tuple(inspect.signature(function).parameters), function)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A derivative with two forms: `fused` kernels, and `composed` of differentiable operations for `create_graph`."""
+
+    fused: Callable[..., Any]
+    composed: Callable[..., Any]
+
+
+def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
+    fused = tuple(inspect.signature(pair.fused).parameters)
+    composed = tuple(inspect.signature(pair.composed).parameters)
+    names = (*fused, *(name for name in composed if name not in fused))
+
+    def choose(*values: Any) -> Any:
+        given = dict(zip(names, values, strict=True))
+        function, wanted = (pair.composed, composed) if is_grad_enabled() else (pair.fused, fused)
+        return function(*(given[name] for name in wanted))
+
+    return names, choose
+
+
+@dataclass
+class Operation:
+    """A differentiable operation; calling it computes, and records where gradients are wanted.
+
+    `view` says that the output may share the first input's memory; it then shares its storage and version.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    derivatives: tuple[Derivative, ...]
+    parameters: tuple[str, ...]
+    outputs: tuple[str, ...] = ("result",)
+    aux: tuple[str, ...] = ()
+    view: bool = False
+    # Per derivative: the values it needs, in the order they are packed (inputs, outputs, auxiliaries).
+    saves: tuple[tuple[str, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = (*self.parameters, *self.outputs, *self.aux)
+        known = {
+            *order,
+            "g",
+            "grads",
+            "needs",
+            *(f"{name}_{what}" for name in self.parameters for what in ("shape", "dtype")),
+        }
+        for derivative in self.derivatives:
+            unknown = [name for name in (*derivative.inputs, *derivative.parameters) if name not in known]
+            if unknown:
+                raise TypeError(
+                    f"{self.name}: a derivative names {', '.join(unknown)}; it can name {', '.join(sorted(known))}"
+                )
+        self.saves = tuple(tuple(name for name in order if name in d.parameters) for d in self.derivatives)
+        self.positions = {name: i for i, name in enumerate(self.parameters)}
+        self.differentiable = tuple(self.positions[name] for d in self.derivatives for name in d.inputs)
+        self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
+        self.__doc__ = inspect.getdoc(self.forward)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
+        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
+        results = self.forward(*arrays)
+        if len(self.outputs) + len(self.aux) == 1:
+            results = (results,)
+        outputs = []
+        for array in results[: len(self.outputs)]:
+            if self.view and np.may_share_memory(array, arrays[0]):
+                outputs.append(self._view_of(arguments[0], array))
+            else:
+                outputs.append(Tensor.wrap(array))
+        if is_grad_enabled():
+            needs = [i for i in self.differentiable if isinstance(arguments[i], Tensor) and arguments[i].requires_grad]
+            if needs:
+                self._record(arguments, outputs, results[len(self.outputs) :], frozenset(needs))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    @staticmethod
+    def _view_of(source: Tensor, array: np.ndarray) -> Tensor:
+        view = Tensor.wrap(array, source._storage)
+        base = source if source._base is None else source._base
+        view._base = base
+        view._base_fn = base._grad_fn
+        return view
+
+    def _record(
+        self, arguments: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any], needs: frozenset[int]
+    ) -> None:
+        node = OperationNode(self, arguments, outputs, needs)
+        for output_nr, output in enumerate(outputs):
+            if output.is_floating_point():
+                output.attach(node, output_nr)
+        wanted: set[str] = set()
+        for derivative, names in zip(self.derivatives, self.saves, strict=True):
+            if any(self.positions[name] in needs for name in derivative.inputs):
+                wanted.update(names)
+        for name, value in zip(self.parameters, arguments, strict=True):
+            if name in wanted:
+                node.save(name, value)
+        for output_nr, (name, output) in enumerate(zip(self.outputs, outputs, strict=True)):
+            if name in wanted:
+                node.save(name, output, output_nr)
+        for name, array in zip(self.aux, aux, strict=True):
+            if name in wanted:
+                node.save(name, Tensor.wrap(array))
+
+
+class OperationNode(Node):
+    """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show what it saved."""
+
+    def __init__(
+        self, operation: Operation, arguments: Sequence[Any], outputs: Sequence[Tensor], needs: frozenset[int]
+    ) -> None:
+        super().__init__()
+        self.operation = operation
+        self.edges = tuple(a.gradient_edge() if i in needs else NO_EDGE for i, a in enumerate(arguments))
+        self.outputs = tuple(OutputMeta(o.shape, o.dtype, o.device) for o in outputs)
+        self._inputs = tuple((a.shape, a.dtype) if isinstance(a, Tensor) else ((), None) for a in arguments)
+        self._saved: dict[str, Any] = {}
+
+    def name(self) -> str:
+        return self.operation.node_name
+
+    def save(self, name: str, value: Any, output_nr: int | None = None) -> None:
+        """Keep a tensor (packed by the active hooks) or an attribute under a slot's name."""
+        if isinstance(value, Tensor):
+            self._saved[name] = None  # the slot exists while its pack hook runs
+            self._saved[name] = SavedTensor(value, self, self.operation.name, name, output_nr)
+        else:
+            self._saved[name] = value
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        results: list[Any] = [None] * len(self.edges)
+        # In the order they were packed, whatever the order in which derivatives name them.
+        values = {
+            name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()
+        }
+        positions = self.operation.positions
+        for derivative in self.operation.derivatives:
+            needs = tuple(self.edges[positions[name]].node is not None for name in derivative.inputs)
+            if not any(needs):
+                continue
+            gradient = derivative.function(*(self._value(name, grads, needs, values) for name in derivative.parameters))
+            for name, part in zip(
+                derivative.inputs, (gradient,) if len(derivative.inputs) == 1 else gradient, strict=True
+            ):
+                if part is not None and any(part is g for g in grads):
+                    part.mark_shared()
+                results[positions[name]] = part
+        return results
+
+    def _value(self, name: str, grads: list[Any], needs: tuple[bool, ...], values: dict[str, Any]) -> Any:
+        if name in values:
+            return values[name]
+        if name == "g":
+            return self._zeros(0) if grads[0] is None else grads[0]
+        if name == "grads":
+            return tuple(self._zeros(i) if grad is None else grad for i, grad in enumerate(grads))
+        if name == "needs":
+            return needs
+        source, _, what = name.rpartition("_")
+        return self._inputs[self.operation.positions[source]][0 if what == "shape" else 1]
+
+    def _zeros(self, output_nr: int) -> Tensor:
+        meta = self.outputs[output_nr]
+        return Tensor.wrap(np.zeros(meta.shape, meta.dtype))
+
+    def release(self) -> None:
+        for saved in self._saved.values():
+            if isinstance(saved, SavedTensor):
+                saved.release()
+
+    def __getattr__(self, name: str) -> Any:
+        saved = self.__dict__.get("_saved", {})
+        if name.startswith("_raw_saved_") and isinstance(saved.get(name[11:]), SavedTensor):
+            return saved[name[11:]]
+        if name.startswith("_saved_") and name[7:] in saved:
+            value = saved[name[7:]]
+            return value.unpack() if isinstance(value, SavedTensor) else value
+        raise AttributeError(f"{self.name()} has no attribute {name!r}; it saved {', '.join(saved) or 'nothing'}")
+
+
+def operation(
+    name: str,
+    forward: Callable[..., Any],
+    /,
+    *,
+    outputs: tuple[str, ...] = ("result",),
+    aux: tuple[str, ...] = (),
+    view: bool = False,
+    joint: tuple[tuple[str, ...], Callable[..., Any] | Composed] | None = None,
+    **derivatives: Callable[..., Any] | Composed,
+) -> Operation:
+    """Define an operation; keyword arguments name inputs of `forward` and give their derivatives.
+
+    `forward` takes arrays in place of tensors and returns the outputs, then the auxiliaries. `joint` gives one
+    derivative for several inputs, returning a gradient (or None) for each.
+    """
+    rows = [((key,), function) for key, function in derivatives.items()] + ([joint] if joint else [])
+    parsed = []
+    for inputs, function in rows:
+        if isinstance(function, Composed):
+            names, choose = _both(function)
+            parsed.append(Derivative(inputs, names, choose))
+        else:
+            parsed.append(Derivative.of(inputs, function))
+    parameters = tuple(inspect.signature(forward).parameters)
+    return Operation(name, forward, tuple(parsed), parameters, outputs, aux, view)

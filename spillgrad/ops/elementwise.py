@@ -1,0 +1,343 @@
+"""Elementwise operations on tensors, made from the kernels' table of rows.
+
+Operands broadcast and promote as in PyTorch; a Python number never widens a tensor.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import Derivative, Operation
+from spillgrad.ops.numeric import run_formula
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.elementwise import ROWS, Row
+from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
+
+Number = bool | int | float
+Operand = Tensor | Number
+
+
+def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
+    for operand in operands:
+        if isinstance(operand, np.ndarray) and operand.dtype != dtypes.bool_:
+            return operand.dtype
+    return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
+
+
+def _forward(row: Row) -> Callable[..., np.ndarray]:
+    def forward(*operands: Any) -> np.ndarray:
+        dtype = _dtype_of(operands)
+        try:
+            return run_formula(row.forward, row.name, operands, dtype, dtypes.bool_ if row.result == "bool" else dtype)
+        except ValueError as error:
+            shapes = [o.shape for o in operands if isinstance(o, np.ndarray)]
+            if _broadcasts(shapes):
+                raise
+            raise ShapeError(
+                f"{row.name}: got shapes {' and '.join(map(str, shapes))}; sizes must match from the last "
+                f"dimension on, or be 1: "
+                "reshape or unsqueeze one of them"
+            ) from error
+
+    return forward
+
+
+def _broadcasts(shapes: list[tuple[int, ...]]) -> bool:
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        return False
+    return True
+
+
+def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
+    """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
+    names = parameters(formula)
+    kernel_name = f"{row.name}.{source}"
+    if trace(formula).result == "in_g":
+        return Derivative((source,), ("g", f"{source}_shape"), sum_to)
+
+    def derivative(*values: Any) -> Tensor:
+        *operands, shape = values
+        if is_grad_enabled():
+            return sum_to(with_names(formula, _tensor_functions())(*operands), shape)
+        arrays = [v._array if isinstance(v, Tensor) else v for v in operands]
+        dtype = arrays[names.index("g")].dtype
+        return sum_to(Tensor.wrap(run_formula(formula, kernel_name, arrays, dtype, dtype)), shape)
+
+    return Derivative((source,), (*names, f"{source}_shape"), derivative)
+
+
+def _operation(row: Row) -> Operation:
+    derivatives = tuple(_derivative(row, source, formula) for source, formula in row.derivatives.items())
+    return Operation(row.name, _forward(row), derivatives, parameters(row.forward))
+
+
+OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
+
+
+def _tensor_functions() -> dict[str, Callable[..., Any]]:
+    return {name: globals()[name] for name in FUNCTIONS}
+
+
+def call(name: str, *operands: Any) -> Tensor:
+    """Call a row's operation after promoting its operands to one dtype.
+
+    Raises DtypeError or OperandError for operands that are no tensors or numbers, ShapeError when shapes do not
+    broadcast.
+    """
+    row = ROWS[name]
+    tensors = [as_operand(name, o) for o in operands]
+    conditions = 1 if name == "where" else 0
+    dtype = _common_dtype(tensors[conditions:])
+    if row.result == "float" and not dtypes.is_floating_point(dtype) and not dtypes.is_complex(dtype):
+        dtype = dtypes.get_default_dtype()
+    promoted = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
+    if not any(isinstance(t, Tensor) for t in promoted):
+        promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
+    return OPERATIONS[name](*tensors[:conditions], *promoted)  # type: ignore[no-any-return]
+
+
+def as_operand(name: str, value: Any) -> Any:
+    """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
+    if isinstance(value, Tensor | bool | int | float):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return Tensor.wrap(np.asarray(value)) if isinstance(value, np.ndarray) else value.item()
+    raise OperandError(f"{name}: got {type(value).__name__}; wanted a tensor, a number or a NumPy array")
+
+
+def _common_dtype(operands: list[Any]) -> dtypes.DType:
+    kinds = [o for o in operands if isinstance(o, Tensor)]
+    first = kinds[0].dtype if kinds else None
+    if first is not None and dtypes.category(first) == 2 and all(t.dtype == first for t in kinds):
+        return first
+    return dtypes.result_type(
+        [(t.dtype, t.ndim == 0) for t in kinds], [o for o in operands if not isinstance(o, Tensor)]
+    )
+
+
+def _function(name: str, doc: str, row: str | None = None) -> Callable[..., Tensor]:
+    arguments = parameters(ROWS[row or name].forward)
+    if len(arguments) == 1:
+
+        def function(input: Any) -> Tensor:
+            return call(row or name, input)
+    else:
+
+        def function(input: Any, other: Any) -> Tensor:  # type: ignore[misc]
+            return call(row or name, input, other)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+exp = _function("exp", "Return e raised to each element.")
+expm1 = _function("expm1", "Return exp(x) - 1, accurate near 0.")
+log = _function("log", "Return the natural logarithm of each element.")
+log2 = _function("log2", "Return the base-2 logarithm of each element.")
+log10 = _function("log10", "Return the base-10 logarithm of each element.")
+log1p = _function("log1p", "Return log(1 + x), accurate near 0.")
+sqrt = _function("sqrt", "Return the square root of each element.")
+rsqrt = _function("rsqrt", "Return the reciprocal of the square root of each element.")
+square = _function("square", "Return the square of each element.")
+reciprocal = _function("reciprocal", "Return 1 / x for each element.")
+neg = negative = _function("neg", "Return each element with the other sign.")
+abs = absolute = _function("abs", "Return the absolute value of each element.")
+sin = _function("sin", "Return the sine of each element, in radians.")
+cos = _function("cos", "Return the cosine of each element, in radians.")
+tan = _function("tan", "Return the tangent of each element, in radians.")
+asin = arcsin = _function("asin", "Return the inverse sine of each element, in radians.")
+acos = arccos = _function("acos", "Return the inverse cosine of each element, in radians.")
+atan = arctan = _function("atan", "Return the inverse tangent of each element, in radians.")
+atan2 = arctan2 = _function("atan2", "Return the angle of each point (other, input), in radians.")
+sinh = _function("sinh", "Return the hyperbolic sine of each element.")
+cosh = _function("cosh", "Return the hyperbolic cosine of each element.")
+tanh = _function("tanh", "Return the hyperbolic tangent of each element.")
+erf = _function("erf", "Return the error function of each element.")
+sigmoid = _function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
+relu = _function("relu", "Return each element, negative ones as 0.")
+silu = _function("silu", "Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2.")
+floor = _function("floor", "Return the largest integer not above each element.")
+ceil = _function("ceil", "Return the smallest integer not below each element.")
+trunc = _function("trunc", "Return each element without its fraction.")
+sign = _function("sign", "Return -1, 0 or 1 for each element.")
+mul = multiply = _function("mul", "Return the elementwise product.")
+remainder = mod = _function("remainder", "Return input modulo other, with the divisor's sign (Python's %).")
+maximum = _function("maximum", "Return the larger of two elements; NaN where either is.")
+minimum = _function("minimum", "Return the smaller of two elements; NaN where either is.")
+eq = equal_elements = _function("eq", "Return whether elements are equal.")
+ne = not_equal = _function("ne", "Return whether elements differ.")
+lt = less = _function("lt", "Return whether input is less than other.")
+le = less_equal = _function("le", "Return whether input is at most other.")
+gt = greater = _function("gt", "Return whether input is greater than other.")
+ge = greater_equal = _function("ge", "Return whether input is at least other.")
+
+
+def add(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+    """Return input + alpha * other."""
+    return call("add", input, other if alpha == 1 else mul(other, alpha))
+
+
+def sub(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+    """Return input - alpha * other."""
+    return call("sub", input, other if alpha == 1 else mul(other, alpha))
+
+
+subtract = sub
+
+
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc"."""
+    if rounding_mode is None:
+        return call("div", input, other)
+    if rounding_mode == "floor":
+        return floor_divide(input, other)
+    if rounding_mode == "trunc":
+        return trunc(call("div", input, other))
+    raise ArgumentError(f'div: got rounding_mode={rounding_mode!r}; accepted are None, "floor" and "trunc"')
+
+
+divide = true_divide = div
+
+
+def floor_divide(input: Operand, other: Operand) -> Tensor:
+    """Return the largest integer not above input / other; integers stay integers."""
+    return call("floor_divide", input, other)
+
+
+def pow(input: Operand, exponent: Operand) -> Tensor:
+    """Return input raised to `exponent`; common exponents take a product instead of a logarithm."""
+    if isinstance(input, Tensor) and input.is_floating_point() and isinstance(exponent, int | float):
+        if exponent == 1:
+            return call("mul", input, 1)
+        if exponent == 2:
+            return square(input)
+        if exponent == 3:
+            return square(input) * input  # type: ignore[operator, no-any-return]
+        if exponent == 0.5:
+            return sqrt(input)
+        if exponent == -1:
+            return reciprocal(input)
+    return call("pow", input, exponent)
+
+
+def round(input: Tensor, decimals: int = 0) -> Tensor:
+    """Return the nearest integer, halves to the even one; with `decimals`, the nearest multiple of 10**-decimals."""
+    return call("round", input) if decimals == 0 else call("round", input * 10.0**decimals) / 10.0**decimals  # type: ignore[operator, no-any-return]
+
+
+def lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
+    """Return input + weight * (end - input)."""
+    return call("lerp", input, end, weight)
+
+
+def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """Return each element moved into [min, max]. Raises ArgumentError when neither bound is given."""
+    if min is None and max is None:
+        raise ArgumentError("clamp: got neither min nor max; give at least one")
+    lowest, highest = (-np.inf, np.inf) if input.is_floating_point() else _integer_bounds(input)
+    return call("clamp", input, lowest if min is None else min, highest if max is None else max)
+
+
+clip = clamp
+
+
+def _integer_bounds(input: Tensor) -> tuple[int, int]:
+    bounds = np.iinfo(input.dtype)
+    return int(bounds.min), int(bounds.max)
+
+
+def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
+    """Return elements of `input` where `condition` holds, else of `other`; with the condition alone, the indices where
+    it holds.
+    """
+    condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
+    if input is None or other is None:
+        return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
+    if condition.dtype != dtypes.bool_:
+        raise DtypeError(f"where: got a condition of {condition.dtype}; wanted bool, such as x > 0")
+    return call("where", condition, input, other)
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """Return x times the normal distribution's Φ(x); "tanh" approximates it. Source: Hendrycks & Gimpel 2016."""
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
+    return call("gelu" if approximate == "none" else "gelu_tanh", input)
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Return log(1 + exp(beta x)) / beta; x itself where beta x exceeds `threshold`."""
+    return call("softplus", input, float(beta), float(threshold))
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """Return each element, negative ones times `negative_slope`."""
+    return call("leaky_relu", input, float(negative_slope))
+
+
+def elu(input: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return each element, negative ones as alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
+    return call("elu", input, float(alpha))
+
+
+def isnan(input: Tensor) -> Tensor:
+    """Return whether elements are not a number."""
+    return call("isnan", input)
+
+
+def isinf(input: Tensor) -> Tensor:
+    """Return whether elements are infinite."""
+    return call("isinf", input)
+
+
+def isfinite(input: Tensor) -> Tensor:
+    """Return whether elements are neither infinite nor not a number."""
+    return call("isfinite", input)
+
+
+def _logical(
+    name: str, ufunc: np.ufunc, bitwise: np.ufunc | None
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return the logical function of truth values and the bitwise one of integers; neither has a gradient."""
+
+    def logical(input: Any, other: Any) -> Tensor:
+        return Tensor.wrap(np.asarray(ufunc(_plain(input), _plain(other))))
+
+    def on_bits(input: Any, other: Any) -> Tensor:
+        arrays = [_plain(input), _plain(other)]
+        if any(np.asarray(a).dtype.kind == "f" for a in arrays):
+            raise DtypeError(f"bitwise_{name}: got floating-point operands; wanted bool or integers")
+        return Tensor.wrap(np.asarray(bitwise(*arrays)))  # type: ignore[misc]
+
+    logical.__name__, on_bits.__name__ = f"logical_{name}", f"bitwise_{name}"
+    logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
+    on_bits.__doc__ = f"Return the bitwise {name} of integers, or the logical one of bools."
+    return logical, on_bits
+
+
+def _plain(value: Any) -> Any:
+    return value.array if isinstance(value, Tensor) else value
+
+
+logical_and, bitwise_and = _logical("and", np.logical_and, np.bitwise_and)
+logical_or, bitwise_or = _logical("or", np.logical_or, np.bitwise_or)
+logical_xor, bitwise_xor = _logical("xor", np.logical_xor, np.bitwise_xor)
+
+
+def logical_not(input: Tensor) -> Tensor:
+    """Return whether elements are zero."""
+    return Tensor.wrap(np.asarray(np.logical_not(input.array)))
+
+
+def bitwise_not(input: Tensor) -> Tensor:
+    """Return the bits of integers inverted, or the logical not of bools."""
+    return Tensor.wrap(np.asarray(np.invert(input.array)))

@@ -1,0 +1,398 @@
+"""Elements and slices chosen by integer index or mask, and sums back into them: each is the other's derivative."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
+from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import add, mul, where
+from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.shape import flatten, normalize_dim, reshape
+from spillgrad.ops.subscript import getitem
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.memory import empty, zeros
+
+Shape = tuple[int, ...]
+Number = bool | int | float
+
+
+def _check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> None:
+    """Raise OperandError, DtypeError or DimensionError unless `index` holds integers from 0 to size - 1."""
+    if not isinstance(index, Tensor):
+        raise OperandError(f"{name}: got an index of type {type(index).__name__}; wanted a tensor of integers")
+    values = index.array
+    if values.dtype.kind not in "iu":
+        raise DtypeError(f"{name}: got an index of {values.dtype}; wanted integers: convert it with .to(int64)")
+    if values.size and (values.min() < 0 or values.max() >= size):
+        wrong = values[(values < 0) | (values >= size)][0]
+        raise DimensionError(
+            f"{name}: got index {wrong}; dimension {dim} of a tensor of shape {shape} takes 0 to {size - 1}"
+        )
+
+
+# --- Whole slices: index_select and index_add ------------------------------------------------------------------------
+
+
+def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
+    slices = np.moveaxis(self, dim, 0)
+    if not dtypes.is_floating_point(self.dtype):
+        return np.take(self, index, dim)
+
+    def rows(a: np.ndarray) -> np.ndarray:
+        return kernels.embedding(a, index)
+
+    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], slices[:1].size))
+    return np.ascontiguousarray(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
+
+
+def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
+    """Add slices into zeros of `size` along `dim`."""
+    slices = np.moveaxis(self, dim, 0)
+    if dtypes.is_floating_point(self.dtype):
+
+        def rows(a: np.ndarray) -> np.ndarray:
+            return kernels.embedding_backward(a, index, size)
+
+        sums: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], slices[:1].size))
+        sums = sums.reshape(size, *slices.shape[1:])
+    else:
+        sums = zeros((size, *slices.shape[1:]), self.dtype)
+        np.add.at(sums, index, slices)
+    return np.ascontiguousarray(np.moveaxis(sums, 0, dim))
+
+
+_index_select: Any = operation(
+    "index_select", _selected,
+    self=lambda g, dim, index, self_shape: _index_sum(g, dim, index, self_shape[dim]),
+)  # fmt: skip
+_index_sum: Any = operation("index_sum", _summed_slices, self=lambda g, dim, index: _index_select(g, dim, index))
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the slices of `input` at the positions `index` of one dimension.
+
+    Shapes: index (n,); the result is as input, with n in place of dimension `dim`.
+    """
+    dim = normalize_dim("index_select", dim, input.ndim)
+    if not input.ndim:
+        return reshape(index_select(reshape(input, 1), 0, index), ())
+    _check_index("index_select", index, input.shape[dim], dim, input.shape)
+    if index.ndim > 1:
+        raise ShapeError(f"index_select: got an index of shape {index.shape}; wanted one dimension: flatten it")
+    return _index_select(input, dim, flatten(index))  # type: ignore[no-any-return]
+
+
+def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
+    """Return `input` with alpha times the slices of `source` added at the positions `index` of one dimension.
+
+    Shapes: index (n,); source as input, with n in place of dimension `dim`.
+    """
+    dim = normalize_dim("index_add", dim, input.ndim)
+    _check_index("index_add", index, input.shape[dim], dim, input.shape)
+    wanted = (*input.shape[:dim], *index.shape, *input.shape[dim + 1 :])
+    if index.ndim != 1 or source.shape != wanted:
+        raise ShapeError(
+            f"index_add: got an index of shape {index.shape} and a source of shape {source.shape} for an input of "
+            f"{input.shape}; wanted (n,) and the input's shape with n in dimension {dim}"
+        )
+    if source.dtype != input.dtype:
+        raise DtypeError(f"index_add: got input {input.dtype} and source {source.dtype}; convert one with .to(dtype)")
+    sums = _index_sum(source, dim, index, input.shape[dim])
+    return add(input, sums if alpha == 1 else mul(sums, alpha))
+
+
+# --- Single elements: gather, scatter and scatter_add ----------------------------------------------------------------
+
+
+def _corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
+    """Return the part of `a` that an index of `shape` along `dim` can reach."""
+    return a[tuple(slice(None) if i == dim else slice(size) for i, size in enumerate(shape))]
+
+
+def _gathered(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
+    if not dtypes.is_floating_point(self.dtype):
+        return np.take_along_axis(_corner(self, dim, index.shape), index, dim)
+    return on_floats(lambda a: kernels.gather(a, dim, index), self)  # type: ignore[no-any-return]
+
+
+def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np.ndarray:
+    if dtypes.is_floating_point(self.dtype):
+        return on_floats(lambda a, b: kernels.scatter_add(a, dim, index, b), self, src)  # type: ignore[no-any-return]
+    out = self.copy()
+    positions = list(np.ogrid[tuple(slice(size) for size in index.shape)])
+    positions[dim] = index
+    np.add.at(out, tuple(positions), src)
+    return out
+
+
+def _overwritten(self: np.ndarray, dim: int, index: np.ndarray, src: Any) -> np.ndarray:
+    out = empty(self.shape, self.dtype)
+    np.copyto(out, self)
+    np.put_along_axis(_corner(out, dim, index.shape), index, src, dim)
+    return out
+
+
+def _gather_gradient(g: Tensor, dim: int, index: Tensor, self_shape: Shape) -> Tensor:
+    return scattered_into_zeros(g, dim, index, self_shape)
+
+
+_gather: Any = operation("gather", _gathered, self=_gather_gradient)
+_scatter_add: Any = operation("scatter_add", _added, self=lambda g: g, src=lambda g, dim, index: _gather(g, dim, index))
+_scatter: Any = operation(
+    "scatter", _overwritten,
+    self=lambda g, dim, index: _scatter(g, dim, index, 0), src=lambda g, dim, index: _gather(g, dim, index),
+)  # fmt: skip
+
+
+def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) -> Tensor:
+    """Return zeros of `shape` with values added at `index` along `dim`: the derivative of `gather`."""
+    return _scatter_add(Tensor.wrap(np.broadcast_to(np.zeros((), values.dtype), shape)), dim, index, values)  # type: ignore[no-any-return]
+
+
+def _check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
+    """Return `dim` counted from the front after checking that every index is at a place of `input`."""
+    dim = normalize_dim(name, dim, input.ndim)
+    _check_index(name, index, input.shape[dim] if input.ndim else 1, dim, input.shape)
+    fits = index.ndim == input.ndim and all(i == dim or size <= input.shape[i] for i, size in enumerate(index.shape))
+    if not fits:
+        raise ShapeError(
+            f"{name}: got an index of shape {index.shape} for an input of {input.shape}; wanted as many dimensions, "
+            f"and apart from dimension {dim} none larger: slice or expand the index"
+        )
+    return dim
+
+
+def _used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
+    """Return the part of `src` that has an index."""
+    if src.dtype != input.dtype:
+        raise DtypeError(f"{name}: got input {input.dtype} and src {src.dtype}; convert one with .to(dtype)")
+    if src.ndim != index.ndim or any(have < need for have, need in zip(src.shape, index.shape, strict=True)):
+        raise ShapeError(
+            f"{name}: got an index of shape {index.shape} and a src of shape {src.shape}; "
+            "src needs a value for every index"
+        )
+    return src if src.shape == index.shape else getitem(src, tuple(slice(size) for size in index.shape))
+
+
+def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the elements at `index` along one dimension, at the index's own position in all others.
+
+    Shapes: index as input, smaller or equal except along `dim`; the result is as index.
+    """
+    if not input.ndim and isinstance(index, Tensor) and index.ndim <= 1:
+        normalize_dim("gather", dim, 0)
+        return reshape(gather(reshape(input, 1), 0, reshape(index, -1)), index.shape)
+    return _gather(input, _check_places("gather", input, dim, index), index)  # type: ignore[no-any-return]
+
+
+def scatter(
+    input: Tensor, dim: int, index: Tensor, src: Tensor | Number | None = None, *, value: Number | None = None
+) -> Tensor:
+    """Return `input` with the elements at `index` along one dimension replaced by those of `src`, or by one number.
+
+    Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
+    Where an index appears twice, one of its values is kept and all of them receive its gradient, as in PyTorch.
+    """
+    dim = _check_places("scatter", input, dim, index)
+    source = value if src is None else src
+    if source is None:
+        raise ArgumentError("scatter: got neither src nor value; give the tensor or number to write")
+    if isinstance(source, Tensor):
+        source = _used_part("scatter", input, index, source)
+    return _scatter(input, dim, index, source)  # type: ignore[no-any-return]
+
+
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """Return `input` with the elements of `src` added at `index` along one dimension; those at one place add up.
+
+    Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
+    """
+    dim = _check_places("scatter_add", input, dim, index)
+    return _scatter_add(input, dim, index, _used_part("scatter_add", input, index, src))  # type: ignore[no-any-return]
+
+
+def take(input: Tensor, index: Tensor) -> Tensor:
+    """Return the elements at positions of the flattened input, in the shape of `index`; negative ones from the end."""
+    count = input.numel()
+    if isinstance(index, Tensor) and index.dtype.kind == "i":
+        index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
+    _check_index("take", index, count, 0, (count,))
+    return reshape(_gather(flatten(input), 0, flatten(index)), index.shape)
+
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """Return the elements at `indices` along one dimension, others broadcast; of the flattened input without `dim`."""
+    if dim is None:
+        return gather(flatten(input), 0, flatten(indices))
+    dim = normalize_dim("take_along_dim", dim, input.ndim)
+    if indices.ndim != input.ndim:
+        raise ShapeError(
+            f"take_along_dim: got indices of shape {indices.shape} for an input of {input.shape}; "
+            "wanted as many dimensions"
+        )
+    others = [
+        (1 if i == dim else size, 1 if i == dim else other)
+        for i, (size, other) in enumerate(zip(input.shape, indices.shape, strict=True))
+    ]
+    try:
+        common = list(np.broadcast_shapes(*zip(*others, strict=True)))
+    except ValueError as error:
+        raise ShapeError(
+            f"take_along_dim: got indices of shape {indices.shape} for an input of {input.shape}; "
+            f"apart from dimension {dim} they must broadcast"
+        ) from error
+    sizes = [(*common[:dim], shape[dim], *common[dim + 1 :]) for shape in (input.shape, indices.shape)]
+    return gather(expand_to(input, sizes[0]), dim, expand_to(indices, sizes[1]))
+
+
+# --- Rows of a table -------------------------------------------------------------------------------------------------
+
+
+def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
+    return on_floats(lambda table: kernels.embedding(table, indices), weight)  # type: ignore[no-any-return]
+
+
+def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
+    sums: np.ndarray = on_floats(lambda g: kernels.embedding_backward(g, indices, rows), grad_output)
+    if padding_idx is not None:
+        sums[padding_idx] = 0
+    return sums
+
+
+def _looked_up_without_padding(g: Tensor, indices: Tensor, padding_idx: int | None) -> Tensor:
+    rows: Tensor = _embedding(g, indices, padding_idx)
+    if padding_idx is None:
+        return rows
+    return where(Tensor.wrap(indices.array[..., None] != padding_idx), rows, 0.0)  # type: ignore[no-any-return]
+
+
+_embedding: Any = operation(
+    "embedding", _looked_up,
+    weight=lambda g, indices, padding_idx, weight_shape: _embedding_backward(g, indices, weight_shape[0], padding_idx),
+)  # fmt: skip
+_embedding_backward: Any = operation(
+    "embedding_dense_backward", _table_gradient, grad_output=_looked_up_without_padding
+)
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Return the rows of `weight` at the indices `input`; the row `padding_idx` receives no gradient.
+
+    Shapes: input any, weight (V, D), result input.shape + (D,). Raises DimensionError for an index outside [0, V).
+    """
+    if (
+        isinstance(weight, Tensor)
+        and isinstance(input, Tensor)
+        and input.is_floating_point()
+        and not weight.is_floating_point()
+    ):
+        raise DtypeError(
+            f"embedding: got indices of {input.dtype} and a table of {weight.dtype}; indices come first, then the table"
+        )
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        got = f"{weight.dtype} of shape {weight.shape}" if isinstance(weight, Tensor) else type(weight).__name__
+        raise ShapeError(f"embedding: got a table {got}; wanted floating-point numbers of shape (rows, width)")
+    _check_index("embedding", input, weight.shape[0], 0, weight.shape)
+    if padding_idx is not None:
+        rows = weight.shape[0]
+        if not -rows <= padding_idx < rows:
+            raise ArgumentError(f"embedding: got padding_idx {padding_idx}; the table has {rows} rows")
+        padding_idx %= rows
+    return _embedding(weight, input, padding_idx)  # type: ignore[no-any-return]
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
+    largest = int(tensor.array.max(initial=-1)) if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" else -1
+    classes = largest + 1 if num_classes == -1 else num_classes
+    _check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
+    return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
+
+
+# --- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def _check_mask(name: str, mask: Any) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
+        got = f"a mask of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise DtypeError(f"{name}: got {got}; wanted a bool tensor, such as x > 0")
+
+
+def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
+    """Return `input` with the elements where `mask` holds replaced by one value; the mask broadcasts."""
+    _check_mask("masked_fill", mask)
+    if isinstance(value, Tensor):
+        if value.ndim:
+            raise ShapeError(
+                f"masked_fill: got a value of shape {value.shape}; wanted one number or a 0-d tensor: use where"
+            )
+        value = to_dtype(value, input.dtype)
+    elif not input.is_floating_point():
+        value = Tensor.wrap(np.asarray(value).astype(input.dtype))
+    return where(mask, value, input)  # type: ignore[no-any-return]
+
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """Return the elements where `mask` holds, in one dimension; both operands broadcast."""
+    _check_mask("masked_select", mask)
+    try:
+        shape = np.broadcast_shapes(input.shape, mask.shape)
+    except ValueError as error:
+        raise ShapeError(f"masked_select: got {input.shape} and a mask of {mask.shape}; they must broadcast") from error
+    return getitem(expand_to(input, shape), expand_to(mask, shape))
+
+
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
+    if as_tuple:
+        return tuple(Tensor.wrap(index) for index in np.nonzero(np.atleast_1d(input.array)))
+    return Tensor.wrap(np.argwhere(input.array))
+
+
+# --- Diagonals -------------------------------------------------------------------------------------------------------
+
+
+def _diagonal_view(self: np.ndarray, offset: int, dim1: int, dim2: int) -> np.ndarray:
+    view = np.diagonal(self, offset, dim1, dim2)
+    view.flags.writeable = self.flags.writeable
+    return view
+
+
+def _diagonal_placed(self: np.ndarray, offset: int, dim1: int, dim2: int, shape: Shape) -> np.ndarray:
+    out = zeros(shape, self.dtype)
+    _diagonal_view(out, offset, dim1, dim2)[...] = self
+    return out
+
+
+_diagonal: Any = operation(
+    "diagonal", _diagonal_view, view=True,
+    self=lambda g, offset, dim1, dim2, self_shape: _place_diagonal(g, offset, dim1, dim2, self_shape),
+)  # fmt: skip
+_place_diagonal: Any = operation(
+    "place_diagonal", _diagonal_placed, self=lambda g, offset, dim1, dim2: _diagonal(g, offset, dim1, dim2)
+)
+
+
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Return a view of the diagonals of two dimensions as the last one; positive offsets lie above the main one."""
+    first, second = (normalize_dim("diagonal", dim, input.ndim) for dim in (dim1, dim2))
+    if input.ndim < 2 or first == second:
+        raise DimensionError(
+            f"diagonal: got dims {dim1} and {dim2} for a tensor of shape {input.shape}; wanted two different ones"
+        )
+    return _diagonal(input, offset, first, second)  # type: ignore[no-any-return]
+
+
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """Return the matrix with a vector on its diagonal and zeros elsewhere, or the diagonal of a matrix."""
+    if input.ndim == 2:
+        return _diagonal(input, diagonal, 0, 1)  # type: ignore[no-any-return]
+    if input.ndim != 1:
+        raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
+    size = input.shape[0] + abs(diagonal)
+    return _place_diagonal(input, diagonal, 0, 1, (size, size))  # type: ignore[no-any-return]

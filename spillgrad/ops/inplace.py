@@ -1,0 +1,277 @@
+"""In-place changes and the graph: the changed tensor, its base and its other views all stay right.
+
+An in-place operation is the operation itself on a snapshot of the tensor, whose result then moves into the tensor's
+memory.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.node import Edge, Node, OutputMeta
+from spillgrad.errors import DtypeError, GraphError, ShapeError
+from spillgrad.ops import elementwise
+from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import operation
+from spillgrad.tensor import Tensor, register_view_again
+from spillgrad_kernels.memory import empty
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
+
+
+def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Replace the tensor's values by `function(tensor, *arguments)` and record it; return the tensor.
+
+    Raises GraphError for a leaf that requires a gradient (and views of one), ShapeError or DtypeError when the result
+    does not fit into the tensor.
+    """
+    recorded = is_grad_enabled() and (
+        tensor.requires_grad or any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+    )
+    if recorded:
+        refuse_leaf(tensor, name)
+        # Derivatives may need the value that is overwritten, and arguments may be the tensor itself: they see a
+        # snapshot.
+        snapshot = Tensor.wrap(tensor.array.copy())
+        if tensor.requires_grad:
+            snapshot.attach(*tensor.gradient_edge())  # type: ignore[arg-type]
+        arguments = tuple(snapshot if a is tensor else a for a in arguments)
+    else:
+        snapshot = tensor
+    result = function(snapshot, *arguments)
+    write(tensor, name, result.array)
+    if recorded and result.requires_grad:
+        record_change(tensor, result)
+    return tensor
+
+
+def refuse_leaf(tensor: Tensor, name: str) -> None:
+    """Raise GraphError when changing the tensor in place would change a leaf whose gradient is wanted."""
+    base = tensor if tensor._base is None else tensor._base
+    if base.requires_grad and base.grad_fn is None:
+        what = (
+            "a leaf Variable that requires grad" if base is tensor else "a view of a leaf Variable that requires grad"
+        )
+        raise GraphError(
+            f"{name}: {what} is being used in an in-place operation; wrap it in no_grad() or work on a clone()"
+        )
+
+
+def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
+    """Copy values into the tensor's memory. The version moves first, so that whoever reads the memory meanwhile can
+    tell.
+    """
+    if values.shape != tensor.shape:
+        raise ShapeError(
+            f"{name}: the result has shape {values.shape}; an in-place result must keep the tensor's {tensor.shape}"
+        )
+    if dtypes.category(values.dtype) > dtypes.category(tensor.dtype):
+        raise DtypeError(
+            f"{name}: result type {values.dtype} can't be cast to the tensor's {tensor.dtype}; convert it first"
+        )
+    if not tensor.array.flags.writeable:
+        raise GraphError(f"{name}: the tensor's memory is read-only; clone() it first")
+    if (
+        0 in tensor.array.strides
+        and tensor.numel() > 1
+        and any(stride == 0 and size > 1 for stride, size in zip(tensor.array.strides, tensor.shape, strict=True))
+    ):
+        raise GraphError(
+            f"{name}: more than one element of the expanded tensor refers to one memory location; clone() it first"
+        )
+    tensor.bump_version()
+    np.copyto(tensor.array, values, casting="unsafe")
+
+
+def record_change(tensor: Tensor, result: Tensor) -> None:
+    """Give the changed tensor the graph of `result`; its base, if it is a view, gets the change too."""
+    edge = result.gradient_edge()
+    if tensor._base is None:
+        tensor.attach(edge.node, edge.output_nr)  # type: ignore[arg-type]
+        return
+    base = tensor._base
+    node = ChangedSlice(base, edge, geometry(tensor, base))
+    base.attach(node, 0)
+    tensor.attach(edge.node, edge.output_nr)  # type: ignore[arg-type]
+    tensor._base_fn = node
+
+
+def geometry(view: Tensor, base: Tensor) -> Geometry:
+    """Return where a view lies in its base. Raises GraphError for a base that is not dense."""
+    if not base.is_contiguous():
+        raise GraphError("in-place: cannot record a change of a view whose base is not contiguous; clone() it first")
+    start = view.array.__array_interface__["data"][0] - base.array.__array_interface__["data"][0]
+    return view.shape, view.stride(), start // base.itemsize
+
+
+class ChangedSlice(Node):
+    """The base after one of its views changed: the rest of it as before, the view's part from the view's operation."""
+
+    def __init__(self, base: Tensor, changed: Edge, place: Geometry) -> None:
+        super().__init__()
+        self.edges = (base.gradient_edge(), changed)
+        self.outputs = (OutputMeta(base.shape, base.dtype, base.device),)
+        self._place = place
+
+    def name(self) -> str:
+        return "CopySlices"
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        (g,) = grads
+        if g is None:
+            return [None, None]
+        part = as_strided(g, self._place) if self.edges[1].node is not None else None
+        rest = None
+        if self.edges[0].node is not None:
+            rest = _put_strided(g, Tensor.wrap(np.zeros(self._place[0], g.dtype)), self._place)
+        return [rest, part]
+
+
+def _strided(self: np.ndarray, place: Geometry) -> np.ndarray:
+    shape, strides, offset = place
+    flat = np.ascontiguousarray(self).reshape(-1)[offset:]
+    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * self.itemsize for s in strides))
+
+
+def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
+    out = empty(self.shape, self.dtype)
+    np.copyto(out, self)
+    _strided(out, place)[...] = part
+    return out
+
+
+def _as_strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
+    return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), g, place)
+
+
+def _rest_gradient(g: Tensor, place: Geometry) -> Tensor:
+    return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)
+
+
+_as_strided: Any = operation("as_strided", _strided, view=True, self=_as_strided_gradient)
+_put_strided: Any = operation("put_strided", _put, self=_rest_gradient, part=lambda g, place: as_strided(g, place))
+
+
+def as_strided(tensor: Tensor, place: Geometry) -> Tensor:
+    """Return the elements of a dense tensor at (shape, strides, offset), without repeated ones."""
+    return _as_strided(tensor, place)  # type: ignore[no-any-return]
+
+
+def _view_again(view: Tensor, base: Tensor) -> None:
+    """Read a view again from its base, which changed in the graph since."""
+    node = base._grad_fn
+    view._base_fn = node
+    if node is None:
+        view._grad_fn, view._requires_grad = None, base._requires_grad
+        return
+    source = base.alias(Edge(node, base._output_nr))
+    read = _StridedRead(source, view, geometry(view, base))
+    view.attach(read, 0)
+
+
+class _StridedRead(Node):
+    """A view of a base that changed after the view was made."""
+
+    def __init__(self, base: Tensor, view: Tensor, place: Geometry) -> None:
+        super().__init__()
+        self.edges = (base.gradient_edge(),)
+        self.outputs = (OutputMeta(view.shape, view.dtype, view.device),)
+        self._base_shape = base.shape
+        self._place = place
+
+    def name(self) -> str:
+        return "AsStridedBackward0"
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        return [None if grads[0] is None else _as_strided_gradient(grads[0], self._place, self._base_shape)]
+
+
+register_view_again(_view_again)
+
+
+def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
+    """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
+    from_array = source if isinstance(source, Tensor) else Tensor.wrap(np.asarray(source))
+    return change(tensor, "copy_", _copied, from_array)
+
+
+def _copied(tensor: Tensor, source: Tensor) -> Tensor:
+    return _copy(tensor, source)  # type: ignore[no-any-return]
+
+
+def _copy_forward(self: np.ndarray, source: np.ndarray) -> np.ndarray:
+    out = empty(self.shape, self.dtype)
+    try:
+        np.copyto(out, source, casting="unsafe")
+    except ValueError as error:
+        raise ShapeError(
+            f"copy_: got a source of shape {source.shape}; it does not broadcast to {self.shape}"
+        ) from error
+    return out
+
+
+def _copy_gradient(g: Tensor, source_shape: tuple[int, ...], source_dtype: dtypes.DType) -> Tensor:
+    return to_dtype(sum_to(g, source_shape), source_dtype)
+
+
+_copy: Any = operation("copy", _copy_forward, source=_copy_gradient)
+
+
+def fill_(tensor: Tensor, value: Any) -> Tensor:
+    """Overwrite the tensor with one value."""
+    return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.dtype))
+
+
+def zero_(tensor: Tensor) -> Tensor:
+    """Overwrite the tensor with zeros."""
+    return fill_(tensor, 0)
+
+
+def _method(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def method(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return change(tensor, name, lambda t, *rest: function(t, *rest, **options), *arguments)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"Do `{name.rstrip('_')}` in place; return the tensor."
+    return method
+
+
+NAMES = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "remainder",
+    "floor_divide",
+    "neg",
+    "abs",
+    "square",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "exp",
+    "log",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "clamp",
+    "maximum",
+    "minimum",
+    "lerp",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+)
+METHODS: dict[str, Callable[..., Tensor]] = {
+    f"{name}_": _method(f"{name}_", getattr(elementwise, name)) for name in NAMES
+}
+METHODS["subtract_"], METHODS["multiply_"] = METHODS["sub_"], METHODS["mul_"]
+METHODS |= {"copy_": copy_, "fill_": fill_, "zero_": zero_}

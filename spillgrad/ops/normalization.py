@@ -1,0 +1,202 @@
+"""Softmax and the normalizations of whole rows."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import DtypeError, ShapeError
+from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.elementwise import exp, mul, rsqrt, square, sub
+from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.reduce import mean, sum
+from spillgrad.ops.shape import normalize_dim, reshape
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import normalization as kernels
+
+Shape = tuple[int, ...]
+
+
+def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None) -> Any:
+    """Call a fused backward kernel on tensors; return its gradients as tensors of the first one's dtype."""
+    results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors))
+    return tuple(map(Tensor.wrap, results)) if isinstance(results, tuple) else Tensor.wrap(results)
+
+
+def _softmax_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    return on_floats(lambda a: kernels.softmax(a, dim), self)  # type: ignore[no-any-return]
+
+
+def _log_softmax_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    return on_floats(lambda a: kernels.log_softmax(a, dim), self)  # type: ignore[no-any-return]
+
+
+_softmax: Any = operation(
+    "softmax", _softmax_forward,
+    self=Composed(
+        fused=lambda g, result, dim: run_on_tensors(lambda g, y: kernels.softmax_backward(g, y, dim), g, result),
+        composed=lambda g, result, dim: mul(result, sub(g, sum(mul(g, result), dim, True))),
+    ),
+)  # fmt: skip
+_log_softmax: Any = operation(
+    "log_softmax", _log_softmax_forward,
+    self=Composed(
+        fused=lambda g, result, dim: run_on_tensors(lambda g, y: kernels.log_softmax_backward(g, y, dim), g, result),
+        composed=lambda g, result, dim: sub(g, mul(exp(result), sum(g, dim, True))),
+    ),
+)  # fmt: skip
+
+
+def _along(name: str, function: Any, input: Tensor, dim: int, dtype: Any) -> Tensor:
+    if dtype is not None:
+        input = to_dtype(input, dtype)
+    if not input.is_floating_point():
+        raise DtypeError(f"{name}: got a tensor of {input.dtype}; wanted floating-point numbers: pass dtype=float32")
+    dim = normalize_dim(name, dim, input.ndim)
+    if not input.ndim:
+        return reshape(function(reshape(input, 1), 0), ())
+    return function(input, dim)  # type: ignore[no-any-return]
+
+
+def softmax(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
+    """Return exp(x) / sum(exp(x)) along one dimension, without overflow; `dtype` converts the input first."""
+    return _along("softmax", _softmax, input, dim if axis is None else axis, dtype)
+
+
+def log_softmax(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
+    """Return log(softmax(x)) along one dimension, accurate where softmax itself underflows."""
+    return _along("log_softmax", _log_softmax, input, dim if axis is None else axis, dtype)
+
+
+def _layer_norm_forward(
+    input: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, normalized_shape: Shape, eps: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    n = math.prod(normalized_shape)
+    return on_floats(lambda x, w, b: kernels.layer_norm(x, n, w, b, eps), input, weight, bias, exact_aux=True)  # type: ignore[no-any-return]
+
+
+def _layer_norm_fused(
+    g: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    normalized_shape: Shape,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    gradients = run_on_tensors(kernels.layer_norm_backward, g, input, weight, mean, rstd)
+    return _shaped(gradients, normalized_shape, needs)
+
+
+def _layer_norm_composed(
+    g: Any, input: Tensor, weight: Tensor | None, normalized_shape: Shape, eps: float, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred: Any = sub(input, mean(input, dims, True))
+    rstd: Any = rsqrt(mean(square(centred), dims, True) + eps)  # type: ignore[operator]
+    normalized = centred * rstd
+    by_normalized = g if weight is None else g * weight
+    by_input = rstd * (
+        by_normalized - mean(by_normalized, dims, True) - normalized * mean(by_normalized * normalized, dims, True)
+    )
+    gradients = by_input, sum_to(g * normalized, normalized_shape), sum_to(g, normalized_shape)
+    return _shaped(gradients, normalized_shape, needs)
+
+
+def _shaped(
+    gradients: tuple[Tensor, ...], normalized_shape: Shape, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Return the wanted gradients; those of the parameters come flat from the kernels."""
+    by_input, *by_parameters = gradients
+    shaped = (by_input, *(reshape(part, normalized_shape) for part in by_parameters))
+    return tuple(part if need else None for part, need in zip(shaped, needs, strict=True))
+
+
+_layer_norm: Any = operation(
+    "native_layer_norm", _layer_norm_forward, aux=("mean", "rstd"),
+    joint=(("input", "weight", "bias"), Composed(fused=_layer_norm_fused, composed=_layer_norm_composed)),
+)  # fmt: skip
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return each row shifted to mean 0 and scaled to variance 1, then scaled and shifted by the parameters.
+
+    Shapes: rows are the trailing dimensions `normalized_shape`, which weight and bias have too. Source: Ba et al. 2016.
+    """
+    shape = _checked_rows("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    return _layer_norm(input, weight, bias, shape, float(eps))  # type: ignore[no-any-return]
+
+
+def _checked_rows(
+    name: str, input: Tensor, normalized_shape: int | Sequence[int], **parameters: Tensor | None
+) -> Shape:
+    """Return the rows' shape. Raises ShapeError or DtypeError for an input or parameters that do not have it."""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(size) for size in normalized_shape)
+    if not shape or input.shape[-len(shape) :] != shape:
+        raise ShapeError(
+            f"{name}: got input {input.shape} and normalized_shape {shape}; wanted the input's last dimensions"
+        )
+    if not input.is_floating_point():
+        raise DtypeError(f"{name}: got a tensor of {input.dtype}; wanted floating-point numbers")
+    for parameter_name, parameter in parameters.items():
+        if parameter is not None and parameter.shape != shape:
+            raise ShapeError(
+                f"{name}: got {parameter_name} {parameter.shape} and normalized_shape {shape}; they must be equal"
+            )
+        if parameter is not None and parameter.dtype != input.dtype:
+            raise DtypeError(
+                f"{name}: got input {input.dtype} and {parameter_name} {parameter.dtype}; convert one with .to(dtype)"
+            )
+    return shape
+
+
+def _rms_norm_forward(
+    input: np.ndarray, weight: np.ndarray | None, normalized_shape: Shape, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    n = math.prod(normalized_shape)
+    return on_floats(lambda x, w: kernels.rms_norm(x, n, w, eps), input, weight, exact_aux=True)  # type: ignore[no-any-return]
+
+
+def _rms_norm_fused(
+    g: Tensor, input: Tensor, weight: Tensor | None, rstd: Tensor, normalized_shape: Shape, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    return _shaped(run_on_tensors(kernels.rms_norm_backward, g, input, weight, rstd), normalized_shape, needs)
+
+
+def _rms_norm_composed(
+    g: Any, input: Tensor, weight: Tensor | None, normalized_shape: Shape, eps: float, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    dims = tuple(range(-len(normalized_shape), 0))
+    rstd: Any = rsqrt(mean(square(input), dims, True) + eps)  # type: ignore[operator]
+    normalized: Any = mul(input, rstd)
+    by_normalized = g if weight is None else g * weight
+    by_input = rstd * (by_normalized - normalized * mean(by_normalized * normalized, dims, True))
+    return _shaped((by_input, sum_to(g * normalized, normalized_shape)), normalized_shape, needs)
+
+
+_rms_norm: Any = operation(
+    "rms_norm", _rms_norm_forward, aux=("rstd",),
+    joint=(("input", "weight"), Composed(fused=_rms_norm_fused, composed=_rms_norm_composed)),
+)  # fmt: skip
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Return each row scaled to mean square 1, then by the weight; `eps` is by default the dtype's rounding step.
+
+    Shapes: rows are the trailing dimensions `normalized_shape`, which the weight has too.
+    Source: Zhang & Sennrich 2019.
+    """
+    shape = _checked_rows("rms_norm", input, normalized_shape, weight=weight)
+    computed = np.float64 if input.itemsize == 8 else np.float32
+    return _rms_norm(input, weight, shape, float(np.finfo(computed).eps if eps is None else eps))  # type: ignore[no-any-return]

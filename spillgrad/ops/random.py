@@ -1,0 +1,37 @@
+"""Random operations: a mask is not saved but drawn again from its seed and position."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.generator import default_generator
+from spillgrad.ops.define import operation
+from spillgrad.ops.inplace import change
+from spillgrad.ops.numeric import on_floats
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import random as kernels
+
+
+def _dropped(self: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+    return on_floats(lambda a: kernels.dropout(a, p, seed, offset), self)  # type: ignore[no-any-return]
+
+
+_dropout: Any = operation("dropout", _dropped, self=lambda g, p, seed, offset: _dropout(g, p, seed, offset))
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Return `input` with each element zeroed with probability `p` and the others scaled by 1 / (1 - p).
+
+    When not `training`, the input itself. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
+    """
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"dropout: got p={p}; wanted a probability from 0 to 1")
+    if not input.is_floating_point():
+        raise DtypeError(f"dropout: got a tensor of {input.dtype}; wanted floating-point numbers")
+    if not training or p == 0:
+        return input
+    seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
+    if inplace:
+        return change(input, "dropout", lambda tensor: _dropout(tensor, float(p), seed, offset))
+    return _dropout(input, float(p), seed, offset)  # type: ignore[no-any-return]

@@ -1,0 +1,503 @@
+"""Reductions over dimensions, running sums, and sorting.
+
+`dim` is one dimension, several, or none for all; Paddle's and NumPy's `axis` means the same.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DimensionError, DtypeError
+from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import abs, div, exp, maximum, minimum, mul, pow, where
+from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.numeric import compute_dtype, on_floats
+from spillgrad.ops.shape import (
+    flatten,
+    flip,
+    narrow,
+    normalize_dim,
+    normalize_dims,
+    pad,
+    permute,
+    reshape,
+    unflatten,
+    unsqueeze,
+)
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import reductions as kernels
+
+Shape = tuple[int, ...]
+Dims = int | Sequence[int] | None
+
+
+class ValuesAndIndices(NamedTuple):
+    """What a reduction along one dimension, or a sort, returns: values and where they were."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _dims(name: str, dim: Dims, axis: Dims, ndim: int) -> Shape:
+    """Return the dimensions to reduce, counted from the front: all of them where none is named."""
+    dim = axis if dim is None else dim
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(ndim))
+    dims = normalize_dims(name, dim, ndim)
+    return dims if ndim else ()
+
+
+def _kept_shape(shape: Shape, dims: Shape) -> Shape:
+    return tuple(1 if i in dims else size for i, size in enumerate(shape))
+
+
+def _kept(tensor: Any, self_shape: Shape, dims: Shape) -> Any:
+    """Return a reduced tensor with its reduced dimensions as size 1, so that it broadcasts with the input."""
+    return reshape(tensor, _kept_shape(self_shape, dims))
+
+
+def _count(shape: Shape, dims: Shape) -> int:
+    return math.prod(shape[i] for i in dims)
+
+
+def _require_floats(name: str, input: Tensor) -> None:
+    if not input.is_floating_point():
+        raise DtypeError(
+            f"{name}: got a tensor of {input.dtype}; wanted floating-point numbers: convert it with .to(float32)"
+        )
+
+
+def _folded(
+    kernel: Callable[..., Any], numpy_function: Callable[..., Any], **options: Any
+) -> Callable[..., np.ndarray]:
+    """Return a forward function: a kernel for floating dtypes, NumPy with `options` for integers and bool."""
+
+    def forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
+        if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+            return np.asarray(numpy_function(self, axis=dims, keepdims=keepdim, **options))
+        return on_floats(lambda a: kernel(a, dims, keepdim), self)  # type: ignore[no-any-return]
+
+    return forward
+
+
+# --- Sum, mean, product ----------------------------------------------------------------------------------------------
+
+_sum: Any = operation(
+    "sum", _folded(kernels.sum, np.sum, dtype=np.int64),
+    self=lambda g, dims, self_shape: expand_to(_kept(g, self_shape, dims), self_shape),
+)  # fmt: skip
+
+
+def _mean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
+    def averaged(a: np.ndarray) -> np.ndarray:
+        total = kernels.sum(a, dims, keepdim)
+        with np.errstate(all="ignore"):  # the mean of no elements is NaN
+            total /= _count(a.shape, dims)
+        return total
+
+    return on_floats(averaged, self)  # type: ignore[no-any-return]
+
+
+def _mean_gradient(g: Tensor, dims: Shape, self_shape: Shape) -> Tensor:
+    return expand_to(_kept(div(g, _count(self_shape, dims)), self_shape, dims), self_shape)
+
+
+_mean: Any = operation("mean", _mean_forward, self=_mean_gradient)
+
+
+def _products_of_others(factors: Tensor) -> Tensor:
+    """Return, for each element of the last dimension, the product of all others: no division, so zeros are exact.
+
+    Each half-length level multiplies neighbours, and hands each the product of the other pairs times its neighbour.
+    """
+    count = factors.shape[-1]
+    if count <= 1:
+        return Tensor.wrap(np.ones(factors.shape, factors.dtype))
+    pairs = unflatten(pad(factors, (0, count % 2), value=1.0), -1, (-1, 2))
+    others = _products_of_others(reshape(mul(narrow(pairs, -1, 0, 1), narrow(pairs, -1, 1, 1)), pairs.shape[:-1]))
+    return narrow(flatten(mul(unsqueeze(others, -1), flip(pairs, -1)), -2), -1, 0, count)
+
+
+def _prod_gradient(g: Tensor, self: Tensor, dims: Shape) -> Tensor:
+    order = tuple(i for i in range(self.ndim) if i not in dims) + dims
+    moved = permute(self, order)
+    others = _products_of_others(reshape(moved, (*moved.shape[: self.ndim - len(dims)], _count(self.shape, dims))))
+    back = permute(reshape(others, moved.shape), np.argsort(order).tolist())
+    return mul(back, _kept(g, self.shape, dims))
+
+
+_prod: Any = operation("prod", _folded(kernels.prod, np.prod, dtype=np.int64), self=_prod_gradient)
+
+
+def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
+    """Return the sum over dimensions; integers and bool sum to int64."""
+    input = input if dtype is None else to_dtype(input, dtype)
+    return _sum(input, _dims("sum", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+
+
+def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
+    """Return the average over dimensions. Raises DtypeError for integers."""
+    input = input if dtype is None else to_dtype(input, dtype)
+    _require_floats("mean", input)
+    return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+
+
+def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
+    """Return the product over dimensions; integers and bool multiply to int64."""
+    input = input if dtype is None else to_dtype(input, dtype)
+    return _prod(input, _dims("prod", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+
+
+# --- Variance --------------------------------------------------------------------------------------------------------
+
+
+def _var_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
+    return on_floats(lambda a: kernels.var(a, dims, correction, keepdim)[0], self)  # type: ignore[no-any-return]
+
+
+def _std_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
+    return on_floats(lambda a: np.sqrt(kernels.var(a, dims, correction, keepdim)[0]), self)  # type: ignore[no-any-return]
+
+
+def _var_gradient(g: Any, self: Any, dims: Shape, correction: float) -> Any:
+    freedom = _count(self.shape, dims) - correction
+    scale = 2.0 / freedom if freedom > 0 else math.inf
+    return _kept(g * scale, self.shape, dims) * (self - mean(self, dims, True))
+
+
+def _std_gradient(g: Any, self: Any, result: Any, dims: Shape, correction: float) -> Any:
+    by_variance = where(result == 0, 0.0, g / (result * 2))  # as PyTorch: no gradient where all values are equal
+    return _var_gradient(by_variance, self, dims, correction)
+
+
+_var: Any = operation("var", _var_forward, self=_var_gradient)
+_std: Any = operation("std", _std_forward, self=_std_gradient)
+
+
+def _spread(
+    function: Any,
+    name: str,
+    input: Tensor,
+    dim: Any,
+    unbiased: bool | None,
+    keepdim: bool,
+    correction: float | None,
+    axis: Dims,
+) -> Tensor:
+    _require_floats(name, input)
+    if isinstance(dim, bool):  # PyTorch: var(x, False) gives `unbiased`
+        dim, unbiased = None, dim
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    elif unbiased is not None:
+        raise ArgumentError(f"{name}: got both unbiased={unbiased} and correction={correction}; give one")
+    # All dimensions of a 0-d tensor are none, and reductions of none are the tensor: kernels count one element.
+    return function(input, _dims(name, dim, axis, input.ndim), keepdim, float(correction))  # type: ignore[no-any-return]
+
+
+def var(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
+    *, correction: float | None = None, axis: Dims = None,
+) -> Tensor:  # fmt: skip
+    """Return the variance over dimensions: squared deviations over n - correction (1, or 0 if not `unbiased`)."""
+    return _spread(_var, "var", input, dim, unbiased, keepdim, correction, axis)
+
+
+def std(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
+    *, correction: float | None = None, axis: Dims = None,
+) -> Tensor:  # fmt: skip
+    """Return the standard deviation over dimensions: the square root of `var`."""
+    return _spread(_std, "std", input, dim, unbiased, keepdim, correction, axis)
+
+
+def var_mean(
+    input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False,
+    *, correction: float | None = None, axis: Dims = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the variance and the mean over dimensions."""
+    return var(input, dim, unbiased, keepdim, correction=correction, axis=axis), mean(input, dim, keepdim, axis=axis)
+
+
+# --- Extremes --------------------------------------------------------------------------------------------------------
+
+
+def _shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
+    """Give each of the elements that equal the extreme the same part of its gradient."""
+    extreme = _kept(result, self.shape, dims).detach()
+    is_extreme = (self.detach() == extreme) | (self.detach() != self.detach())
+    share = _kept(g, self.shape, dims) / to_dtype(sum(is_extreme, dims, True), g.dtype)
+    return where(is_extreme, share, 0.0)
+
+
+_amax: Any = operation("amax", _folded(kernels.max, np.max), self=_shared_among_ties)
+_amin: Any = operation("amin", _folded(kernels.min, np.min), self=_shared_among_ties)
+
+
+def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    def position(self: np.ndarray, dim: int, keepdim: bool) -> np.ndarray:
+        if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+            return np.asarray(numpy_function(self, axis=dim, keepdims=keepdim))
+        return on_floats(lambda a: kernel(a, dim, keepdim), self)  # type: ignore[no-any-return]
+
+    return position
+
+
+_position_of_max = _position(kernels.argmax, np.argmax)
+_position_of_min = _position(kernels.argmin, np.argmin)
+
+
+def _extreme_along(position: Callable[..., np.ndarray]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    def forward(self: np.ndarray, dim: int, keepdim: bool) -> tuple[np.ndarray, np.ndarray]:
+        indices = position(self, dim, True)
+        values = np.take_along_axis(self, indices, dim)
+        return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+    return forward
+
+
+def _gradient_at_indices(g: Tensor, indices: Tensor, dim: int, self_shape: Shape) -> Tensor:
+    shape = _kept_shape(self_shape, (dim,))
+    return scattered_into_zeros(reshape(g, shape), dim, reshape(indices, shape), self_shape)
+
+
+_max_along: Any = operation(
+    "max", _extreme_along(_position_of_max), outputs=("values", "indices"), self=_gradient_at_indices
+)
+_min_along: Any = operation(
+    "min", _extreme_along(_position_of_min), outputs=("values", "indices"), self=_gradient_at_indices
+)
+
+
+def _require_elements(name: str, input: Tensor, dims: Shape) -> None:
+    if 0 in (input.shape[i] for i in dims):
+        raise DimensionError(f"{name}: got a tensor of shape {input.shape}; reduce a dimension that is not empty")
+
+
+def _extreme(
+    name: str, along: Any, over: Any, elementwise: Any, input: Tensor, dim: Any, keepdim: bool, axis: Any
+) -> Any:
+    dim = axis if dim is None else dim
+    if isinstance(dim, Tensor):
+        return elementwise(input, dim)
+    if not isinstance(dim, int):
+        return _over(name, over, input, dim, keepdim)
+    dim = normalize_dim(name, dim, input.ndim)
+    if not input.ndim:
+        values, indices = along(reshape(input, 1), 0, False)
+    else:
+        _require_elements(name, input, (dim,))
+        values, indices = along(input, dim, keepdim)
+    return ValuesAndIndices(values, indices)
+
+
+def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) -> Tensor:
+    dims = _dims(name, dim, None, input.ndim)
+    _require_elements(name, input, dims)
+    return operation(input, dims, keepdim)  # type: ignore[no-any-return]
+
+
+def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
+    """Return the largest element; along a dimension (values, indices); with another tensor the elementwise maximum."""
+    return _extreme("max", _max_along, _amax, maximum, input, dim, keepdim, axis)
+
+
+def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
+    """Return the smallest element; along a dimension (values, indices); with another tensor the elementwise minimum."""
+    return _extreme("min", _min_along, _amin, minimum, input, dim, keepdim, axis)
+
+
+def amax(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
+    """Return the largest element over dimensions; equal ones share the gradient evenly."""
+    return _over("amax", _amax, input, axis if dim is None else dim, keepdim)
+
+
+def amin(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
+    """Return the smallest element over dimensions; equal ones share the gradient evenly."""
+    return _over("amin", _amin, input, axis if dim is None else dim, keepdim)
+
+
+def _argument(name: str, position: Callable[..., np.ndarray], input: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    if dim is None or not input.ndim:
+        dim = None if dim is None else normalize_dim(name, dim, 0)
+        _require_elements(name, input, tuple(range(input.ndim)))
+        found = position(input.array.reshape(-1), 0, False)
+        return Tensor.wrap(found.reshape((1,) * input.ndim if keepdim else ()))
+    dim = normalize_dim(name, dim, input.ndim)
+    _require_elements(name, input, (dim,))
+    return Tensor.wrap(position(input.array, dim, keepdim))
+
+
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+    """Return the position of the first largest element: in the flattened tensor, or along a dimension."""
+    return _argument("argmax", _position_of_max, input, axis if dim is None else dim, keepdim)
+
+
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+    """Return the position of the first smallest element: in the flattened tensor, or along a dimension."""
+    return _argument("argmin", _position_of_min, input, axis if dim is None else dim, keepdim)
+
+
+# --- Logarithms of sums, running sums, norms -------------------------------------------------------------------------
+
+
+def _logsumexp_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
+    return _kept(g, self.shape, dims) * exp(self - _kept(result, self.shape, dims))
+
+
+_logsumexp: Any = operation(
+    "logsumexp", lambda self, dims, keepdim: on_floats(lambda a: kernels.logsumexp(a, dims, keepdim), self),
+    self=_logsumexp_gradient,
+)  # fmt: skip
+
+
+def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
+    """Return log(sum(exp(x))) over dimensions, without overflow."""
+    _require_floats("logsumexp", input)
+    return _logsumexp(input, _dims("logsumexp", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+
+
+def _cumsum_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+        return np.cumsum(self, dim, dtype=np.int64)
+    return on_floats(lambda a: kernels.cumsum(a, dim), self)  # type: ignore[no-any-return]
+
+
+_cumsum: Any = operation("cumsum", _cumsum_forward, self=lambda g, dim: flip(_cumsum(flip(g, dim), dim), dim))
+
+
+def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
+    """Return the running sums along a dimension; integers and bool sum to int64."""
+    dim = axis if dim is None else dim
+    if dim is None:
+        raise ArgumentError("cumsum: got no dim; give the dimension to sum along, or flatten() the tensor first")
+    input = input if dtype is None else to_dtype(input, dtype)
+    dim = normalize_dim("cumsum", dim, input.ndim)
+    if not input.ndim:
+        return reshape(_cumsum(reshape(input, 1), 0), ())
+    return _cumsum(input, dim)  # type: ignore[no-any-return]
+
+
+def _euclidean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
+    return on_floats(lambda a: np.sqrt(kernels.sum(a * a, dims, keepdim)), self)  # type: ignore[no-any-return]
+
+
+def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
+    direction = where(result == 0, 0.0, g / result)  # as PyTorch: the subgradient at the origin is 0
+    return self * _kept(direction, self.shape, dims)
+
+
+_euclidean: Any = operation("linalg_vector_norm", _euclidean_forward, self=_euclidean_gradient)
+
+
+def norm(
+    input: Tensor,
+    p: float | str | None = 2.0,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    axis: Dims = None,
+) -> Tensor:
+    """Return the vector norm (sum |x|**p)**(1/p) over dimensions; p may be inf, -inf or 0 (how many are not zero).
+
+    "fro" is 2. Raises ArgumentError for another name.
+    """
+    input = input if dtype is None else to_dtype(input, dtype)
+    _require_floats("norm", input)
+    if isinstance(p, str) and p != "fro":
+        raise ArgumentError(f'norm: got p={p!r}; wanted a number or "fro"')
+    order = 2.0 if p is None or isinstance(p, str) else float(p)
+    dims = _dims("norm", dim, axis, input.ndim)
+    if order == 2:
+        return _euclidean(input, dims, keepdim)  # type: ignore[no-any-return]
+    if math.isinf(order):
+        return (amax if order > 0 else amin)(abs(input), dims, keepdim)
+    if order == 0:
+        return to_dtype(Tensor.wrap(np.asarray(np.count_nonzero(input.array, dims, keepdims=keepdim))), input.dtype)
+    if order == 1:
+        return sum(abs(input), dims, keepdim)
+    return pow(sum(pow(abs(input), order), dims, keepdim), 1 / order)
+
+
+# --- Truth and counting ----------------------------------------------------------------------------------------------
+
+
+def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
+    """Return whether all elements over dimensions are not zero."""
+    return Tensor.wrap(np.asarray(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim), np.bool_))
+
+
+def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
+    """Return whether any element over dimensions is not zero."""
+    return Tensor.wrap(np.asarray(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim), np.bool_))
+
+
+def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+    """Return how many elements over dimensions are not zero, as int64."""
+    return Tensor.wrap(
+        np.asarray(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim)), np.int64)
+    )
+
+
+# --- Sorting ---------------------------------------------------------------------------------------------------------
+
+
+def _order(array: np.ndarray, dim: int, descending: bool) -> Any:
+    """Return the positions in stable sorted order; NaN counts as the largest."""
+    if dtypes.is_floating_point(array.dtype) and array.itemsize == 2:
+        array = array.astype(np.float32)
+    if not descending:
+        return np.argsort(array, dim, kind="stable")
+    return array.shape[dim] - 1 - np.flip(np.argsort(np.flip(array, dim), dim, kind="stable"), dim)
+
+
+def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
+    order = _order(self, dim, descending)
+    indices = np.ascontiguousarray(order[(slice(None),) * dim + (slice(count),)])
+    return np.take_along_axis(self, indices, dim), indices
+
+
+_sort: Any = operation(
+    "sort", _sorted_forward, outputs=("values", "indices"),
+    self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+)  # fmt: skip
+
+
+def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | None) -> ValuesAndIndices:
+    dim = normalize_dim(name, dim, input.ndim)
+    if not input.ndim:
+        values, indices = _ordered(name, reshape(input, 1), 0, descending, count)
+        return ValuesAndIndices(reshape(values, ()), reshape(indices, ()))
+    size = input.shape[dim]
+    if count is not None and not 0 <= count <= size:
+        raise ArgumentError(
+            f"{name}: got k={count}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
+        )
+    return ValuesAndIndices(*_sort(input, dim, descending, size if count is None else count))
+
+
+def sort(
+    input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
+) -> ValuesAndIndices:
+    """Return (values, indices) in order along a dimension; equal ones keep theirs, NaN counts as the largest."""
+    return _ordered("sort", input, dim if axis is None else axis, descending, None)
+
+
+def argsort(
+    input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
+) -> Tensor:
+    """Return the indices that sort the tensor along a dimension."""
+    return sort(input, dim, descending, stable, axis=axis).indices
+
+
+def topk(
+    input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
+) -> ValuesAndIndices:
+    """Return (values, indices) of the k largest (or smallest) elements along a dimension, in order."""
+    return _ordered("topk", input, dim if axis is None else axis, largest, k)

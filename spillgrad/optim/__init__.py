@@ -1,0 +1,8 @@
+"""Optimizers and learning-rate schedules."""
+
+from spillgrad.optim import lr_scheduler
+from spillgrad.optim.adam import Adam, AdamW
+from spillgrad.optim.optimizer import Optimizer
+from spillgrad.optim.sgd import SGD
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]

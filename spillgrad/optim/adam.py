@@ -1,0 +1,74 @@
+"""Adam, and Adam with decoupled weight decay."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
+from spillgrad.optim.arrays import flat, writable
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import optim as kernels
+
+
+class Adam(Optimizer):
+    """Scale each element's step by running moments of its gradient; weight decay is added to the gradient.
+
+    Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1.
+    """
+
+    _kernel: ClassVar[Callable[..., None]] = staticmethod(kernels.adam)
+
+    def __init__(
+        self,
+        params: ParameterList,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        name = type(self).__name__
+        for option, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ArgumentError(f"{name}: got {option} {value}; it must not be negative")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ArgumentError(f"{name}: got betas {betas}; both must be at least 0 and below 1")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        if not state:
+            state.update(step=0, exp_avg=creation.zeros_like(param), exp_avg_sq=creation.zeros_like(param))
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        with writable(param, state["exp_avg"], state["exp_avg_sq"]) as (values, exp_avg, exp_avg_sq):
+            self._kernel(
+                values,
+                flat(grad, values.dtype),
+                exp_avg,
+                exp_avg_sq,
+                group["lr"],
+                beta1,
+                beta2,
+                group["eps"],
+                group["weight_decay"],
+                state["step"],
+            )
+
+
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the parameters directly, apart from the gradient.
+
+    Source: Loshchilov, Hutter 2017, "Decoupled weight decay regularization", algorithm 2.
+    """
+
+    _kernel: ClassVar[Callable[..., None]] = staticmethod(kernels.adamw)
+
+    def __init__(
+        self,
+        params: ParameterList,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)

@@ -1,0 +1,133 @@
+"""The base of optimizers: groups of parameters, and state of each."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from spillgrad.autograd.grad_mode import enable_grad, no_grad
+from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.tensor import Tensor
+
+Group = dict[str, Any]
+State = dict[str, Any]
+ParameterList = Iterable[Tensor] | Iterable[Group]
+
+
+class Optimizer:
+    """Updates parameters from their gradients. Subclasses say how for one parameter, in `update`.
+
+    `param_groups` are dicts of "params" and options; `state` maps a parameter to a dict of what its updates remember.
+    """
+
+    def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
+        self.defaults = dict(defaults)
+        self.state: defaultdict[Tensor, State] = defaultdict(dict)
+        self.param_groups: list[Group] = []
+        given: list[Any] = list(params)
+        if not given:
+            raise ArgumentError(f"{type(self).__name__}: got no parameters; give model.parameters(), or groups of them")
+        for group in given if isinstance(given[0], dict) else [{"params": given}]:
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Add parameters with options of their own; the optimizer's defaults fill in the rest."""
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        known = {id(param) for group in self.param_groups for param in group["params"]}
+        name = type(self).__name__
+        for param in params:
+            if not isinstance(param, Tensor):
+                raise TypeError(f"{name}: got a {type(param).__name__} among the parameters, wanted tensors")
+            if not param.is_leaf:
+                raise ArgumentError(f"{name}: got the result of {param.grad_fn}; only leaf tensors can be optimized")
+            if id(param) in known:
+                raise ArgumentError(f"{name}: a parameter of shape {tuple(param.shape)} is given twice; give each once")
+            known.add(id(param))
+        self.param_groups.append({**self.defaults, **param_group, "params": params})
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        """Update one parameter in place; `state` is empty at its first time."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no update")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; return what `closure`, called before, returned."""
+        result = None
+        if closure is not None:
+            with enable_grad():
+                result = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.step_parameter(param, group)
+        return result
+
+    def step_parameter(self, param: Tensor, group: Group) -> None:
+        """Update one parameter of a group, if it has a gradient."""
+        if param.grad is not None:
+            with no_grad():
+                self.update(param, param.grad, self.state[param], group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or fill them with zeros."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if set_to_none:
+                    param.grad = None
+                elif param.grad is not None:
+                    param.grad = param.grad.detach().zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and options; parameters are numbered in order. Tensors share memory with the optimizer's."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        number = {id(param): index for index, param in enumerate(params)}
+        return {
+            "state": {number[id(param)]: dict(self.state[param]) for param in params if self.state.get(param)},
+            "param_groups": [
+                {**group, "params": [number[id(param)] for param in group["params"]]} for group in self.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over state and options, as `state_dict` returned them, by the parameters' order; tensors are copied.
+
+        Raises StateDictError, before anything changes, when groups or shapes are not this optimizer's.
+        """
+        saved = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in self.param_groups]
+        saved_sizes = [len(group["params"]) for group in saved]
+        name = f"{type(self).__name__}.load_state_dict"
+        if sizes != saved_sizes:
+            raise StateDictError(
+                f"{name}: got groups of {saved_sizes} parameters, wanted {sizes}; give the state of the same model"
+            )
+        params = [param for group in self.param_groups for param in group["params"]]
+        numbers = [number for group in saved for number in group["params"]]
+        by_number = dict(zip(numbers, params, strict=True))
+        unknown = [str(number) for number in state_dict["state"] if number not in by_number]
+        misshapen = [
+            f"{number}.{key} (got {tuple(value.shape)}, wanted {tuple(by_number[number].shape)})"
+            for number, state in state_dict["state"].items()
+            if number in by_number
+            for key, value in state.items()
+            if isinstance(value, Tensor) and value.ndim and tuple(value.shape) != tuple(by_number[number].shape)
+        ]
+        if unknown or misshapen:
+            listed = ", ".join([f"{number} (no such parameter)" for number in unknown] + misshapen)
+            raise StateDictError(f"{name}: got state that does not fit: {listed}; give the state of the same model")
+        self.state.clear()
+        for number, state in state_dict["state"].items():
+            self.state[by_number[number]] = {
+                key: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+                for key, value in state.items()
+            }
+        for group, new in zip(self.param_groups, saved, strict=True):
+            for key, value in new.items():
+                if key != "params":  # JSON has no tuples
+                    group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} ("]
+        for index, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {index}")
+            lines += [f"    {key}: {value}" for key, value in sorted(group.items()) if key != "params"]
+        return "\n".join([*lines, ")"])

@@ -1,0 +1,61 @@
+"""Stochastic gradient descent."""
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
+from spillgrad.optim.arrays import flat, writable
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import optim as kernels
+
+
+class SGD(Optimizer):
+    """Step against the gradient, or against its running sum with `momentum`.
+
+    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in PyTorch's
+    form: the velocity is a sum of gradients, scaled by the learning rate when it is used.
+    """
+
+    def __init__(
+        self,
+        params: ParameterList,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ArgumentError(f"SGD: got {name} {value}; it must not be negative")
+        if nesterov and (momentum == 0 or dampening != 0):
+            raise ArgumentError(
+                f"SGD: got momentum {momentum} and dampening {dampening}; nesterov needs momentum, and dampening 0"
+            )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+            },
+        )
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        first = not state
+        if first and group["momentum"]:
+            state["momentum_buffer"] = creation.zeros_like(param)
+        buffers = [state["momentum_buffer"]] if group["momentum"] else []
+        with writable(param, *buffers) as arrays:
+            kernels.sgd(
+                arrays[0],
+                flat(grad, arrays[0].dtype),
+                arrays[1] if buffers else None,
+                group["lr"],
+                group["momentum"],
+                group["dampening"],
+                group["weight_decay"],
+                group["nesterov"],
+                first,
+            )

@@ -1,0 +1,32 @@
+"""The HDF5 type in which a NumPy dtype is stored."""
+
+import functools
+from typing import Any
+
+import h5py
+import ml_dtypes
+import numpy as np
+
+
+@functools.cache
+def hdf5_type(dtype: np.dtype[Any]) -> Any:
+    """Return the HDF5 type with `dtype`'s bytes; one HDF5 has no word for is opaque and tagged with NumPy's name."""
+    if dtype == ml_dtypes.bfloat16:
+        return _bfloat16()
+    try:
+        found = h5py.h5t.py_create(dtype)
+    except TypeError:  # dates and Unicode text
+        found = None
+    if found is None or found.get_class() == h5py.h5t.OPAQUE or found.get_size() != dtype.itemsize:
+        found = h5py.h5t.create(h5py.h5t.OPAQUE, dtype.itemsize)
+        found.set_tag(f"NUMPY:{dtype.name}".encode())
+    return found
+
+
+def _bfloat16() -> Any:
+    """Source: a float32 whose lower 16 bits are cut off: 1 sign, 8 exponent (bias 127), 7 mantissa bits."""
+    found = h5py.h5t.IEEE_F32LE.copy()
+    found.set_fields(15, 7, 8, 0, 7)
+    found.set_size(2)
+    found.set_ebias(127)
+    return found

@@ -1,0 +1,135 @@
+"""The plainest store: a dictionary in RAM. What the others must be indistinguishable from, but for their memory."""
+
+import collections
+import threading
+from collections.abc import Callable, Hashable, Iterable
+
+import numpy as np
+
+from spillgrad.errors import SpillCorruptionError
+from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, closed_error, gone_error, storable
+
+
+class _Kept(Handle):
+    __slots__ = ("array", "key", "references", "unchanged")
+    array: np.ndarray
+    key: Hashable | None
+    references: int
+    unchanged: Callable[[], bool] | None
+
+
+class MemoryStore:
+    """Keeps arrays in RAM, without bound.
+
+    The lock guards everything but `_dropped`, where `drop` posts without it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._dropped: collections.deque[Handle] = collections.deque()
+        self._kept: dict[int, _Kept] = {}
+        self._by_key: dict[Hashable, _Kept] = {}
+        self._closed = self._retiring = False
+        self._sequence = self._packed = self._deduplicated = self._live = self._peak = self._hits = 0
+
+    def put(
+        self,
+        array: np.ndarray,
+        *,
+        key: Hashable | None = None,
+        label: Label | None = None,
+        unchanged: Callable[[], bool] | None = None,
+    ) -> Handle:
+        array, copied = storable(array)
+        with self._lock:
+            self._drain()
+            if self._closed:
+                raise closed_error("put")
+            self._packed += array.nbytes
+            if key is not None and key in self._by_key:
+                handle = self._by_key[key]
+                handle.references += 1
+                self._deduplicated += array.nbytes
+                return handle
+            handle = _Kept(array, self._sequence, label)
+            handle.array, handle.key, handle.references = array, key, 1
+            handle.unchanged = None if copied else unchanged
+            self._sequence += 1
+            self._kept[handle.sequence] = handle
+            if key is not None:
+                self._by_key[key] = handle
+            self._live += array.nbytes
+            self._peak = max(self._peak, self._live)
+            return handle
+
+    def get(self, handle: Handle) -> np.ndarray:
+        with self._lock:
+            self._drain()
+            if self._closed:
+                raise closed_error("get")
+            kept = self._kept.get(handle.sequence)
+            if kept is None or kept is not handle:
+                raise gone_error("get", handle)
+            self._hits += 1
+        if kept.unchanged is not None and not kept.unchanged():
+            raise changed_error(handle)
+        return kept.array
+
+    def drop(self, handle: Handle) -> None:
+        self._dropped.append(handle)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def prefetch(self, handles: Iterable[Handle]) -> None:
+        """Do nothing: all is in RAM."""
+
+    def flush(self) -> None:
+        """Do nothing: there are no files."""
+
+    def stats(self) -> StoreStats:
+        with self._lock:
+            self._drain()
+            return StoreStats(
+                packed_bytes=self._packed,
+                deduplicated_bytes=self._deduplicated,
+                live_bytes=self._live,
+                ram_bytes=self._live,
+                peak_ram_bytes=self._peak,
+                cache_hits=self._hits,
+            )
+
+    def check(self) -> list[SpillCorruptionError]:
+        return []
+
+    def retire(self) -> None:
+        self._retiring = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._kept.clear()
+            self._by_key.clear()
+            self._live = 0
+
+    def _drain(self) -> None:
+        while self._dropped:
+            handle = self._dropped.popleft()
+            kept = self._kept.get(handle.sequence)
+            if kept is None or kept is not handle:
+                continue
+            kept.references -= 1
+            if kept.references == 0:
+                del self._kept[kept.sequence]
+                if kept.key is not None:
+                    del self._by_key[kept.key]
+                self._live -= kept.nbytes
+        if self._retiring and not self._kept:
+            self._closed = True

@@ -1,0 +1,134 @@
+"""The directory of one run, and the lock that tells a live run's files from a dead one's."""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+from spillgrad.errors import SpillError
+
+LOCK_NAME = ".lock"
+RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
+_SEGMENT_NAME = re.compile(r"segment-\d+\.h5")
+
+# A POSIX lock neither excludes its own process nor survives a close of any descriptor of its file in that process. So
+# the runs of this process are remembered, by (device, inode), and never probed; `registry_lock` makes making one and
+# probing exclusive.
+own_runs: set[tuple[int, int]] = set()
+registry_lock = threading.RLock()  # re-entered when a finalizer closes a store in the middle of a sweep
+
+
+def segment_name(number: int) -> str:
+    """Return the name of a run's `number`-th segment file."""
+    return f"segment-{number:05d}.h5"
+
+
+def is_run_file(name: str) -> bool:
+    """Return whether a run makes files of this name; no other file is ever removed."""
+    return name == LOCK_NAME or _SEGMENT_NAME.fullmatch(name) is not None
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Return what a directory is, whatever path leads to it."""
+    found = os.stat(path, follow_symlinks=False)
+    return found.st_dev, found.st_ino
+
+
+def default_directory() -> Path:
+    """Return this user's directory for runs below the system's temporary one; `TMPDIR` moves it.
+
+    Raises SpillError when somebody else owns it.
+    """
+    directory = Path(tempfile.gettempdir()) / f"spillgrad-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise SpillError(f"spill: {directory} belongs to another user; pass a directory of your own")
+    return directory
+
+
+class RunDirectory:
+    """`<directory>/run-<random>`, readable by its owner only, locked while its process lives.
+
+    The lock dies with the process and a fork does not inherit it; a process number could be another's by tomorrow.
+    """
+
+    def __init__(self, directory: Path, remove_parent: bool = False) -> None:
+        self._process = os.getpid()
+        self._remove_parent = remove_parent
+        self._lock_fd = -1
+        while self._lock_fd < 0:
+            self.path = directory / f"run-{secrets.token_hex(8)}"
+            with registry_lock:
+                self._make()
+
+    def _make(self) -> None:
+        os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
+        try:
+            os.mkdir(self.path, 0o700)
+        except FileNotFoundError:  # another run removed the parent just now
+            return
+        own = identity(self.path)
+        own_runs.add(own)
+        self._identity = own
+        try:
+            fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # a neighbour's sweep took the directory for one whose run died at this very point
+            own_runs.discard(own)
+            return
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = os.fstat(fd).st_nlink == 0
+        except BlockingIOError:
+            taken = True
+        if taken:  # that sweep came between the two calls
+            own_runs.discard(own)
+            os.close(fd)
+        else:
+            self._lock_fd = fd
+
+    def remove(self) -> None:
+        """Remove the directory and give the lock up. In a forked child: do nothing."""
+        if self._lock_fd < 0 or os.getpid() != self._process:
+            return
+        with registry_lock:
+            remove_run_files(self.path)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            own_runs.discard(self._identity)
+            if self._remove_parent:
+                with contextlib.suppress(OSError):  # other runs are in it
+                    os.rmdir(self.path.parent)
+
+
+def remove_run_files(run: Path) -> None:
+    """Remove a run's files, the lock last: a directory without one holds nothing.
+
+    A file of another name stays, and its directory with it.
+    """
+    try:
+        names = os.listdir(run)
+        ours = [name for name in names if is_run_file(name)]
+        for name in sorted(ours, key=lambda name: name == LOCK_NAME):
+            os.unlink(run / name)
+        if len(ours) == len(names):
+            os.rmdir(run)
+    except FileNotFoundError:  # somebody removed it before us
+        return
+    except OSError as error:
+        raise SpillError(f"spill: could not remove {run}: {error.strerror}; remove it by hand") from error
+
+
+def _forget_runs() -> None:
+    """The runs of a forked child's parent are another process's."""
+    global registry_lock
+    registry_lock = threading.RLock()
+    own_runs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_runs)

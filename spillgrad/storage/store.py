@@ -1,0 +1,168 @@
+"""What a store of arrays is: the protocol every implementation keeps, and the small values it hands out.
+
+A store takes bytes and gives the same bytes back. It knows no tensor, no autograd and no arithmetic.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
+
+import numpy as np
+
+from spillgrad.errors import SpillCorruptionError, SpillError
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """Where an array comes from; error messages and files carry it."""
+
+    op: str | None = None
+    slot: str | None = None
+    module: str | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        name = ".".join(part for part in (self.op, self.slot) if part) or "array"
+        module = f" in {self.module}" if self.module else ""
+        step = f" at step {self.step}" if self.step is not None else ""
+        return name + module + step
+
+
+NO_LABEL = Label()
+
+
+class Handle:
+    """Names one stored array; only the store that made it can use it."""
+
+    __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape")
+
+    def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.nbytes = array.nbytes
+        self.sequence = sequence
+        self.label = label or NO_LABEL
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.sequence}: {self.label}, {self.dtype.name} {self.shape}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreStats:
+    """What a store did so far and holds now.
+
+    Units: bytes and seconds. `packed_bytes` were given to `put`, `deduplicated_bytes` of them were stored already.
+    `live_bytes` counts each live array once, wherever it is. `ram_bytes` is what the budget bounds, `disk_bytes` the
+    blocks its files occupy. A hit found its array in RAM, or on its way there; a miss had to read the disk itself.
+    """
+
+    packed_bytes: int = 0
+    deduplicated_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    live_bytes: int = 0
+    ram_bytes: int = 0
+    peak_ram_bytes: int = 0
+    disk_bytes: int = 0
+    peak_disk_bytes: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    wait_write_s: float = 0.0
+    wait_read_s: float = 0.0
+
+
+class Store(Protocol):
+    """Keeps arrays until they are needed again. Every method may be called from any thread."""
+
+    def put(
+        self,
+        array: np.ndarray,
+        *,
+        key: Hashable | None = None,
+        label: Label | None = None,
+        unchanged: Callable[[], bool] | None = None,
+    ) -> Handle:
+        """Keep `array` and return its handle, which holds one reference.
+
+        With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
+        not a copy, unless it is read-only or not C-contiguous: who writes to it afterwards says so through `unchanged`.
+
+        Raises SpillError when an earlier write failed, or this one did.
+        """
+        ...
+
+    def get(self, handle: Handle) -> np.ndarray:
+        """Return an array with the shape, dtype and bytes that were put; callers that hold it share it.
+
+        Raises SpillError when the array was changed before it was stored, or its handle was dropped, and
+        SpillCorruptionError when other bytes came back than were written.
+        """
+        ...
+
+    def drop(self, handle: Handle) -> None:
+        """Release one reference; the last one frees the array. Never blocks, so finalizers may call it."""
+        ...
+
+    def prefetch(self, handles: Iterable[Handle]) -> None:
+        """Load these, in this order, as far as the budget allows without evicting what is needed sooner."""
+        ...
+
+    def flush(self) -> None:
+        """Return when every live array is in the store's files.
+
+        Raises SpillError when one could not be written.
+        """
+        ...
+
+    def stats(self) -> StoreStats:
+        """Return the counters now."""
+        ...
+
+    def check(self) -> list[SpillCorruptionError]:
+        """Read back everything on disk; return an error for each array that is not what was written."""
+        ...
+
+    def retire(self) -> None:
+        """Close as soon as no handle is live. Finalizers may call it."""
+        ...
+
+    def close(self) -> None:
+        """Free everything and remove the files; arrays handed out stay valid. Closing twice is allowed."""
+        ...
+
+
+def storable(array: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return `array` itself if a store may keep it as it is, else a dense, writeable copy; and whether it was copied.
+
+    Raises SpillError for arrays that are no plain bytes, or have more dimensions than HDF5 knows.
+    """
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise SpillError(
+            f"put: got dtype {array.dtype}; Python objects have no bytes to store; convert them to numbers"
+        )
+    if array.ndim > 32:
+        raise SpillError(f"put: got {array.ndim} dimensions; HDF5 holds at most 32; reshape the array")
+    if array.flags.c_contiguous and array.flags.writeable:
+        return array, False
+    return np.array(array, order="C"), True
+
+
+def changed_error(handle: Handle) -> SpillError:
+    """Return the error for an array that was modified while it waited to be written."""
+    return SpillError(
+        f"get: {handle.label} was modified in place before it was stored, its old values are lost; "
+        "modify a copy, or modify it after backward"
+    )
+
+
+def gone_error(who: str, handle: Handle) -> SpillError:
+    """Return the error for a handle that names nothing here."""
+    return SpillError(
+        f"{who}: {handle.label} is not in this store; its handle was dropped, or belongs to another store"
+    )
+
+
+def closed_error(who: str) -> SpillError:
+    """Return the error for a store that was closed."""
+    return SpillError(f"{who}: the store is closed; make a new one")

@@ -1,0 +1,67 @@
+"""Remove what dead runs left behind."""
+
+import dataclasses
+import fcntl
+import os
+from pathlib import Path
+
+from spillgrad.storage import run_directory
+from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, identity, is_run_file, remove_run_files
+
+
+@dataclasses.dataclass(frozen=True)
+class DeadRun:
+    """A directory whose run is no more, and the bytes its files occupied."""
+
+    path: Path
+    disk_bytes: int
+
+
+def sweep(directory: str | os.PathLike[str], dry_run: bool = False) -> list[DeadRun]:
+    """Remove the dead runs in `directory` and return them; with `dry_run` only return them.
+
+    A run is dead when its lock can be taken. Live runs, this process's own, other users' and files of any other name
+    stay.
+    """
+    found = []
+    with run_directory.registry_lock:
+        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+            if RUN_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                dead = _sweep_run(Path(entry.path), dry_run)
+                found += [dead] if dead else []
+    return found
+
+
+def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
+    try:
+        if os.lstat(run).st_uid != os.geteuid() or identity(run) in run_directory.own_runs:
+            return None
+        lock_fd = os.open(run / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _sweep_run_without_lock(run, dry_run)
+    try:
+        fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files = [os.lstat(run / name) for name in os.listdir(run) if is_run_file(name)]
+        dead = DeadRun(run, sum(file.st_blocks * 512 for file in files))
+        if not dry_run:
+            remove_run_files(run)
+    except (BlockingIOError, FileNotFoundError):  # its process lives, or another sweep was faster
+        return None
+    finally:
+        os.close(lock_fd)
+    return dead
+
+
+def _sweep_run_without_lock(run: Path, dry_run: bool) -> DeadRun | None:
+    """Remove a directory whose run died before it made its lock, or while it removed itself: either way it is empty.
+
+    A run that lives and is about to make its lock notices, and starts over with another name.
+    """
+    try:
+        if os.listdir(run):
+            return None
+        if not dry_run:
+            os.rmdir(run)
+    except FileNotFoundError:  # another sweep was faster
+        return None
+    return DeadRun(run, 0)

@@ -1,0 +1,499 @@
+"""The tensor: an array, the storage it shares with its views, and its place in the graph.
+
+Operations live in `spillgrad.ops` and are bound to this class by `spillgrad.ops.bind`.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd import node as graph
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
+from spillgrad.device import CPU, Device
+from spillgrad.errors import ArgumentError, DtypeError, GraphError, HookTypeError
+from spillgrad.formatting import format_tensor
+
+_uids = itertools.count()
+
+
+class Storage:
+    """The memory that a tensor and all its views share.
+
+    `uid` is never used twice in a process, `version` counts the in-place changes, `array` is the dense memory itself.
+    `aliased` says that more than one tensor has looked at it; `trainable`, that it belongs to a leaf that requires a
+    gradient.
+    """
+
+    __slots__ = ("__weakref__", "aliased", "array", "trainable", "uid", "version")
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.uid = next(_uids)
+        self.version = 0
+        self.array = array
+        self.aliased = False
+        self.trainable = False
+
+
+class Tensor:
+    """An n-dimensional array that can record how it was computed.
+
+    Make one with `sg.tensor`, `sg.zeros`, …; names, defaults and return values are PyTorch's, Paddle's spellings are
+    accepted too.
+    """
+
+    __array_priority__ = 1000  # NumPy defers to this class's operators
+
+    def __init__(self, data: Any = (), requires_grad: bool = False) -> None:
+        if isinstance(data, Tensor):
+            self._set(data._array, data._storage)
+            data._storage.aliased = True
+        else:
+            array = np.asarray(data) if isinstance(data, np.ndarray) else np.asarray(data, dtypes.get_default_dtype())
+            self._set(array, Storage(array))
+        if requires_grad:
+            self.requires_grad = True
+
+    def _set(self, array: np.ndarray, storage: Storage) -> None:
+        self._array = array
+        self._storage = storage
+        self._requires_grad = False
+        self._grad: Tensor | None = None
+        self._grad_fn: Node | None = None
+        self._output_nr = 0
+        self._accumulator: weakref.ref[AccumulateGrad] | None = None
+        # A view knows the tensor it views: an in-place change of one moves the other in the graph.
+        self._base: Tensor | None = None
+        self._base_fn: Node | None = None
+
+    @classmethod
+    def wrap(cls, array: np.ndarray, storage: Storage | None = None) -> "Tensor":
+        """Return a tensor over `array`: of new storage, or another look at `storage`."""
+        tensor = Tensor.__new__(Tensor)
+        if storage is None:
+            storage = Storage(array)
+        else:
+            storage.aliased = True
+        tensor._set(array, storage)
+        return tensor
+
+    # Memory
+
+    @property
+    def storage(self) -> Storage:
+        """The memory shared with all views."""
+        return self._storage
+
+    @property
+    def array(self) -> np.ndarray:
+        """The NumPy array over the tensor's memory, for internal use; `numpy()` is the user's door."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        """The data type of the elements."""
+        return self._array.dtype
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return CPU
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._array.ndim
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self._array.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self._array.itemsize
+
+    @property
+    def _version(self) -> int:
+        return self._storage.version
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or the size of one dimension."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return self._array.size
+
+    def element_size(self) -> int:
+        """Return the bytes of one element."""
+        return self.itemsize
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return the step in elements from one index to the next, per dimension or of one."""
+        strides = tuple(s // self.itemsize for s in self._array.strides)
+        return strides if dim is None else strides[dim]
+
+    def storage_offset(self) -> int:
+        """Return how many elements into its storage the tensor begins."""
+        start = self._array.__array_interface__["data"][0] - self._storage.array.__array_interface__["data"][0]
+        return int(start) // self.itemsize
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return int(self._array.__array_interface__["data"][0])
+
+    def is_contiguous(self) -> bool:
+        """Return whether elements lie in memory in row-major order without gaps."""
+        return self._array.flags.c_contiguous
+
+    def is_floating_point(self) -> bool:
+        """Return whether the elements are real floating-point numbers."""
+        return dtypes.is_floating_point(self.dtype)
+
+    def is_complex(self) -> bool:
+        """Return whether the elements are complex numbers."""
+        return dtypes.is_complex(self.dtype)
+
+    def bump_version(self) -> None:
+        """Count one in-place change of the memory."""
+        self._storage.version += 1
+
+    def mark_shared(self) -> Self:
+        """Note that somebody else may keep this tensor, so that its memory is never taken over; return it."""
+        self._storage.aliased = True
+        return self
+
+    # To Python and NumPy
+
+    def numpy(self) -> np.ndarray:
+        """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
+
+        Writes through it cannot be tracked: change no value that backward still needs.
+        """
+        self._storage.aliased = True
+        return self._array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ArgumentError(
+                    f"__array__: got dtype={dtype} and copy=False; {array.dtype} can only be converted by a copy"
+                )
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return a DLPack capsule over the same memory; writes through it cannot be tracked."""
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+    def item(self) -> Any:
+        """Return the only element as a Python number. Raises ArgumentError for more or fewer elements."""
+        if self._array.size != 1:
+            raise ArgumentError(
+                f"item: a tensor of shape {self.shape} has {self._array.size} elements; only one can become a number"
+            )
+        value = self._array.reshape(())[()]
+        return float(value) if self.dtype == dtypes.bfloat16 else value.item()
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python numbers."""
+        array = self._array.astype(np.float32) if self.dtype == dtypes.bfloat16 else self._array
+        return array.tolist()
+
+    def __bool__(self) -> bool:
+        if self._array.size != 1:
+            raise ArgumentError(
+                f"bool: the truth of a tensor of shape {self.shape} is ambiguous; use any() or all(), or "
+                f"compare one element"
+            )
+        return bool(self._array.reshape(())[()])
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if dtypes.category(self.dtype) > 1:
+            raise DtypeError(
+                f"index: got a tensor of {self.dtype}; only integer tensors of one element can be an index"
+            )
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise DtypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        suffixes = []
+        if self.grad_fn is not None:
+            suffixes = [f"grad_fn=<{self.grad_fn.name()}>"]
+        elif self.requires_grad:
+            suffixes = ["requires_grad=True"]
+        return format_tensor(self._array, suffixes)
+
+    def __format__(self, specification: str) -> str:
+        return format(self.item(), specification) if specification else repr(self)
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self._array == (value._array if isinstance(value, Tensor) else value)).any())
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self._array, self._requires_grad and self.is_leaf, self.__dict__.get("name"))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Tensor":
+        if not self.is_leaf:
+            raise GraphError("deepcopy: only leaf tensors can be deep-copied; detach() this one first")
+        copied = _rebuild(type(self), self._array.copy(), self._requires_grad, None)
+        if self._grad is not None:
+            copied._grad = self._grad.__deepcopy__(memo)
+        memo[id(self)] = copied
+        return copied
+
+    # Graph
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether operations on the tensor are recorded (Paddle: `not stop_gradient`)."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if value and not (self.is_floating_point() or self.is_complex()):
+            raise DtypeError(
+                f"requires_grad: got a tensor of {self.dtype}; only floating-point tensors can require gradients"
+            )
+        if not value and self._grad_fn is not None:
+            raise GraphError(
+                "requires_grad: you can only change requires_grad flags of leaf tensors; use detach() to get "
+                "one without graph"
+            )
+        self._requires_grad = bool(value)
+        if value and self._grad_fn is None:
+            self._storage.trainable = True
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set `requires_grad` and return the tensor."""
+        self.requires_grad = requires_grad
+        return self
+
+    @property
+    def stop_gradient(self) -> bool:
+        """Paddle's view of `requires_grad`; setting it to True on a non-leaf cuts the graph there."""
+        return not self._requires_grad
+
+    @stop_gradient.setter
+    def stop_gradient(self, value: bool) -> None:
+        if value and self._grad_fn is not None:
+            self.detach_()
+        else:
+            self.requires_grad = not value
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the tensor was not computed from tensors that require a gradient."""
+        return self.grad_fn is None
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The node that computed the tensor, None for a leaf."""
+        base = self._base
+        if base is not None and base._grad_fn is not self._base_fn:
+            _view_again(self, base)
+        return self._grad_fn
+
+    @property
+    def output_nr(self) -> int:
+        """Which output of `grad_fn` the tensor is."""
+        return self._output_nr
+
+    @property
+    def grad(self) -> "Tensor | None":
+        """The gradient accumulated by backward, None before the first."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: "Tensor | None") -> None:
+        if value is not None:
+            if not isinstance(value, Tensor):
+                raise HookTypeError(f"grad: got {type(value).__name__}; wanted a Tensor or None")
+            if value.shape != self.shape or value.dtype != self.dtype:
+                raise GraphError(
+                    f"grad: got {value.shape} {value.dtype}; a gradient is of its tensor's {self.shape} {self.dtype}"
+                )
+        self._grad = value
+
+    @property
+    def data(self) -> "Tensor":
+        """The values without graph, over the same memory; assigning replaces the memory."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: "Tensor") -> None:
+        if not isinstance(value, Tensor):
+            raise HookTypeError(f"data: got {type(value).__name__}; wanted a Tensor")
+        self._array, self._storage = value._array, value._storage
+        self._storage.aliased = True
+        self._accumulator = None
+        if self._requires_grad and self._grad_fn is None:
+            self._storage.trainable = True
+
+    def gradient_edge(self) -> Edge:
+        """Return where a gradient of this tensor flows: its node, or the place where a leaf's gradient accumulates."""
+        grad_fn = self.grad_fn
+        if grad_fn is not None:
+            return Edge(grad_fn, self._output_nr)
+        if not self._requires_grad:
+            return graph.NO_EDGE
+        accumulator = self._accumulator() if self._accumulator is not None else None
+        if accumulator is None:
+            accumulator = AccumulateGrad(self)
+            self._accumulator = weakref.ref(accumulator)
+        hooks = self.__dict__.get("_leaf_hooks")
+        if hooks is not None:
+            accumulator._tensor_hooks = {0: hooks}
+        accumulator.post_accumulate = self.__dict__.get("_post_accumulate_hooks")
+        return Edge(accumulator, 0)
+
+    def attach(self, node: Node, output_nr: int) -> None:
+        """Make the tensor output `output_nr` of `node`."""
+        self._grad_fn = node
+        self._output_nr = output_nr
+        self._requires_grad = True
+
+    def alias(self, edge: Edge | None = None) -> "Tensor":
+        """Return another tensor over the same memory, without graph or with the given place in it."""
+        tensor = Tensor.wrap(self._array, self._storage)
+        if edge is not None and edge.node is not None:
+            tensor.attach(edge.node, edge.output_nr)
+        return tensor
+
+    def detach(self) -> "Tensor":
+        """Return a tensor over the same memory that has no graph; in-place changes of either are seen by both."""
+        return self.alias()
+
+    def detach_(self) -> Self:
+        """Cut the graph at this tensor: it becomes a leaf without gradient."""
+        if self._base is not None and self._grad_fn is not None:
+            raise GraphError("detach_: a view cannot be detached in place; use detach()")
+        self._grad_fn = None
+        self._requires_grad = False
+        self._output_nr = 0
+        return self
+
+    def accumulate_grad(self, grad: "Tensor") -> None:
+        """Add `grad` to `.grad`, in place where nothing can be watching."""
+        if self._grad is not None:
+            if is_grad_enabled():
+                self._grad = graph.add_gradients(self._grad, grad)
+            else:
+                self._grad.add_(grad)
+        elif is_grad_enabled() and grad.requires_grad:
+            self._grad = grad
+        elif grad._storage.aliased or not grad.is_contiguous():
+            self._grad = grad.detach().clone()
+        else:
+            self._grad = grad if grad._grad_fn is None else grad.detach()
+
+    def register_hook(self, hook: Callable[["Tensor"], Any]) -> RemovableHandle:
+        """Call `hook(grad)` when the tensor's gradient is computed; a tensor it returns replaces the gradient.
+
+        Raises GraphError for a tensor that requires no gradient.
+        """
+        if not self._requires_grad:
+            raise GraphError("register_hook: cannot register a hook on a tensor that doesn't require gradient")
+        if self.grad_fn is not None:
+            return self.grad_fn.register_tensor_hook(self._output_nr, hook)
+        return self.__dict__.setdefault("_leaf_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[["Tensor"], None]) -> RemovableHandle:
+        """Call `hook(tensor)` after a gradient was added to the leaf's `.grad`. Raises GraphError on anything but such
+        a leaf.
+        """
+        if not self._requires_grad or self.grad_fn is not None:
+            raise GraphError(
+                "register_post_accumulate_grad_hook: only leaf tensors that require a gradient accumulate one"
+            )
+        return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of this non-leaf in `.grad` when backward computes it. Raises GraphError without
+        gradient.
+        """
+        if not self._requires_grad:
+            raise GraphError("retain_grad: can't retain_grad on a tensor that has requires_grad=False")
+        if self.grad_fn is None:
+            return
+        tensor = weakref.ref(self)
+
+        def store(grad: "Tensor") -> None:
+            alive = tensor()
+            if alive is not None:
+                alive._grad = grad if is_grad_enabled() else grad.detach()
+
+        self.grad_fn.retain_gradient(self._output_nr, store)
+
+    retain_grads = retain_grad
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Reset the gradient to zeros, or to None (Paddle's name)."""
+        if set_to_zero and self._grad is not None:
+            self._grad = Tensor.wrap(np.zeros(self.shape, self.dtype))
+        else:
+            self._grad = None
+
+    clear_gradient = clear_grad
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        self._grad = None
+
+    def __iter__(self) -> Iterator["Tensor"]:
+        if self.ndim == 0:
+            raise DtypeError("iteration over a 0-d tensor; index it with [()] or take item()")
+        return (self[i] for i in range(self.shape[0]))  # type: ignore[index]
+
+
+def _rebuild(kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None) -> Tensor:
+    """Make a tensor of class `kind` over `array`: what pickling and deep copies go through."""
+    tensor = kind.__new__(kind)
+    tensor._set(array, Storage(array))
+    if requires_grad:
+        tensor.requires_grad = True
+    if name is not None:
+        tensor.name = name  # type: ignore[attr-defined]
+    return tensor
+
+
+# Set by `spillgrad.ops.inplace`, which knows the operation that re-reads a view from its changed base.
+_view_again: Callable[[Tensor, Tensor], None] = NotImplemented
+
+
+def register_view_again(function: Callable[[Tensor, Tensor], None]) -> None:
+    """Tell tensors how a view is computed again from a base that changed in place; called once at import."""
+    global _view_again
+    _view_again = function

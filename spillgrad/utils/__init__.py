@@ -1,0 +1,1 @@
+"""Utilities, in the places where PyTorch has them."""

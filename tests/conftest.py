@@ -1,0 +1,50 @@
+"""Every test leaves the process as it found it: no thread, no open HDF5 file, no saved-tensor hook."""
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+# The kernels' thread team lives as long as the process.
+LASTING_THREADS = "spillgrad-kernel-"
+# A thread told to stop needs a moment to do so.
+GRACE_S = 2.0
+
+
+def threads() -> set[str]:
+    return {
+        f"thread {thread.name}"
+        for thread in threading.enumerate()
+        if not (thread.daemon and thread.name.startswith(LASTING_THREADS))
+    }
+
+
+def open_hdf5_objects() -> set[str]:
+    if "h5py" not in sys.modules:
+        return set()
+    h5f = sys.modules["h5py"].h5f
+    kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
+    return {f"open HDF5 {type(found).__name__} {found.id}" for found in h5f.get_obj_ids(types=kinds)}
+
+
+def saved_tensor_hooks() -> set[str]:
+    hooks = sys.modules.get("spillgrad.autograd.hooks")
+    return {f"saved-tensor hooks {level}" for level in range(hooks.depth())} if hooks else set()
+
+
+WATCHED: tuple[Callable[[], set[str]], ...] = (threads, open_hdf5_objects, saved_tensor_hooks)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = {watch: watch() for watch in WATCHED}
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while left := set().union(*(watch() - before[watch] for watch in WATCHED)):
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {', '.join(sorted(left))}")
+        gc.collect()  # graphs in reference cycles hold files until they are collected
+        time.sleep(0.01)

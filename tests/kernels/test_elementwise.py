@@ -1,0 +1,102 @@
+"""The table of elementwise operations: compiled loops against the uncompiled formulas, over every kind of shape."""
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels import dispatch
+from spillgrad_kernels.cpu import elementwise, plan
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.formula import parameters, trace
+
+SHAPES = [
+    [(7,), (7,)],
+    [(5, 7), (7,)],
+    [(5, 1), (1, 7)],
+    [(), (4, 3)],
+    [(4, 3), ()],
+    [(2, 1, 3, 1), (4, 1, 5)],
+    [(3, 0), (1,)],
+    [(1, 1), (1,)],
+    [(6, 4, 1), (6, 1, 5)],
+]
+
+
+def operands_of(formula, rng, shape, dtype):
+    bounds = {"min": -0.5, "max": 0.5, "negative_slope": 0.1, "alpha": 1.5, "beta": 2.0, "threshold": 3.0}
+    made = []
+    for name in parameters(formula):
+        if name == "condition":
+            made.append(rng.random(shape) > 0.5)
+        elif name in bounds:
+            made.append(np.array(bounds[name], dtype))
+        else:
+            made.append((rng.random(shape) * 0.8 + 0.1).astype(dtype))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_compiled_row_agrees_with_its_formula(name, dtype):
+    rng = np.random.default_rng(0)
+    row = ROWS[name]
+    formulas = {name: row.forward, **{f"{name}.{source}": formula for source, formula in row.derivatives.items()}}
+    for kernel_name, formula in formulas.items():
+        operands = operands_of(formula, rng, (3, 5), dtype)
+        wanted = np.asarray(formula(*[o.astype(np.float64) if o.dtype != bool else o for o in operands]))
+        result = elementwise(formula, kernel_name, operands, np.bool_ if wanted.dtype == bool else dtype)
+        tolerance = 2e-5 if dtype == np.float32 else 1e-13
+        np.testing.assert_allclose(
+            result.astype(np.float64),
+            np.broadcast_to(wanted.astype(np.float64), result.shape),
+            rtol=tolerance,
+            atol=tolerance,
+            err_msg=kernel_name,
+        )
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_operands_broadcast_as_in_numpy(shapes):
+    rng = np.random.default_rng(1)
+    a, b = (rng.random(shape).astype(np.float32) for shape in shapes)
+    result = elementwise(ROWS["sub"].forward, "sub", [a, b], np.float32)
+    assert result.shape == (a - b).shape
+    assert np.array_equal(result, a - b)
+
+
+def test_strided_operands_are_read_right():
+    a = np.arange(24, dtype=np.float32).reshape(4, 6)
+    assert np.array_equal(elementwise(ROWS["add"].forward, "add", [a.T, a[::-1, ::-1].T], np.float32), a.T + a[::-1, ::-1].T)
+
+
+def test_out_receives_the_result_and_may_be_an_operand():
+    a = np.arange(5, dtype=np.float32)
+    assert elementwise(ROWS["add"].forward, "add", [a, a], np.float32, a) is a
+    assert np.array_equal(a, [0, 2, 4, 6, 8])
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    x = np.random.default_rng(2).standard_normal(300_001).astype(np.float32)
+    before = dispatch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2):
+            dispatch.set_num_threads(threads)
+            results.append(elementwise(ROWS["gelu_tanh"].forward, "gelu_tanh", [x], np.float32))
+    finally:
+        dispatch.set_num_threads(before)
+    assert np.array_equal(*results)
+
+
+def test_shapes_that_do_not_broadcast_are_refused():
+    with pytest.raises(ValueError, match="broadcast"):
+        plan(((3,), (4,)))
+
+
+def test_equal_subexpressions_are_computed_once():
+    body = trace(lambda self: (self * self) + (self * self))
+    assert body.lines == ["t0 = in_self * in_self", "t1 = t0 + t0"]
+
+
+def test_a_branch_on_a_value_is_refused():
+    with pytest.raises(TypeError, match="where"):
+        trace(lambda self: self if self > 0 else -self)

@@ -1,0 +1,216 @@
+"""The matrix product against NumPy in float64, over layouts, sizes, batches and threads."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels import dispatch
+from spillgrad_kernels.matmul import matmul
+
+DTYPES = (np.float32, np.float64)
+# (M, N, K): tiles and their edges, one row or column, depths beyond one block, widths beyond one block.
+SIZES = [
+    (1, 1, 1),
+    (2, 3, 4),
+    (12, 32, 16),
+    (13, 33, 17),
+    (64, 64, 64),
+    (5, 1, 300),
+    (1, 7, 300),
+    (2500, 1, 3),
+    (1, 2500, 2100),
+    (145, 40, 257),
+    (30, 2100, 20),
+    (97, 131, 600),
+]
+LAYOUTS = {
+    "rows": lambda x: x.copy(order="C"),
+    "columns": lambda x: x.copy(order="F"),
+    "strided": lambda x: np.repeat(np.repeat(x, 2, -1), 3, -2)[..., ::3, ::2],
+    "reversed": lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
+}
+BATCHES = [
+    ((3,), (3,)),
+    ((2, 3), (2, 3)),
+    ((2, 1), (3,)),
+    ((), (4,)),
+    ((4,), ()),
+    ((2, 3), ()),
+    ((2, 1, 2), (1, 3, 2)),
+    ((1,), (5,)),
+    ((0,), ()),
+]
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(7)
+
+
+@pytest.fixture
+def threads():
+    before = dispatch.get_num_threads()
+    yield dispatch.set_num_threads
+    dispatch.set_num_threads(before)
+
+
+def assert_product(got, a, b, added=0.0):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    want = np.matmul(a, b) + added
+    # The error of a sum of K products is bounded by K eps times the sum of their magnitudes.
+    bound = (a.shape[-1] + 2) * np.finfo(got.dtype).eps * (np.matmul(abs(a), abs(b)) + abs(added))
+    assert got.shape == want.shape
+    assert np.all(abs(got - want) <= bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_every_size_gives_the_product(random, dtype, size):
+    m, n, k = size
+    a, b = random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
+    got = matmul(a, b)
+    assert got.dtype == dtype
+    assert_product(got, a, b)
+
+
+@pytest.mark.parametrize("size", [(37, 45, 29), (1, 45, 29), (37, 1, 29)], ids=str)
+@pytest.mark.parametrize("layout_b", LAYOUTS)
+@pytest.mark.parametrize("layout_a", LAYOUTS)
+def test_every_layout_gives_the_same_bits(random, layout_a, layout_b, size):
+    m, n, k = size
+    a, b = random.standard_normal((m, k)).astype("f4"), random.standard_normal((k, n)).astype("f4")
+    got = matmul(LAYOUTS[layout_a](a), LAYOUTS[layout_b](b))
+    assert_product(got, a, b)
+    if min(m, n) > 1:  # a vector is multiplied by rows or by columns, whichever are contiguous
+        np.testing.assert_array_equal(got, matmul(a, b))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("size", [(37, 45, 290), (1, 45, 290), (37, 1, 290), (37, 45, 0)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_of_any_layout_is_set_or_added_to(random, layout, size, accumulate):
+    m, n, k = size
+    a, b = random.standard_normal((m, k)).astype("f4"), random.standard_normal((k, n)).astype("f4")
+    before = random.standard_normal((m, n)).astype("f4")
+    out = LAYOUTS[layout](before)
+    assert matmul(a, b, out, accumulate=accumulate) is out
+    assert_product(out, a, b, before.astype("f8") if accumulate else 0.0)
+
+
+def test_memory_around_out_is_left_alone(random):
+    a, b = random.standard_normal((13, 40)).astype("f4"), random.standard_normal((40, 35)).astype("f4")
+    surrounding = np.full((17, 39), 7, np.float32)
+    matmul(a, b, surrounding[2:15, 2:37])
+    assert_product(surrounding[2:15, 2:37].copy(), a, b)
+    surrounding[2:15, 2:37] = 7
+    assert np.all(surrounding == 7)
+
+
+@pytest.mark.parametrize("size", [(5, 6, 7), (1, 6, 7), (5, 1, 7)], ids=str)
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_batch_dimensions_broadcast(random, batch, size):
+    m, n, k = size
+    a = random.standard_normal((*batch[0], m, k)).astype("f4")
+    b = random.standard_normal((*batch[1], k, n)).astype("f4")
+    assert_product(matmul(a, b), a, b)
+
+
+def test_a_batch_of_transposed_heads_is_multiplied_in_place(random):
+    x = random.standard_normal((2, 20, 3, 8)).astype("f4")
+    heads = x.transpose(0, 2, 1, 3)
+    out = np.zeros((2, 20, 3, 20), np.float32).transpose(0, 2, 1, 3)
+    matmul(heads, heads.swapaxes(-1, -2), out)
+    assert_product(out, heads, heads.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("shapes", [((0, 3), (3, 4)), ((2, 3), (3, 0)), ((2, 0), (0, 4)), ((0, 2, 3), (3, 4))], ids=str)
+def test_zero_sizes_give_empty_arrays_or_zeros(shapes):
+    a, b = (np.ones(shape, np.float32) for shape in shapes)
+    np.testing.assert_array_equal(matmul(a, b), np.matmul(a, b))
+
+
+@pytest.mark.parametrize("size", [(700, 300, 129), (300, 700, 600), (5000, 1, 1000), (1, 5001, 1000)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_no_bit(random, threads, size, transposed, dtype):
+    m, n, k = size
+    a, b = random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
+    if transposed:
+        a, b = np.asfortranarray(a), np.asfortranarray(b)
+    threads(1)
+    alone = matmul(a, b)
+    for count in (2, 3):
+        threads(count)
+        np.testing.assert_array_equal(matmul(a, b), alone)
+
+
+def test_a_split_batch_equals_its_products(random, threads):
+    a, b = random.standard_normal((9, 100, 100)).astype("f4"), random.standard_normal((9, 100, 100)).astype("f4")
+    threads(2)
+    together = matmul(a, b)
+    for i in range(9):
+        np.testing.assert_array_equal(together[i], matmul(a[i], b[i]))
+
+
+@pytest.mark.parametrize("size", [(20, 40, 30), (1, 40, 30), (20, 1, 30)], ids=str)
+def test_nan_and_infinity_reach_only_their_row_and_column(random, size):
+    m, n, k = size
+    a, b = random.standard_normal((m, k)).astype("f4"), random.standard_normal((k, n)).astype("f4")
+    a[m - 1, 3] = np.nan
+    b[5, 0] = np.inf
+    got = matmul(a, b)
+    with np.errstate(invalid="ignore"):
+        want = np.matmul(a.astype("f8"), b.astype("f8"))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+
+
+BAD = [
+    (lambda: matmul(np.ones((3, 4), "f4"), np.ones((5, 6), "f4")), ValueError, r"\(3, 4\) and \(5, 6\)"),
+    (lambda: matmul(np.ones(4, "f4"), np.ones((4, 6), "f4")), ValueError, r"\(4,\)"),
+    (lambda: matmul(np.ones((2, 3, 4), "f4"), np.ones((5, 4, 6), "f4")), ValueError, r"\(2, 3, 4\) and \(5, 4, 6\)"),
+    (lambda: matmul(np.ones((3, 4), "f4"), np.ones((4, 6), "f8")), TypeError, "float32 and float64"),
+    (lambda: matmul(np.ones((3, 4), "i4"), np.ones((4, 6), "i4")), TypeError, "int32"),
+    (lambda: matmul(np.ones((3, 4), "f4"), np.ones((4, 6), "f4"), np.ones((6, 3), "f4")), ValueError, r"\(6, 3\)"),
+    (
+        lambda: matmul(np.ones((3, 4), "f4"), np.ones((4, 6), "f4"), np.broadcast_to(np.float32(0), (3, 6))),
+        ValueError,
+        "read-only",
+    ),
+    (lambda: matmul(np.ones((3, 4), "f4"), np.ones((4, 6), "f4"), accumulate=True), ValueError, "without out"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[message for _, _, message in BAD])
+def test_operands_that_do_not_fit_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+WITHOUT_COMPILATION = """
+import llvmlite.binding, numpy as np
+features = {features}
+if features is not None:
+    llvmlite.binding.get_host_cpu_features = lambda: features
+from spillgrad_kernels.matmul import matmul
+random = np.random.default_rng(0)
+for dtype in (np.float32, np.float64):
+    for m, n, k in ((3, 4, 5), (13, 35, 18), (1, 5, 4), (5, 1, 4), (2, 3, 0)):
+        for turned in (False, True):
+            a, b = random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
+            a, b = (np.asfortranarray(a), np.asfortranarray(b)) if turned else (a, b)
+            out = np.ones((m, n), dtype)
+            np.testing.assert_allclose(matmul(a, b), a @ b, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(matmul(a, b, out, accumulate=True), 1 + a @ b, rtol=1e-4, atol=1e-4)
+"""
+HOSTS = {"this": None, "AVX2": {"avx2": True, "fma": True}, "NEON": {"neon": True}, "SSE": {}}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_everything_holds_without_compilation_and_with_the_tiles_of_any_host(host):
+    code = WITHOUT_COMPILATION.format(features=HOSTS[host])
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)

@@ -1,0 +1,135 @@
+"""Optimizer updates against PyTorch's documented algorithms, written in NumPy and float64."""
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels import optim
+
+DTYPES = (np.float32, np.float64)
+SIZES = [(0,), (1,), (7, 3), (4099,), (60_001,)]
+
+
+def adam(param, grad, m, v, lr, beta1, beta2, eps, weight_decay, step, decoupled):
+    if decoupled:
+        param = param * (1 - lr * weight_decay)
+    else:
+        grad = grad + weight_decay * param
+    m, v = beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2
+    denominator = np.sqrt(v / (1 - beta2**step)) + eps
+    return param - lr * (m / (1 - beta1**step)) / denominator, m, v
+
+
+def sgd(param, grad, buffer, lr, momentum, dampening, weight_decay, nesterov, first_step):
+    grad = grad + weight_decay * param
+    if buffer is not None:
+        buffer = grad if first_step else momentum * buffer + (1 - dampening) * grad
+        grad = grad + momentum * buffer if nesterov else buffer
+    return param - lr * grad, buffer
+
+
+def draw(shape, dtype, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("shape", SIZES)
+def test_adam_follows_its_definition_over_several_steps(shape, name, weight_decay, dtype):
+    state = [draw(shape, dtype, 0), np.zeros(shape, dtype), np.zeros(shape, dtype)]
+    expected = [part.astype(np.float64) for part in state]
+    for step in range(1, 5):
+        grad, settings = draw(shape, dtype, step), (0.01, 0.9, 0.999, 1e-8, weight_decay, step)
+        getattr(optim, name)(state[0], grad, *state[1:], *settings)
+        expected = adam(expected[0], grad.astype(np.float64), *expected[1:], *settings, name == "adamw")
+    for part, reference in zip(state, expected, strict=True):
+        np.testing.assert_allclose(part, reference, rtol=1e-5 if dtype == np.float32 else 1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("momentum", "dampening", "nesterov"), [(None, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)]
+)
+def test_sgd_follows_its_definition_over_several_steps(momentum, dampening, nesterov, weight_decay, dtype):
+    param = draw((7, 11), dtype, 0)
+    buffer = None if momentum is None else np.full((7, 11), np.nan, dtype)  # the first step must not read it
+    wide, wide_buffer = param.astype(np.float64), buffer
+    for step in range(4):
+        grad, settings = (
+            draw((7, 11), dtype, step + 1),
+            (0.01, momentum or 0.0, dampening, weight_decay, nesterov, step == 0),
+        )
+        optim.sgd(param, grad, buffer, *settings)
+        wide, wide_buffer = sgd(wide, grad.astype(np.float64), wide_buffer, *settings)
+    np.testing.assert_allclose(param, wide, rtol=1e-5, atol=1e-6)
+    if buffer is not None:
+        np.testing.assert_allclose(buffer, wide_buffer, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SIZES)
+def test_the_sum_of_squares_and_scaling_agree_with_numpy(shape, dtype):
+    a = draw(shape, dtype, 0)
+    result = optim.sum_of_squares(a)
+    assert isinstance(result, float)
+    np.testing.assert_allclose(result, (a.astype(np.float64) ** 2).sum(), rtol=1e-14)
+    expected = a * dtype(0.3)
+    optim.scale(a, 0.3)
+    np.testing.assert_array_equal(a, expected)
+
+
+def test_the_sum_of_squares_does_not_overflow_float32():
+    np.testing.assert_allclose(optim.sum_of_squares(np.full(5000, 1e30, np.float32)), 5e63, rtol=1e-6)
+    assert np.isnan(optim.sum_of_squares(np.array([1, np.nan], np.float32)))
+    assert optim.sum_of_squares(np.array([1, -np.inf], np.float32)) == np.inf
+
+
+def test_gradients_may_have_any_strides():
+    grad, param, same = draw((5, 6), np.float64, 0).T, draw((6, 5), np.float64, 1), draw((6, 5), np.float64, 1)
+    optim.sgd(param, grad, None, 0.1, 0.0, 0.0, 0.0, False, False)
+    np.testing.assert_allclose(param, same - 0.1 * grad)
+    np.testing.assert_allclose(optim.sum_of_squares(grad), (grad**2).sum())
+
+
+def test_an_update_of_memory_that_is_not_contiguous_is_refused():
+    a, b = np.ones((4, 3)).T, np.ones((3, 4))
+    for who, call in (
+        ("sgd", lambda: optim.sgd(a, b, None, 0.1, 0.0, 0.0, 0.0, False, False)),
+        ("sgd", lambda: optim.sgd(b, b, a, 0.1, 0.9, 0.0, 0.0, False, False)),
+        ("adamw", lambda: optim.adamw(b, b, b.copy(), a, 0.1, 0.9, 0.99, 1e-8, 0.0, 1)),
+        ("adam", lambda: optim.adam(a, b, b.copy(), b.copy(), 0.1, 0.9, 0.99, 1e-8, 0.0, 1)),
+        ("scale", lambda: optim.scale(a, 2.0)),
+    ):
+        with pytest.raises(ValueError, match=f"{who}: got an array of shape .* needs contiguous memory"):
+            call()
+    np.testing.assert_array_equal(b, 1)
+
+
+def test_state_of_another_shape_is_refused():
+    a, b = np.ones((4, 3)), np.ones((3, 4))
+    with pytest.raises(ValueError, match=r"adamw: got shapes \(4, 3\), \(4, 3\), \(3, 4\), \(4, 3\)"):
+        optim.adamw(a, a.copy(), b, a.copy(), 0.1, 0.9, 0.99, 1e-8, 0.0, 1)
+    with pytest.raises(ValueError, match=r"sgd: got shapes \(4, 3\), \(4, 3\), \(3, 4\)"):
+        optim.sgd(a, a.copy(), b, 0.1, 0.9, 0.0, 0.0, False, False)
+    np.testing.assert_array_equal(a, 1)
+
+
+def test_a_nan_gradient_reaches_its_parameter_only():
+    param, grad = np.ones(100, np.float32), np.ones(100, np.float32)
+    grad[42] = np.nan
+    optim.adamw(param, grad, np.zeros(100, np.float32), np.zeros(100, np.float32), 0.1, 0.9, 0.99, 1e-8, 0.1, 1)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(param)), [42])
+
+
+def test_threads_change_no_bit(assert_same_on_any_number_of_threads):
+    grad = draw(300_001, np.float32, 1)
+
+    def one_step():
+        param, m, v, buffer = (draw(300_001, np.float32, seed) ** 2 for seed in (2, 3, 4, 5))
+        optim.adamw(param, grad, m, v, 0.01, 0.9, 0.99, 1e-8, 0.1, 2)
+        optim.sgd(param, grad, buffer, 0.01, 0.9, 0.1, 0.1, True, False)
+        optim.scale(buffer, 0.7)
+        return param, m, v, buffer, optim.sum_of_squares(param)
+
+    assert_same_on_any_number_of_threads(one_step)

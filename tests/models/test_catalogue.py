@@ -1,0 +1,56 @@
+import math
+
+import pytest
+
+from spillgrad import models
+from spillgrad.errors import ArgumentError, UnknownModelError
+
+
+def size(config):
+    """Return how many parameters a GPT of these sizes has; the tied head adds none."""
+    width = config.n_embd
+    block = 12 * width * width + 13 * width
+    return (config.vocab_size + config.context) * width + config.n_layer * block + 2 * width
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("tiny", 0.12),
+        ("small", 3.3),
+        ("gpt2", 124.4),
+        ("gpt2-medium", 354.8),
+        ("gpt2-large", 774.0),
+        ("gpt2-xl", 1557.6),
+    ],
+)
+def test_models_have_the_size_their_name_says(name, millions):
+    assert name in models.names()
+    assert size(models.config(name)) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_a_model_is_built_by_name():
+    model = models.build("tiny")
+    assert sum(math.prod(parameter.shape) for parameter in model.parameters()) == size(model.config)
+
+
+def test_sizes_can_be_replaced():
+    model = models.build("tiny", context=8, n_layer=1, dropout=0.1)
+    assert (model.config.context, model.config.n_layer, model.config.dropout) == (8, 1, 0.1)
+    assert model.transformer.wpe.weight.shape == (8, 64)
+    assert len(model.transformer.h) == 1
+
+
+def test_an_unknown_name_lists_the_known_and_the_nearest():
+    with pytest.raises(UnknownModelError) as caught:
+        models.build("gpt2-x1")
+    assert str(caught.value) == (
+        "models: got 'gpt2-x1'; known are tiny, small, gpt2, gpt2-medium, gpt2-large, gpt2-xl; did you mean 'gpt2-xl'?"
+    )
+    with pytest.raises(UnknownModelError, match="known are tiny"):
+        models.build("zzz")
+
+
+def test_a_size_that_does_not_exist_is_named():
+    with pytest.raises(ArgumentError, match="got n_heads; what may be set is vocab_size"):
+        models.build("tiny", n_heads=3)

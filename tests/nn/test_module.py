@@ -1,0 +1,336 @@
+import copy
+import threading
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad import labels, nn
+from spillgrad.errors import StateDictError
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, a buffer of each kind, and a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Tanh(), nn.Dropout(0.5)) for _ in range(2)])
+        self.register_buffer("mean", sg.zeros(3))
+        self.register_buffer("scratch", sg.zeros(3), persistent=False)
+
+    def forward(self, x):
+        x = self.second(self.first(x)) - self.mean
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_parameters_buffers_and_modules_are_found_by_path():
+    model = Tied()
+    assert [name for name, _ in model.named_parameters()] == ["first.weight", "first.bias"]
+    assert [name for name, _ in model.named_parameters(remove_duplicate=False)] == [
+        "first.weight",
+        "first.bias",
+        "second.weight",
+    ]
+    assert [name for name, _ in model.named_buffers()] == ["mean", "scratch"]
+    assert [name for name, _ in model.named_modules()] == [
+        "",
+        "first",
+        "second",
+        "blocks",
+        "blocks.0",
+        "blocks.0.0",
+        "blocks.0.1",
+        "blocks.1",
+        "blocks.1.0",
+        "blocks.1.1",
+    ]
+    assert [name for name, _ in model.named_children()] == ["first", "second", "blocks"]
+    assert [name for name, _ in model.first.named_parameters(prefix="p")] == ["p.weight", "p.bias"]
+    assert list(model.parameters(recurse=False)) == []
+
+
+def test_a_child_registered_twice_is_named_once():
+    model = nn.Module()
+    model.a = model.b = nn.Identity()
+    assert [name for name, _ in model.named_children()] == ["a"]
+
+
+def test_an_attribute_is_one_thing_at_a_time():
+    model = nn.Module()
+    model.x = nn.Parameter(sg.ones(2))
+    assert [name for name, _ in model.named_parameters()] == ["x"]
+    model.x = nn.Identity()
+    assert [name for name, _ in model.named_parameters()] == []
+    assert [name for name, _ in model.named_children()] == ["x"]
+    del model.x
+    assert not hasattr(model, "x")
+    model.x = 3
+    model.x = nn.Parameter(sg.ones(2))
+    assert isinstance(model.x, nn.Parameter)
+    assert "x" in dir(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("parameter", nn.Parameter(sg.ones(2))), ("module", nn.Identity()), ("buffer", sg.ones(2))]
+)
+def test_a_registered_name_takes_none_but_nothing_of_another_kind(kind, value):
+    model = nn.Module()
+    getattr(model, f"register_{kind}")("x", value)
+    with pytest.raises(TypeError, match=r"Module\.x: got int, wanted"):
+        model.x = 3
+    model.x = None
+    assert model.x is None
+    assert model.state_dict() == {}
+
+
+def test_assigning_before_the_constructor_says_so():
+    class Hasty(nn.Module):
+        def __init__(self):
+            self.layer = nn.Identity()
+
+    with pytest.raises(AttributeError, match=r"call super\(\).__init__\(\) first"):
+        Hasty()
+
+
+@pytest.mark.parametrize("name", ["", "a.b"])
+def test_names_that_would_break_paths_are_refused(name):
+    with pytest.raises(KeyError):
+        nn.Module().register_module(name, nn.Identity())
+
+
+def test_a_missing_attribute_is_named():
+    with pytest.raises(AttributeError, match="'Tied' object has no attribute 'thrid'"):
+        _ = Tied().thrid
+
+
+def test_a_state_dict_shares_memory_and_holds_what_persists():
+    model = Tied()
+    state = model.state_dict()
+    assert list(state) == ["mean", "first.weight", "first.bias", "second.weight"]
+    assert all(not tensor.requires_grad for tensor in state.values())
+    state["mean"].add_(1.0)
+    assert model.mean.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_loading_copies_tensors_and_arrays_and_keeps_ties():
+    source, target = Tied(), Tied()
+    state = {name: tensor if name == "mean" else tensor.numpy().copy() for name, tensor in source.state_dict().items()}
+    weight = target.first.weight
+    assert target.load_state_dict(state) == ([], [])
+    assert target.first.weight is weight is target.second.weight
+    assert (weight.numpy() == source.first.weight.numpy()).all()
+    assert not np.shares_memory(weight.numpy(), source.first.weight.numpy())
+
+
+def test_loading_lists_everything_that_is_wrong_and_changes_nothing():
+    model = Tied()
+    before = model.mean.tolist()
+    state = {"mean": sg.ones(3), "first.weight": sg.zeros(2, 3), "second.weight": sg.zeros(4), "extra": sg.zeros(1)}
+    with pytest.raises(StateDictError) as caught:
+        model.load_state_dict(state)
+    for part in (
+        "missing: first.bias",
+        "unexpected: extra",
+        "first.weight (got (2, 3), wanted (3, 3))",
+        "second.weight",
+    ):
+        assert part in str(caught.value)
+    assert model.mean.tolist() == before
+
+
+def test_loading_that_is_not_strict_takes_what_fits_by_name():
+    model = Tied()
+    result = model.load_state_dict({"mean": sg.ones(3), "extra": sg.zeros(1)}, strict=False)
+    assert result.missing_keys == ["first.weight", "first.bias", "second.weight"]
+    assert result.unexpected_keys == ["extra"]
+    assert model.mean.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(StateDictError, match="wrongly shaped: mean"):
+        model.load_state_dict({"mean": sg.ones(4)}, strict=False)
+
+
+def test_modes_reach_every_module():
+    model = Tied()
+    assert model.eval() is model
+    assert not any(module.training for module in model.modules())
+    model.blocks[0].train()
+    assert [name for name, module in model.named_modules() if module.training] == [
+        "blocks.0",
+        "blocks.0.0",
+        "blocks.0.1",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_conversion_keeps_parameters_ties_and_integer_buffers(dtype):
+    model = Tied()
+    model.register_buffer("steps", sg.zeros(1, dtype="int64"))
+    weight = model.first.weight
+    assert model.to(dtype) is model
+    assert model.first.weight is weight is model.second.weight
+    assert {str(tensor.dtype) for name, tensor in model.state_dict().items() if name != "steps"} == {dtype}
+    assert str(model.steps.dtype) == "int64"
+    assert weight.requires_grad
+    assert weight.is_leaf
+
+
+def test_gradients_are_forgotten_or_zeroed():
+    model = nn.Linear(2, 1)
+    model(sg.ones(1, 2)).sum().backward()
+    model.zero_grad(set_to_none=False)
+    assert model.weight.grad.tolist() == [[0.0, 0.0]]
+    model.zero_grad()
+    assert model.weight.grad is None
+
+
+def test_freezing_reaches_every_parameter():
+    model = Tied().requires_grad_(False)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model(sg.ones(1, 3)).requires_grad
+
+
+def test_apply_visits_children_first():
+    seen = []
+    Tied().apply(lambda module: seen.append(type(module).__name__))
+    assert seen == [
+        "Linear",
+        "Linear",
+        *["Tanh", "Dropout", "Sequential"] * 2,
+        "ModuleList",
+        "Tied",
+    ]
+
+
+def test_hooks_may_replace_arguments_and_results_until_removed():
+    layer = nn.Identity()
+    calls = []
+    handles = [
+        layer.register_forward_pre_hook(lambda module, args: args[0] + 1),
+        layer.register_forward_hook(lambda module, args, output: output * 10),
+        layer.register_forward_hook(lambda module, args, output: calls.append((args[0], output))),
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: ((args[0] * 2,), kwargs), prepend=True, with_kwargs=True
+        ),
+    ]
+    assert layer(3) == 70
+    assert calls == [(7, 70)]
+    for handle in handles:
+        handle.remove()
+        handle.remove()
+    assert layer(3) == 3
+    with layer.register_forward_hook(lambda *_: 0):
+        assert layer(3) == 0
+    assert layer(3) == 3
+
+
+def test_a_hook_may_remove_itself():
+    layer = nn.Identity()
+    handle = layer.register_forward_hook(lambda *_: handle.remove())
+    assert layer(1) == layer(2) - 1 == 1
+
+
+def test_the_module_that_runs_is_known_by_its_path():
+    model = nn.Sequential(nn.ModuleDict({"inner": nn.Identity()}))
+    model.forward = lambda x: model[0]["inner"](x)
+    seen = []
+    model[0]["inner"].register_forward_hook(lambda *_: seen.append(labels.current.module))
+    model(1)
+    assert seen == ["0.inner"]
+    assert labels.current.module is None
+    model.add_module("later", model[0]["inner"])
+    del model[0]["inner"]
+    model.forward = lambda x: model.later(x)
+    model(1)
+    assert seen == ["0.inner", "later"]
+
+
+def test_labels_return_to_what_they_were_after_an_error_and_are_per_thread():
+    def fail(*_):
+        raise ValueError(labels.current.module)
+
+    model = nn.Sequential(nn.Identity())
+    model[0].register_forward_hook(fail)
+    labels.set_step(7)
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append((labels.current.module, labels.current.step)))
+    try:
+        with labels.module_scope("outer"):
+            with pytest.raises(ValueError, match="0"):
+                model(1)
+            assert labels.current.module == "outer"
+            thread.start()
+            thread.join()
+    finally:
+        labels.set_step(None)
+    assert elsewhere == [(None, None)]
+    assert labels.current.module is None
+
+
+def test_a_module_without_forward_says_which():
+    class Silent(nn.Module):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Silent"):
+        Silent()(1)
+
+
+def test_a_deep_copy_is_independent_and_keeps_ties():
+    model = Tied()
+    model(sg.ones(1, 3))
+    twin = copy.deepcopy(model)
+    assert twin.first.weight is twin.second.weight
+    assert twin.first.weight is not model.first.weight
+    seen = []
+    twin.first.register_forward_hook(lambda *_: seen.append(labels.current.module))
+    twin(sg.ones(1, 3))
+    model(sg.ones(1, 3))
+    assert seen == ["first"]
+
+
+def test_the_representation_is_pytorchs():
+    assert repr(Tied()) == (
+        "Tied(\n"
+        "  (first): Linear(in_features=3, out_features=3, bias=True)\n"
+        "  (second): Linear(in_features=3, out_features=3, bias=False)\n"
+        "  (blocks): ModuleList(\n"
+        "    (0-1): 2 x Sequential(\n"
+        "      (0): Tanh()\n"
+        "      (1): Dropout(p=0.5)\n"
+        "    )\n"
+        "  )\n"
+        ")"
+    )
+
+
+def test_a_module_list_behaves_as_a_list():
+    a, b, c = (nn.Identity() for _ in range(3))
+    modules = nn.ModuleList([a]).append(c)
+    modules.insert(1, b)
+    assert [*modules] == [a, b, c]
+    assert (modules[-1], [*modules[1:]]) == (c, [b, c])
+    modules[-1] = a
+    del modules[0]
+    assert [*modules] == [b, a]
+    assert [name for name, _ in modules.named_children()] == ["0", "1"]
+
+
+def test_a_module_dict_behaves_as_a_dict():
+    a, b = nn.Identity(), nn.Identity()
+    modules = nn.ModuleDict({"a": a})
+    modules["b"] = b
+    assert ([*modules], [*modules.values()], "b" in modules, len(modules)) == (["a", "b"], [a, b], True, 2)
+    assert modules.pop("a") is a
+    assert dict(modules.items()) == {"b": b}
+
+
+def test_a_sequence_can_be_named_sliced_and_extended():
+    a, b = nn.Tanh(), nn.ReLU()
+    modules = nn.Sequential({"a": a, "b": b})
+    assert [name for name, _ in modules.named_children()] == ["a", "b"]
+    assert [*modules[1:]] == [b]
+    assert modules[0] is a
+    assert len(nn.Sequential(a).append(b)) == 2

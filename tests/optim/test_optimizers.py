@@ -1,0 +1,215 @@
+import math
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad import nn
+from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.optim import SGD, Adam, AdamW, Optimizer
+
+STEPS = 5
+RANDOM = np.random.default_rng(0)
+START = RANDOM.standard_normal((3, 5))
+GRADIENTS = RANDOM.standard_normal((STEPS, 3, 5))
+
+
+def sgd_oracle(lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+    p, velocity = START.copy(), None
+    for g in GRADIENTS:
+        g = g + weight_decay * p
+        if momentum:
+            velocity = g if velocity is None else momentum * velocity + (1 - dampening) * g
+            g = g + momentum * velocity if nesterov else velocity
+        p = p - lr * g
+    return p
+
+
+def adam_oracle(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=False):
+    p, m, v = START.copy(), 0.0, 0.0
+    for step, g in enumerate(GRADIENTS, 1):
+        if decoupled:
+            p = p - lr * weight_decay * p
+        else:
+            g = g + weight_decay * p
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        p = p - lr * (m / (1 - betas[0] ** step)) / (np.sqrt(v / (1 - betas[1] ** step)) + eps)
+    return p
+
+
+# Optimizer, its options, the oracle's result.
+CASES = [
+    (SGD, {"lr": 0.1}, sgd_oracle(0.1)),
+    (SGD, {"lr": 0.1, "weight_decay": 0.1}, sgd_oracle(0.1, weight_decay=0.1)),
+    (SGD, {"lr": 0.1, "momentum": 0.9}, sgd_oracle(0.1, 0.9)),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}, sgd_oracle(0.1, 0.9, 0.3)),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}, sgd_oracle(0.1, 0.9, nesterov=True)),
+    (Adam, {}, adam_oracle()),
+    (Adam, {"lr": 0.1, "weight_decay": 0.1, "eps": 0.1}, adam_oracle(0.1, weight_decay=0.1, eps=0.1)),
+    (AdamW, {"lr": 0.1}, adam_oracle(0.1, weight_decay=0.01, decoupled=True)),
+    (
+        AdamW,
+        {"lr": 0.1, "betas": (0.5, 0.6), "weight_decay": 0.3},
+        adam_oracle(0.1, (0.5, 0.6), weight_decay=0.3, decoupled=True),
+    ),
+]
+IDS = [f"{kind.__name__} {options}" for kind, options, _ in CASES]
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
+
+
+def run(kind, options, dtype="float32", transposed=False, gradients=GRADIENTS):
+    start = sg.tensor(START.T.copy()).t() if transposed else sg.tensor(START)
+    param = nn.Parameter(start.to(dtype))
+    optimizer = kind([param], **options)
+    for gradient in gradients:
+        param.grad = sg.tensor(gradient).to(dtype)
+        optimizer.step()
+    return param, optimizer
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("kind", "options", "expected"), CASES, ids=IDS)
+def test_steps_follow_the_formula(kind, options, expected, dtype):
+    param, _ = run(kind, options, dtype)
+    assert str(param.dtype) == dtype
+    np.testing.assert_allclose(
+        param.numpy().astype(np.float64), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
+    )
+
+
+@pytest.mark.parametrize(("kind", "options", "expected"), CASES[2:6], ids=IDS[2:6])
+def test_a_parameter_that_does_not_lie_in_order_is_updated_in_place(kind, options, expected):
+    param, _ = run(kind, options, "float64", transposed=True)
+    np.testing.assert_allclose(param.numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("kind", "options", "expected"), CASES, ids=IDS)
+def test_a_resumed_optimizer_goes_on_bit_for_bit(kind, options, expected):
+    straight, _ = run(kind, options)
+    half, optimizer = run(kind, options, gradients=GRADIENTS[:2])
+    resumed = nn.Parameter(half.detach().clone())
+    other = kind([resumed], lr=7.0)
+    other.load_state_dict(optimizer.state_dict())
+    for gradient in GRADIENTS[2:]:
+        resumed.grad = sg.tensor(gradient).to("float32")
+        other.step()
+    assert resumed.numpy().tobytes() == straight.numpy().tobytes()
+    assert {key: value for key, value in other.param_groups[0].items() if key != "params"} == {
+        key: value for key, value in optimizer.param_groups[0].items() if key != "params"
+    }
+
+
+def test_a_step_counts_as_an_in_place_change():
+    param = nn.Parameter(sg.ones(3))
+    y = (param * param).sum()
+    param.grad = sg.ones(3)
+    SGD([param], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="modified"):
+        y.backward()
+
+
+def test_parameters_without_gradient_are_left_alone():
+    used, unused = nn.Parameter(sg.ones(2)), nn.Parameter(sg.ones(2))
+    optimizer = AdamW([used, unused], lr=0.1)
+    used.grad = sg.ones(2)
+    optimizer.step()
+    assert unused.tolist() == [1.0, 1.0]
+    assert list(optimizer.state_dict()["state"]) == [0]
+
+
+def test_groups_have_options_of_their_own():
+    fast, slow = nn.Parameter(sg.ones(1)), nn.Parameter(sg.ones(1))
+    optimizer = SGD([{"params": [fast], "lr": 0.5}, {"params": slow}], lr=0.1)
+    fast.grad = slow.grad = sg.ones(1)
+    optimizer.step()
+    assert [fast.item(), slow.item()] == pytest.approx([0.5, 0.9])
+    assert "lr: 0.5" in repr(optimizer)
+
+
+def test_state_has_pytorchs_shape():
+    _, optimizer = run(AdamW, {"lr": 0.1})
+    state = optimizer.state_dict()
+    assert set(state) == {"state", "param_groups"}
+    assert state["state"][0]["step"] == STEPS
+    assert state["state"][0]["exp_avg"].shape == state["state"][0]["exp_avg_sq"].shape == (3, 5)
+    assert state["param_groups"] == [
+        {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "params": [0]}
+    ]
+
+
+def test_a_closure_is_called_with_gradients_on_and_its_loss_returned():
+    param = nn.Parameter(sg.ones(1))
+    optimizer = SGD([param], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (param * 3.0).sum()
+        loss.backward()
+        return loss
+
+    with sg.no_grad():
+        assert optimizer.step(closure).item() == 3.0
+    assert param.item() == pytest.approx(0.7)
+
+
+def test_gradients_are_forgotten_or_zeroed():
+    param = nn.Parameter(sg.ones(2))
+    param.grad = sg.ones(2)
+    optimizer = SGD([param])
+    optimizer.zero_grad(set_to_none=False)
+    assert param.grad.tolist() == [0.0, 0.0]
+    optimizer.zero_grad()
+    assert param.grad is None
+
+
+def test_what_cannot_be_optimized_is_refused():
+    param = nn.Parameter(sg.ones(1))
+    with pytest.raises(ArgumentError, match="no parameters"):
+        SGD([])
+    with pytest.raises(TypeError, match="float"):
+        SGD([1.0])
+    with pytest.raises(ArgumentError, match="given twice"):
+        SGD([param, param])
+    with pytest.raises(ArgumentError, match="leaf"):
+        SGD([param * 2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SGD, {"lr": -1.0}),
+        (SGD, {"momentum": math.nan}),
+        (SGD, {"nesterov": True}),
+        (AdamW, {"betas": (0.9, 1.0)}),
+        (Adam, {"eps": -1e-8}),
+        (Adam, {"weight_decay": -1.0}),
+    ],
+)
+def test_options_out_of_range_are_refused(kind, options):
+    with pytest.raises(ArgumentError, match=kind.__name__):
+        kind([nn.Parameter(sg.ones(1))], **options)
+
+
+def test_state_of_another_model_is_refused_and_nothing_changes():
+    _, optimizer = run(AdamW, {})
+    state = optimizer.state_dict()
+    two = AdamW([nn.Parameter(sg.ones(1)), nn.Parameter(sg.ones(1))])
+    with pytest.raises(StateDictError, match=r"\[1\] parameters, wanted \[2\]"):
+        two.load_state_dict(state)
+    other = AdamW([nn.Parameter(sg.ones(4))], lr=0.5)
+    with pytest.raises(StateDictError, match=r"0\.exp_avg \(got \(3, 5\), wanted \(4,\)\)"):
+        other.load_state_dict(state)
+    assert other.param_groups[0]["lr"] == 0.5
+    assert other.state_dict()["state"] == {}
+
+
+def test_an_optimizer_is_one_method():
+    class SignDescent(Optimizer):
+        def update(self, param, grad, state, group):
+            param.sub_(grad.sign() * group["lr"])
+
+    param = nn.Parameter(sg.ones(2))
+    param.grad = sg.tensor([3.0, -4.0])
+    SignDescent([param], {"lr": 0.5}).step()
+    assert param.tolist() == [0.5, 1.5]

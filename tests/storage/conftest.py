@@ -1,0 +1,50 @@
+"""Stores under test, and what they must not leave behind."""
+
+import faulthandler
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spillgrad.storage.disk_store import DiskStore
+
+# No storage test takes a tenth of this: a deadlock must end the run and show every thread's stack.
+DEADLINE_S = 60
+
+
+@pytest.fixture(autouse=True)
+def a_deadlock_ends_the_run() -> Iterator[None]:
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in which no store leaves a file or an open descriptor."""
+    place = tmp_path / "spill"
+    place.mkdir()
+    yield place
+    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
+    assert [path for path in opened if path.startswith(str(place))] == []
+    assert sorted(path.name for path in place.iterdir()) == []
+
+
+def fd_is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+@pytest.fixture
+def make_store(directory: Path) -> Iterator[Callable[..., DiskStore]]:
+    """Make disk stores in `directory`, closed after the test."""
+    made: list[DiskStore] = []
+
+    def make(ram_budget: int | str, **options: int) -> DiskStore:
+        made.append(DiskStore(directory, ram_budget=ram_budget, **options))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()

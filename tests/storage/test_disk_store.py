@@ -1,0 +1,328 @@
+"""The disk store's own promises: the budget, the failures, the end of the process."""
+
+import gc
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle, Label
+
+MakeStore = Callable[..., DiskStore]
+
+
+def run_script(script: str, directory: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*wrapper, sys.executable, "-c", textwrap.dedent(script), str(directory)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 40_000, 100_000, 1_000_000])
+def test_the_budget_is_never_exceeded_but_by_the_array_being_read(make_store: MakeStore, budget: int):
+    store = make_store(budget)
+    rng = random.Random(budget)
+    stored: list[tuple[Handle, int]] = []
+    held: list[np.ndarray] = []
+    for i in range(600):
+        choice = rng.random()
+        if choice < 0.5 or not stored:
+            array = np.full(rng.randrange(0, 12_000), i, np.int32)
+            before = store.stats().ram_bytes
+            stored.append((store.put(array), i))
+            assert store.stats().ram_bytes <= max(budget, before)
+        elif choice < 0.75:
+            handle, value = rng.choice(stored)
+            held.append(store.get(handle))
+            assert (held[-1] == value).all()
+        elif choice < 0.95:
+            store.drop(stored.pop(rng.randrange(len(stored)))[0])
+        else:
+            store.prefetch([handle for handle, _ in rng.sample(stored, min(3, len(stored)))])
+        while len(held) > rng.randrange(4):
+            held.pop(0)
+        assert store.stats().ram_bytes <= budget + sum(a.nbytes for a in held)
+    largest = 12_000 * 4
+    assert store.stats().peak_ram_bytes <= budget + 4 * largest
+    held.clear()
+    for handle, _ in stored:
+        store.drop(handle)
+    wait_until(lambda: store.stats().ram_bytes == 0)  # one may be on its way to or from the disk
+
+
+def test_a_step_in_reverse_order_keeps_to_the_budget_exactly(make_store: MakeStore):
+    store = make_store("1MiB")
+    for _ in range(3):
+        handles = [store.put(np.full(50_000, i, np.float32)) for i in range(30)]
+        for i, handle in reversed(list(enumerate(handles))):
+            assert (store.get(handle) == i).all()
+            store.drop(handle)
+    stats = store.stats()
+    assert stats.written_bytes >= 3 * 24 * 200_000
+    assert stats.peak_ram_bytes <= (1 << 20) + 200_000
+    wait_until(lambda: store.stats().ram_bytes == 0)  # a dropped array counts until its write ends
+
+
+def test_arrays_read_back_count_until_their_last_alias_dies(make_store: MakeStore):
+    store = make_store(0)
+    handle = store.put(np.arange(100_000))
+    alias = store.get(handle)[10:20].reshape(2, 5)
+    assert store.stats().ram_bytes == 800_000
+    store.drop(handle)
+    assert store.stats().ram_bytes == 800_000
+    assert alias[1, 4] == 19
+    del alias
+    assert store.stats().ram_bytes == 0
+
+
+def test_the_newest_stay_in_ram_and_the_oldest_go_to_disk(make_store: MakeStore):
+    store = make_store(1_000_000)
+    handles = [store.put(np.full(25_000, i, np.float32)) for i in range(30)]
+    before = store.stats()
+    for handle in handles[-5:]:
+        store.get(handle)
+    assert store.stats().read_bytes == before.read_bytes
+    assert before.written_bytes >= 2_000_000
+    assert before.ram_bytes <= 1_000_000
+
+
+def test_what_fits_is_never_written(make_store: MakeStore):
+    store = make_store(1_000_000)
+    handles = [store.put(np.ones(10_000)) for _ in range(6)]
+    for handle in handles:
+        store.drop(handle)
+    assert store.stats().written_bytes == 0
+
+
+def test_backward_finds_its_arrays_prefetched(make_store: MakeStore):
+    store = make_store(1_000_000)
+    handles = [store.put(np.full(25_000, i, np.float32)) for i in range(30)]
+    for i in reversed(range(30)):
+        array = store.get(handles[i])
+        store.drop(handles[i])
+        del array
+        time.sleep(0.005)  # the derivative
+    stats = store.stats()
+    assert stats.read_bytes >= 2_000_000
+    assert stats.cache_misses <= 3
+
+
+def test_what_was_asked_for_is_prefetched(make_store: MakeStore):
+    store = make_store(250_000)
+    handles = [store.put(np.full(25_000, i, np.float32)) for i in range(10)]
+    for handle in handles[1:]:
+        store.drop(handle)
+    store.prefetch(handles[:1])
+    wait_until(lambda: store.stats().read_bytes == 100_000)
+    misses = store.stats().cache_misses
+    assert (store.get(handles[0]) == 0).all()
+    assert store.stats().cache_misses == misses
+
+
+def test_a_put_does_not_wait_for_memory_that_only_callers_can_free(make_store: MakeStore):
+    store = make_store(1_000_000)
+    handles = [store.put(np.full(25_000, i, np.float32)) for i in range(30)]
+    held = [store.get(handle) for handle in handles[:15]]
+    more = store.put(np.full(25_000, 99, np.float32))
+    del held
+    assert (store.get(more) == 99).all()
+
+
+def test_a_closed_store_lets_waiting_threads_go(make_store: MakeStore):
+    store = make_store(500_000)
+    errors: list[BaseException] = []
+
+    def produce() -> None:
+        try:
+            while True:
+                store.put(np.ones(20_000))
+        except SpillError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=produce) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    store.close()
+    for thread in threads:
+        thread.join()
+    assert ["the store is closed" in str(error) for error in errors] == [True] * 3
+
+
+def test_a_removed_directory_raises_and_loses_nothing_in_ram(make_store: MakeStore):
+    store = make_store(100_000)
+    kept = store.put(np.arange(5000))
+    shutil.rmtree(store.directory)
+    with pytest.raises(SpillError, match=r"could not write 195\.3 KiB \(mul\.self\) .*No such file") as caught:
+        store.put(np.ones(25_000), label=Label("mul", "self"))
+    assert "raise ram_budget" in str(caught.value)
+    with pytest.raises(SpillError, match="could not write"):
+        store.flush()
+    np.testing.assert_array_equal(store.get(kept), np.arange(5000))
+    store.drop(kept)
+    assert store.stats().live_bytes == 0
+
+
+SPILL_UNTIL_FULL = """
+    import os, resource, sys
+    import numpy as np
+    from spillgrad.errors import SpillError
+    from spillgrad.storage.disk_store import DiskStore
+    from spillgrad.storage.store import Label
+    LIMIT
+
+    store = DiskStore(sys.argv[1], ram_budget=200_000)
+    for step in range(3):
+        handles = []
+        try:
+            for i in range(400):
+                handles.append(store.put(np.full(10_000, i, np.float32), label=Label("mul", "self")))
+        except SpillError as error:
+            message = str(error)
+        else:
+            raise SystemExit("the disk was never full")
+        assert "could not write 39.1 KiB (mul.self)" in message and os.fspath(store.directory) in message, message
+        assert len(handles) > 20
+        for i, handle in reversed(list(enumerate(handles))):
+            assert (store.get(handle) == i).all()
+            store.drop(handle)
+        assert store.stats().live_bytes == 0
+        handles = [store.put(np.full(10_000, i, np.float32)) for i in range(20)]
+        for i, handle in reversed(list(enumerate(handles))):
+            assert (store.get(handle) == i).all()
+            store.drop(handle)
+    print(message)
+"""
+
+
+def test_a_full_disk_raises_and_the_next_step_runs(directory: Path):
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, resource.RLIM_INFINITY))"
+    ran = run_script(SPILL_UNTIL_FULL.replace("LIMIT", limit), directory)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "File too large" in ran.stdout
+
+
+def test_a_full_file_system_raises_and_the_next_step_runs(directory: Path):
+    """The file system is real: a RAM disk of 4 MB, mounted where the system lets users do so."""
+    own_mounts = ("unshare", "--user", "--map-root-user", "--mount")
+    mount = f"mount -t tmpfs -o size=4000k none {directory}"
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*own_mounts, "sh", "-c", mount], capture_output=True).returncode
+    ):
+        pytest.skip("this system does not let users mount a RAM disk")
+    ran = run_script(
+        SPILL_UNTIL_FULL.replace("LIMIT", ""), directory, *own_mounts, "sh", "-c", f'{mount} && exec "$@"', "sh"
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "No space left on device" in ran.stdout
+
+
+def test_an_exception_leaves_no_file(directory: Path):
+    script = """
+        import sys
+        import numpy as np
+        from spillgrad.storage.disk_store import DiskStore
+        store = DiskStore(sys.argv[1], ram_budget=50_000)
+        handles = [store.put(np.ones(5000)) for _ in range(20)]
+        raise RuntimeError("in mid-forward")
+    """
+    ran = run_script(script, directory)
+    assert ran.returncode == 1
+    assert ran.stderr.strip().endswith("RuntimeError: in mid-forward")
+    assert list(directory.iterdir()) == []
+
+
+def test_a_forked_child_neither_uses_nor_harms_its_parents_store(directory: Path):
+    script = """
+        import os, shutil, sys, warnings
+        import h5py
+        import numpy as np
+        from spillgrad.errors import SpillError
+        from spillgrad.storage.disk_store import DiskStore
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads: the very thing tried here
+        store = DiskStore(sys.argv[1], ram_budget=50_000)
+        handles = [store.put(np.full(5000, i, np.float64)) for i in range(20)]
+        child = os.fork()
+        if child == 0:
+            try:
+                store.get(handles[0])
+            except SpillError as error:
+                assert "belongs to process" in str(error)
+                store.drop(handles[0])
+                store.close()
+                own = DiskStore(sys.argv[1], ram_budget=0)
+                assert own.get(own.put(np.arange(5)))[4] == 4
+                sys.exit(7)  # an ordinary end, in which HDF5 writes out what it thinks it must
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        store.flush()
+        (path,) = store.directory.glob("*.h5")
+        shutil.copy(path, sys.argv[1] + ".copy")
+        with h5py.File(sys.argv[1] + ".copy") as file:
+            assert all((file[f"{i:08d}"][()] == i).all() for i in range(20))
+        assert all((store.get(handle) == i).all() for i, handle in enumerate(handles))
+        assert store.check() == []
+    """
+    ran = run_script(script, directory)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_store_nobody_holds_leaves_no_directory(directory: Path):
+    store = DiskStore(directory, ram_budget="1MiB")
+    store.put(np.ones(10))
+    del store
+    gc.collect()
+    assert list(directory.iterdir()) == []
+
+
+def test_files_that_hold_nothing_are_removed_after_a_while(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spillgrad.storage.disk_store._KEEP_EMPTY_S", 0.02)
+    store = make_store(0)
+    handle = store.put(np.ones(10_000))
+    assert store.stats().disk_bytes >= 80_000
+    store.drop(handle)
+    wait_until(lambda: store.stats().disk_bytes == 0)
+    assert list(store.directory.glob("*.h5")) == []
+
+
+def test_memory_watched_for_changes_is_not_kept_once_it_is_on_disk(make_store: MakeStore):
+    store = make_store(0)
+
+    class Watched:
+        """A weak reference to this tells when the store let go of it."""
+
+    watched = Watched()
+    released = threading.Event()
+    weakref.finalize(watched, released.set)
+    store.put(np.ones(10), unchanged=lambda watched=watched: watched is not None)
+    del watched
+    assert released.wait(5)
+
+
+def test_open_descriptors_do_not_grow(make_store: MakeStore):
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    for _ in range(20):
+        store = make_store(0)
+        store.get(store.put(np.ones(1000)))
+        store.close()
+    assert len(os.listdir("/proc/self/fd")) < limit // 4

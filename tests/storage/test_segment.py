@@ -1,0 +1,174 @@
+"""The files: readable by plain h5py, private, checked, and no larger than they must be."""
+
+import json
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+
+from spillgrad.errors import SpillCorruptionError
+from spillgrad.storage.chunks import PAGE_BYTES, chunk_shape
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Label
+
+RNG = np.random.default_rng(0)
+MakeStore = Callable[..., DiskStore]
+
+
+def segments(store: DiskStore) -> list[Path]:
+    return sorted(store.directory.glob("*.h5"))
+
+
+def copy_of_segment(store: DiskStore, tmp_path: Path) -> Path:
+    """Copy the only segment: HDF5 would share its state with the store if this process opened the file itself."""
+    store.flush()
+    (path,) = segments(store)
+    return Path(shutil.copy(path, tmp_path / "copy.h5"))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        RNG.standard_normal((3, 5)),
+        RNG.standard_normal((4, 300, 1024)).astype(np.float32),
+        RNG.standard_normal((7, 100_003)).astype(np.float16),
+        RNG.integers(0, 9, (1000, 41)),
+        RNG.standard_normal((2, 3)) * 1j,
+        RNG.random((500, 77)) < 0.5,
+        np.array(2.5),
+        np.zeros((3, 0, 2), np.int8),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_plain_h5py_reads_shape_dtype_and_values(make_store: MakeStore, tmp_path: Path, array: np.ndarray):
+    store = make_store(0)
+    handle = store.put(array, label=Label("mul", "self", "net.0", 3))
+    with h5py.File(copy_of_segment(store, tmp_path), "r") as file:
+        (dataset,) = file.values()
+        assert (dataset.shape, dataset.dtype) == (array.shape, array.dtype)
+        np.testing.assert_array_equal(dataset[()], array)
+        assert json.loads(dataset.attrs["spillgrad"]) == {
+            "format": 1,
+            "sequence": handle.sequence,
+            "op": "mul",
+            "slot": "self",
+            "module": "net.0",
+            "step": 3,
+            "dtype": array.dtype.name,
+            "shape": list(array.shape),
+            "xxh3_64": xxhash.xxh3_64_hexdigest(array.tobytes()),
+        }
+
+
+def test_plain_h5py_reads_bfloat16_as_floating_point(make_store: MakeStore, tmp_path: Path):
+    array = RNG.standard_normal((300, 7)).astype(ml_dtypes.bfloat16)
+    store = make_store(0)
+    store.put(array)
+    with h5py.File(copy_of_segment(store, tmp_path), "r") as file:
+        (dataset,) = file.values()
+        assert dataset.id.get_type().get_class() == h5py.h5t.FLOAT
+        assert dataset.id.get_type().get_size() == 2
+        np.testing.assert_array_equal(dataset[()], array.astype(np.float32))
+
+
+def test_what_is_live_after_many_puts_and_drops_is_what_the_file_holds(make_store: MakeStore, tmp_path: Path):
+    store = make_store(0)
+    rng = random.Random(0)
+    live = {}
+    for i in range(300):
+        array = np.full(rng.randrange(1, 30_000), i, np.int32)
+        handle = store.put(array)
+        live[handle] = array
+        while len(live) > 20:
+            store.drop(victim := rng.choice(list(live)))
+            del live[victim]
+    with h5py.File(copy_of_segment(store, tmp_path), "r") as file:
+        assert sorted(int(name) for name in file) == sorted(handle.sequence for handle in live)
+        for handle, array in live.items():
+            np.testing.assert_array_equal(file[f"{handle.sequence:08d}"][()], array)
+
+
+def test_only_the_owner_can_read_the_files(make_store: MakeStore):
+    store = make_store(0)
+    store.put(np.ones(10))
+    assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+    for path in (*segments(store), store.directory / ".lock"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def damage_flip(path: Path, payload: bytes) -> None:
+    place = path.read_bytes().index(payload) + len(payload) // 2
+    with path.open("r+b") as file:
+        file.seek(place)
+        flipped = file.read(1)[0] ^ 4
+        file.seek(place)
+        file.write(bytes([flipped]))
+
+
+def damage_truncate(path: Path, payload: bytes) -> None:
+    os.truncate(path, path.read_bytes().index(payload) + len(payload) // 2)
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_truncate])
+def test_damage_on_disk_raises_and_never_gives_an_array(make_store: MakeStore, damage: Callable[[Path, bytes], None]):
+    store = make_store(0)
+    array = RNG.standard_normal((50, 400))
+    handle = store.put(array, label=Label("mul", "self", "net.0"))
+    (path,) = segments(store)
+    damage(path, array.tobytes()[:20_000])
+    for _ in range(2):
+        with pytest.raises(SpillCorruptionError) as caught:
+            store.get(handle)
+        for named in (str(path), f"dataset {handle.sequence:08d}", "mul.self in net.0"):
+            assert named in str(caught.value)
+    (found,) = store.check()
+    assert "mul.self" in str(found)
+    store.drop(handle)
+    np.testing.assert_array_equal(store.get(store.put(array)), array)
+
+
+@pytest.mark.parametrize("segment_bytes", [64 << 20, 256 << 20])
+def test_disk_use_stays_near_the_largest_live_set(make_store: MakeStore, segment_bytes: int):
+    store = make_store(0, segment_bytes=segment_bytes)
+    rng = random.Random(0)
+    live = []
+    largest = live_bytes = 0
+    memory = np.zeros(3 << 20, np.uint8)
+    for _ in range(30):
+        for _ in range(15):
+            nbytes = int(2 ** rng.uniform(16, 21.5))
+            live.append(store.put(memory[:nbytes]))
+            live_bytes += nbytes
+            largest = max(largest, live_bytes)
+        rng.shuffle(live)
+        while len(live) > 5:
+            live_bytes -= live[-1].nbytes
+            store.drop(live.pop())
+    assert store.stats().peak_disk_bytes <= 1.1 * largest
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize"),
+    [
+        ((1,), 1),
+        ((4096,), 1),
+        ((1 << 22,), 4),
+        ((4, 512, 768), 4),
+        ((7, 1_000_003), 1),
+        ((1_000_003, 3), 4),
+        ((1000, 4099), 1),
+    ],
+)
+def test_a_chunk_is_whole_pages_of_consecutive_bytes(shape: tuple[int, ...], itemsize: int):
+    chunk, axis = chunk_shape(shape, itemsize)
+    assert np.prod(chunk) * itemsize % PAGE_BYTES == 0
+    assert set(chunk[:axis]) <= {1}
+    assert chunk[axis + 1 :] == shape[axis + 1 :]

@@ -1,0 +1,132 @@
+"""A dead run's files go, and nobody else's."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.file_system import is_ram_disk
+from spillgrad.storage.run_directory import default_directory
+from spillgrad.storage.sweep import sweep
+
+SPILL_AND_WAIT = """
+import sys, time
+import numpy as np
+from spillgrad.storage.disk_store import DiskStore
+store = DiskStore(sys.argv[1], ram_budget=0)
+store.put(np.ones(100_000))
+print(store.directory, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def other_process(directory: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that spills into `directory`; and its run."""
+    command = [sys.executable, "-c", SPILL_AND_WAIT, str(directory)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def test_the_next_run_removes_what_a_killed_one_left(directory: Path, make_store: Callable[..., DiskStore]):
+    with other_process(directory) as (process, run):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(list(run.glob("*.h5"))) == 1
+    (found,) = sweep(directory, dry_run=True)
+    assert found.path == run
+    assert found.disk_bytes >= 800_000
+    assert run.exists()
+    store = make_store(0)
+    assert list(directory.iterdir()) == [store.directory]
+
+
+def test_a_live_neighbours_files_stay(directory: Path, make_store: Callable[..., DiskStore]):
+    with other_process(directory) as (_, run):
+        assert sweep(directory) == []
+        make_store(0)
+        assert len(list(run.glob("*.h5"))) == 1
+    assert [dead.path for dead in sweep(directory)] == [run]
+
+
+def test_the_runs_of_this_process_stay(directory: Path, make_store: Callable[..., DiskStore]):
+    first, second = make_store(0), make_store(0)
+    handles = [store.put(np.arange(10)) for store in (first, second)]
+    assert sweep(directory) == []
+    assert first.get(handles[0])[3] == second.get(handles[1])[3] == 3
+    # Had a sweep opened and closed the lock file, this process would have lost its lock: another one would sweep then.
+    script = "import sys; from spillgrad.storage.sweep import sweep; print(sweep(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(directory)]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["run-2024", "run-0123456789abcdef0", "other", "run-0123456789ABCDEF"])
+def test_directories_of_other_names_stay(tmp_path: Path, name: str):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / ".lock").touch()
+    assert sweep(tmp_path) == []
+    assert (tmp_path / name / ".lock").exists()
+
+
+def test_files_of_other_names_stay(tmp_path: Path):
+    run = tmp_path / "run-0123456789abcdef"
+    run.mkdir()
+    for name in (".lock", "segment-00000.h5", "thesis.h5"):
+        (run / name).touch()
+    sweep(tmp_path)
+    assert [path.name for path in run.iterdir()] == ["thesis.h5"]
+    sweep(tmp_path)
+    assert [path.name for path in run.iterdir()] == ["thesis.h5"]
+
+
+def test_a_link_to_another_directory_is_not_followed(tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".lock").touch()
+    (tmp_path / "run-0123456789abcdef").symlink_to(elsewhere)
+    assert sweep(tmp_path) == []
+    assert (elsewhere / ".lock").exists()
+
+
+def test_a_run_that_died_before_its_lock_goes(tmp_path: Path):
+    (tmp_path / "run-0123456789abcdef").mkdir()
+    assert [dead.disk_bytes for dead in sweep(tmp_path)] == [0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SpillError, match=r"spill: cannot use .*file.*; pass a directory that can be written") as caught:
+        DiskStore(tmp_path / "file" / "spill", ram_budget=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_directory_the_temporary_one_is_used_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    store = DiskStore(ram_budget=0)
+    store.put(np.ones(10))
+    assert store.directory.parent == default_directory()
+    assert store.directory.parent.parent == tmp_path
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no RAM disk here")
+def test_a_ram_disk_is_told_from_a_disk():
+    assert is_ram_disk("/dev/shm")
+    assert not is_ram_disk("/proc")

@@ -1,0 +1,139 @@
+"""The command line: what it accepts, and how it refuses: one line on stderr, exit status 2, no traceback."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spillgrad_tools.cli import main
+
+HELP_WITHIN_S = 0.5
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
+
+
+def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "spillgrad_tools", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(**variables), timeout=120)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a working directory with something of every kind a user may name by mistake."""
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "no_files").mkdir()
+    (tmp_path / "long.txt").write_text("All work and no play makes a dull boy.\n" * 100)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+TINY = ["train", "--data", "long.txt", "--model", "tiny", "--context", "32", "--batch", "2"]
+
+BAD_INPUT = [
+    # given, and words the line must contain: what was given, what is accepted
+    (["train", "--ram-budget", "64 potatoes"], ["64 potatoes", "MiB"]),
+    (["train", "--ram-budget", "-1"], ["-1"]),
+    (["train", "--data", "missing.txt"], ["missing.txt", "does not exist"]),
+    (["train", "--data", "empty.txt"], ["empty.txt", "empty"]),
+    (["train", "--data", "no_files"], ["no_files"]),
+    (["train", "--data", "short.txt"], ["9 bytes"]),
+    (["train", "--model", "smal"], ["smal", "small", "gpt2"]),
+    ([*TINY, "--out", "long.txt/out"], ["long.txt/out"]),
+    (
+        [*TINY, "--out", "out", "--spill-dir", "long.txt/spill"],
+        ["long.txt/spill"],
+    ),
+    (["train", "--resume", "no_files"], ["no_files"]),
+    (["train", "--resume", "missing"], ["missing"]),
+    (["train", "--steps", "many"], ["many", "integer"]),
+    (["train", "--steps", "0"], ["0", "--steps"]),
+    (["train", "--lr", "-1"], ["-1", "--lr"]),
+    (["train", "--steep", "3"], ["--steep", "--steps"]),
+    (["trian"], ["trian", "spillgrad --help"]),
+    (["sweep"], ["DIR"]),
+    (["sweep", "missing"], ["missing"]),
+    (["bench", "kernels", "--filter", "nothing"], ["nothing", "matmul"]),
+    (["bench", "spill", "--dir", "missing"], ["missing"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = sorted(here.rglob("*"))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("spillgrad: ")
+    assert printed.err.count("\n") == 1
+    assert [word for word in words if word not in printed.err] == []
+    assert sorted(here.rglob("*")) == before
+
+
+def test_debug_raises_what_was_wrong(here: Path):
+    with pytest.raises(ValueError, match=r"missing\.txt"):
+        main(["train", "--data", "missing.txt", "--debug"])
+
+
+def test_the_debug_variable_does_the_same(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPILLGRAD_DEBUG", "1")
+    with pytest.raises(ValueError, match=r"missing\.txt"):
+        main(["train", "--data", "missing.txt"])
+
+
+def test_a_process_says_bad_input_in_one_line_too(here: Path):
+    done = run("train", "--data", "missing.txt", cwd=here)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("spillgrad: data: missing.txt")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["train", "bench", "sweep", "--debug"]),
+        (["train", "-h"], ["--ram-budget", "--resume", "--no-spill", "64MiB"]),
+        (["sweep", "--help"], ["--dry-run", "DIR"]),
+        (["bench", "kernels", "--help"], ["--json", "--filter", "--threads", "--rounds"]),
+        (["bench", "spill", "--help"], ["--json", "--dir"]),
+    ],
+)
+def test_help_names_every_option(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert [word for word in words if word not in printed.out] == []
+    assert printed.err == ""
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    assert "train" in capsys.readouterr().out
+
+
+def test_help_is_quick_because_it_loads_neither_numba_nor_hdf5(tmp_path: Path):
+    program = (
+        "import sys; from spillgrad_tools.cli import main; main(['--help']);"
+        "print('loaded:', *({'numba', 'h5py', 'numpy'} & sys.modules.keys()))"
+    )
+    taken = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), cwd=tmp_path
+        )
+        taken.append(time.perf_counter() - started)
+        assert done.stdout.endswith("loaded:\n")
+    assert min(taken) < HELP_WITHIN_S
+
+
+def test_output_is_plain_away_from_a_terminal(tmp_path: Path):
+    done = run("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout

@@ -1,0 +1,168 @@
+"""The command `spillgrad`: options here, work in the module each command names."""
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+# `main` reports every error itself: one line, undecorated.
+LOOKS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
+app = typer.Typer(
+    help="Train models whose saved tensors live on disk, under a byte-exact RAM budget.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    **LOOKS,
+)
+bench = typer.Typer(help="Time spillgrad beside its peers, each in its own process.", **LOOKS)
+app.add_typer(bench, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Timings of each case; the median counts.")]
+Count = typer.Option(min=1, metavar="N")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"spillgrad {importlib.metadata.version('spillgrad')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show an error's traceback; so does SPILLGRAD_DEBUG=1.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _setting(name: str, help: str, **limits: Any) -> Any:
+    """Return an option whose default stands in `TrainSettings`; left out, a resumed run keeps its own."""
+    default = getattr(TrainSettings, name)
+    metavar = {int: "N", float: "X", str: "NAME"}[type(default)]
+    return typer.Option(help=help, metavar=metavar, show_default=str(default), **limits)
+
+
+@app.command()
+def train(
+    data: Annotated[
+        Path | None, typer.Option(help="Text file, or a folder of them.", show_default="Python's reference text")
+    ] = None,
+    model: Annotated[str | None, _setting("model", "Size of the model: tiny, small, gpt2, ...")] = None,
+    ram_budget: Annotated[
+        str, typer.Option(metavar="SIZE", help="RAM for saved tensors; what exceeds it goes to disk.")
+    ] = "64MiB",
+    steps: Annotated[int | None, _setting("steps", "Optimizer steps.", min=1)] = None,
+    batch: Annotated[int | None, _setting("batch", "Sequences in a batch.", min=1)] = None,
+    context: Annotated[int | None, _setting("context", "Bytes in a sequence.", min=1)] = None,
+    lr: Annotated[float | None, _setting("lr", "Highest learning rate.", min=0)] = None,
+    seed: Annotated[int | None, _setting("seed", "Seed of weights, batches and sample.", min=0)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the checkpoint.", show_default="a new one in runs/")
+    ] = None,
+    spill_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the spill files while it runs.", show_default="that of the checkpoint")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run whose checkpoint is in this folder.")] = None,
+    spill: Annotated[bool, typer.Option(help="Whether saved tensors may go to disk.")] = True,
+) -> None:
+    """Train a byte-level GPT under a RAM budget for saved tensors.
+
+    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files.
+    """
+    from spillgrad_tools.train_command import run
+
+    settings = {"model": model, "steps": steps, "batch": batch, "context": context, "lr": lr, "seed": seed}
+    named = {name: value for name, value in settings.items() if value is not None}
+    finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget if spill else None))
+    if not finished:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def sweep(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that runs spilled to.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove what dead runs left in a spill folder; live runs keep theirs."""
+    from spillgrad_tools.sweep_command import run
+
+    run(directory, dry_run)
+
+
+@bench.command("kernels")
+def bench_kernels(
+    as_json: Json = False,
+    name: Annotated[str, typer.Option("--filter", metavar="NAME", help="Only cases whose name contains this.")] = "",
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")
+    ] = None,
+    rounds: Rounds = 9,
+) -> None:
+    """Time the kernels beside NumPy and, where installed, PyTorch."""
+    from spillgrad_tools.bench_kernels import run
+
+    run(as_json, name, threads, rounds)
+
+
+@bench.command("spill")
+def bench_spill(
+    as_json: Json = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Folder on the disk to time.", show_default="the current one")
+    ] = Path(),
+    rounds: Rounds = 9,
+) -> None:
+    """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
+    from spillgrad_tools.bench_spill import run
+
+    run(as_json, directory, rounds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's) and return its exit status.
+
+    What the user can mend is one line on stderr and status 2; with `--debug` or SPILLGRAD_DEBUG=1 it is raised.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments or os.environ.get("SPILLGRAD_DEBUG") == "1"
+    # Taken out here, it may stand anywhere on the line.
+    arguments = [word for word in arguments if word != "--debug"]
+    try:
+        return typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
+    except _errors_of_the_user() as error:
+        if debug:
+            raise
+        if line := _one_line(error, arguments):
+            print(f"spillgrad: {line}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _errors_of_the_user() -> tuple[type[Exception], ...]:
+    from spillgrad.errors import SpillgradError
+
+    return SpillgradError, OSError, typer.TyperException
+
+
+def _one_line(error: Exception, arguments: Sequence[str]) -> str:
+    """Return what was given, what is accepted and what to do; nothing when the help was shown instead."""
+    message = str(error)
+    if isinstance(error, typer.TyperException):
+        message = error.format_message().rstrip(".")
+        if message:
+            command = getattr(getattr(error, "ctx", None), "command_path", "spillgrad")
+            message = f"{' '.join(arguments)}: {message}; see {command} --help"
+    elif type(error).__module__ == "builtins" and isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}; name a place that exists and that you may read and write"
+    return " ".join(message.split())

@@ -1,0 +1,19 @@
+"""`spillgrad sweep`: say what dead runs left behind, and remove it."""
+
+from pathlib import Path
+
+from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sweep import sweep
+
+
+def run(directory: Path, dry_run: bool) -> None:
+    """Sweep the directory and print a line for each dead run.
+
+    Raises OSError when the directory cannot be read.
+    """
+    dead = sweep(directory, dry_run)
+    verb = "would remove" if dry_run else "removed"
+    for one in dead:
+        print(f"{verb} {one.path} ({format_bytes(one.disk_bytes)})")
+    if not dead:
+        print(f"no dead runs in {directory}")

@@ -1,0 +1,144 @@
+"""`spillgrad train`: turn a command line into a training run, and show it."""
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import resource
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+import spillgrad as sg
+from spillgrad.errors import ArgumentError
+from spillgrad.storage.budget import parse_bytes
+from spillgrad_tools.train import StepRecord, Training
+from spillgrad_tools.train_display import Report, show_line, show_progress, show_report, show_sample
+from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+
+SAMPLE_BYTES = 300
+# Train loss and speed are reported over this many last steps: a single batch is noisy.
+REPORTED_STEPS = 20
+
+
+class StopRequest:
+    """Set by the first Ctrl-C or SIGTERM; a second one acts as if none were caught."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Catch the first Ctrl-C or SIGTERM inside the block, so that a step can be finished."""
+    request = StopRequest()
+    former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def run(options: TrainOptions) -> bool:
+    """Train, save and report; return False when stopped before the last step (a checkpoint is saved all the same)."""
+    console = Console()
+    budget_bytes = None if options.ram_budget is None else parse_bytes(options.ram_budget)
+    settings = _settings(options)
+    training = Training(settings, sg.data.load_text(options.data), options.resume)
+    if training.step >= settings.steps:
+        done = f"{options.resume} has gone through {training.step} steps"
+        raise ArgumentError(f"train: {done}, wanted {settings.steps}; give --steps a larger number")
+    with _output_directory(options) as out:
+        if budget_bytes is not None:
+            training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget_bytes)
+        records, duration_s = _train(training, console, out)
+        if training.step < settings.steps:
+            show_line(console, f"stopped after step {training.step}; go on with: spillgrad train --resume {out}")
+            return False
+        show_sample(console, training.sample(SAMPLE_BYTES))
+        show_report(console, _report(training, records, duration_s))
+        show_line(console, f"checkpoint: {out}")
+    return True
+
+
+def _train(training: Training, console: Console, out: Path) -> tuple[collections.deque[StepRecord], float]:
+    """Train until done or told to stop, and save; return the last records and how long it took."""
+    records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
+    started = time.perf_counter()
+    with stop_request() as stop:
+        for record in show_progress(console, training.steps(), training.step, training.settings.steps):
+            records.append(record)
+            if stop.received:
+                break
+        duration_s = time.perf_counter() - started
+        training.save(out)
+    return records, duration_s
+
+
+def _settings(options: TrainOptions) -> TrainSettings:
+    """Return what was named on the command line, over the defaults or the settings of the run to resume.
+
+    Raises ArgumentError when a resumed run would go through other numbers than without the interruption.
+    """
+    if options.resume is None:
+        return dataclasses.replace(TrainSettings(), **options.settings)
+    settings = Training.settings_of(options.resume)
+    for name, value in options.settings.items():
+        if name != "steps" and value != getattr(settings, name):
+            raise ArgumentError(
+                f"train: got --{name} {value}, but {options.resume} was trained with {getattr(settings, name)}; "
+                f"leave --{name} out to go on, or leave --resume out to start anew"
+            )
+    return dataclasses.replace(settings, **options.settings)
+
+
+@contextlib.contextmanager
+def _output_directory(options: TrainOptions) -> Iterator[Path]:
+    """Make the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
+
+    Still empty at the end, it is removed.
+    Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run.
+    """
+    new = (Path("runs", str(number)) for number in itertools.count(1))
+    out = options.out or options.resume or next(directory for directory in new if not directory.exists())
+    if out != options.resume and (out / "checkpoint.json").exists():
+        raise ArgumentError(
+            f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        yield out
+    finally:
+        if not any(out.iterdir()):
+            out.rmdir()
+
+
+def _report(training: Training, records: collections.deque[StepRecord], duration_s: float) -> Report:
+    stats = training.spill.stats() if training.spill else None
+    waited_s = stats.wait_write_s + stats.wait_read_s if stats else 0.0
+    return Report(
+        train_loss=statistics.fmean(record.loss for record in records),
+        held_out_loss=training.held_out_loss(),
+        tokens_per_s=sum(record.tokens for record in records) / sum(record.duration_s for record in records),
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        packed_bytes=stats.packed_bytes if stats else 0,
+        deduplicated_bytes=stats.deduplicated_bytes if stats else 0,
+        written_bytes=stats.written_bytes if stats else 0,
+        read_bytes=stats.read_bytes if stats else 0,
+        waited_s=waited_s,
+        wait_share=waited_s / duration_s,
+    )

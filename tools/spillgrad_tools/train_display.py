@@ -1,0 +1,112 @@
+"""What a user sees of a training run: progress on a terminal, a line now and then elsewhere, the report at the end."""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from spillgrad.storage.budget import format_bytes
+from spillgrad_tools.train import StepRecord
+
+# Where lines cannot be redrawn, at least this long passes between two of them.
+LINE_EVERY_S = 10.0
+
+
+def numbers(record: StepRecord) -> str:
+    """Return what is worth watching, in one line."""
+    return (
+        f"loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s  RSS {format_bytes(record.rss_bytes)}  "
+        f"spilled {format_bytes(record.written_bytes)}  waiting {record.wait_share:.0%}"
+    )
+
+
+def show_progress(console: Console, records: Iterable[StepRecord], first: int, last: int) -> Iterator[StepRecord]:
+    """Pass the records of steps `first` + 1 to `last` on, showing each as it comes."""
+    if console.is_interactive:
+        yield from _redrawn(console, records, first, last)
+    else:
+        yield from _lines(console, records, last)
+
+
+def _redrawn(console: Console, records: Iterable[StepRecord], first: int, last: int) -> Iterator[StepRecord]:
+    bar = Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    task = bar.add_task("train", completed=first, total=last)
+    line = Text("compiling kernels for the first step", style="dim")
+    with Live(Group(bar, line), console=console):
+        for record in records:
+            bar.update(task, completed=record.step)
+            line.plain = numbers(record)
+            yield record
+
+
+def _lines(console: Console, records: Iterable[StepRecord], last: int) -> Iterator[StepRecord]:
+    printed_s = -LINE_EVERY_S
+    for record in records:
+        if record.step == last or time.monotonic() - printed_s >= LINE_EVERY_S:
+            printed_s = time.monotonic()
+            show_line(console, f"step {record.step}/{last}  {numbers(record)}")
+        yield record
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a finished run comes to; losses in nats per byte."""
+
+    train_loss: float
+    held_out_loss: float
+    tokens_per_s: float
+    peak_rss_bytes: int
+    packed_bytes: int
+    deduplicated_bytes: int
+    written_bytes: int
+    read_bytes: int
+    waited_s: float
+    wait_share: float
+
+
+def show_report(console: Console, report: Report) -> None:
+    """Print the table at the end of a run."""
+    table = Table(box=SIMPLE, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in (
+        ("train loss (last steps)", f"{report.train_loss:.4f} nats/byte"),
+        ("held-out loss", f"{report.held_out_loss:.4f} nats/byte"),
+        ("speed", f"{report.tokens_per_s:,.0f} tokens/s"),
+        ("peak RSS", format_bytes(report.peak_rss_bytes)),
+        ("saved tensors packed", format_bytes(report.packed_bytes)),
+        ("deduplicated", format_bytes(report.deduplicated_bytes)),
+        ("written to disk", format_bytes(report.written_bytes)),
+        ("read from disk", format_bytes(report.read_bytes)),
+        ("waited for the disk", f"{report.waited_s:.1f} s ({report.wait_share:.1%} of the time)"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def show_sample(console: Console, sample: str) -> None:
+    """Print text a model made up, with control characters, which could command the terminal, made visible."""
+    console.rule("sample")
+    shown = "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in sample
+    )
+    console.print(Text(shown))
+    console.rule()
+
+
+def show_line(console: Console, line: str) -> None:
+    """Print a line as it is: not wrapped, so that a path in it can be copied."""
+    console.print(Text(line), soft_wrap=True)
