@@ -84,7 +84,8 @@ def scaled_dot_product_attention(
     if attn_mask is None and dropout_p == 0:
         operands = (_as_heads(x) for x in (query, key, value))
         result: Tensor = _attention(*operands, scale, bool(is_causal))
-        return reshape(result, (*batch, query.shape[-2], value.shape[-1]))
+        shape = (*batch, query.shape[-2], value.shape[-1])
+        return result if result.shape == shape else reshape(result, shape)
     scores = _scores(query, key, scale, is_causal)
     if attn_mask is None:
         return matmul(dropout(softmax(scores, -1), dropout_p), value)

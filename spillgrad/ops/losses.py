@@ -115,7 +115,7 @@ def _cross_entropy_of_probabilities(
     goal = target * (1 - label_smoothing) + label_smoothing / max(classes, 1) if label_smoothing else target
     if weight is not None:
         goal = goal * reshape(weight, (-1,) + (1,) * (input.ndim - class_dim - 1))
-    losses: Any = -sum(log_softmax(input, class_dim) * goal, class_dim)  # type: ignore[operator]
+    losses: Any = -sum(log_softmax(input, class_dim) * goal, class_dim)
     return _reduced("cross_entropy", losses, reduction)
 
 
@@ -153,6 +153,8 @@ def _class_rows(name: str, input: Tensor, target: Tensor, ignore_index: int) -> 
             f"{name}: got target {outside[0]}; the {classes} classes are 0 to {classes - 1}; "
             f"ignore_index ({ignore_index}) leaves places out"
         )
+    if input.ndim == 2:
+        return input, target
     last = movedim(input, 1, -1) if input.ndim > 2 else input
     count = target.numel()
     return reshape(last, (count, classes)), reshape(target, (count,))
@@ -203,7 +205,7 @@ def binary_cross_entropy_with_logits(
     # Beyond 40, log(1 + exp(x)) is x in float64 too.
     log_rest: Any = softplus(-logits, threshold=40.0)
     if pos_weight is not None:
-        log_rest = log_rest * ((pos_weight - 1) * wanted + 1)  # type: ignore[operator]
+        log_rest = log_rest * ((pos_weight - 1) * wanted + 1)
     losses = (1 - wanted) * logits + log_rest
     return _reduced("binary_cross_entropy_with_logits", losses if weight is None else losses * weight, reduction)
 
@@ -240,7 +242,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
     difference = _difference("huber_loss", input, target)
     distance: Any = abs(difference)
-    losses = where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)  # type: ignore[operator]
+    losses = where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)
     return _reduced("huber_loss", losses, reduction)
 
 

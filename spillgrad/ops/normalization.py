@@ -96,7 +96,7 @@ def _layer_norm_composed(
 ) -> tuple[Tensor | None, ...]:
     dims = tuple(range(-len(normalized_shape), 0))
     centred: Any = sub(input, mean(input, dims, True))
-    rstd: Any = rsqrt(mean(square(centred), dims, True) + eps)  # type: ignore[operator]
+    rstd: Any = rsqrt(mean(square(centred), dims, True) + eps)
     normalized = centred * rstd
     by_normalized = g if weight is None else g * weight
     by_input = rstd * (
@@ -176,7 +176,7 @@ def _rms_norm_composed(
     g: Any, input: Tensor, weight: Tensor | None, normalized_shape: Shape, eps: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     dims = tuple(range(-len(normalized_shape), 0))
-    rstd: Any = rsqrt(mean(square(input), dims, True) + eps)  # type: ignore[operator]
+    rstd: Any = rsqrt(mean(square(input), dims, True) + eps)
     normalized: Any = mul(input, rstd)
     by_normalized = g if weight is None else g * weight
     by_input = rstd * (by_normalized - normalized * mean(by_normalized * normalized, dims, True))

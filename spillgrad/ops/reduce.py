@@ -85,6 +85,11 @@ def _folded(
     return forward
 
 
+def _root(array: np.ndarray) -> np.ndarray:
+    np.sqrt(array, out=array)  # without `out`, NumPy makes a scalar of a 0-d array
+    return array
+
+
 # --- Sum, mean, product ----------------------------------------------------------------------------------------------
 
 _sum: Any = operation(
@@ -161,7 +166,7 @@ def _var_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float
 
 
 def _std_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
-    return on_floats(lambda a: np.sqrt(kernels.var(a, dims, correction, keepdim)[0]), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: _root(kernels.var(a, dims, correction, keepdim)[0]), self)  # type: ignore[no-any-return]
 
 
 def _var_gradient(g: Any, self: Any, dims: Shape, correction: float) -> Any:
@@ -351,7 +356,7 @@ def _logsumexp_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
 
 
 _logsumexp: Any = operation(
-    "logsumexp", lambda self, dims, keepdim: on_floats(lambda a: kernels.logsumexp(a, dims, keepdim), self),
+    "logsumexp", lambda self, dims, keepdim: on_floats(lambda a: np.asarray(kernels.logsumexp(a, dims, keepdim)), self),
     self=_logsumexp_gradient,
 )  # fmt: skip
 
@@ -384,7 +389,7 @@ def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: in
 
 
 def _euclidean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
-    return on_floats(lambda a: np.sqrt(kernels.sum(a * a, dims, keepdim)), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: _root(kernels.sum(a * a, dims, keepdim)), self)  # type: ignore[no-any-return]
 
 
 def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:

@@ -19,7 +19,7 @@ def leaf(values: Any) -> Tensor:
 
 def weighted(tensor: Tensor, seed: int) -> Any:
     """Return a scalar that depends on every element in its own measure."""
-    weights = np.random.default_rng(seed).normal(size=tensor.shape)
+    weights = np.asarray(np.random.default_rng(seed).normal(size=tensor.shape))
     return (tensor * Tensor(weights)).sum()
 
 
@@ -87,7 +87,7 @@ def check_half_precision(function: Callable[..., Tensor], *values: Any, toleranc
     for dtype, allowed in (("float32", 1e-4), ("bfloat16", tolerance)):
         leaves = [leaf(v).detach().to(dtype).requires_grad_() for v in values]
         result = function(*leaves)
-        weights = Tensor(np.random.default_rng(0).normal(size=result.shape)).to(dtype)
+        weights = Tensor(np.asarray(np.random.default_rng(0).normal(size=result.shape))).to(dtype)
         gradients = grad((result * weights).sum(), leaves, materialize_grads=True)
         for got, want in zip((result, *gradients), (wanted, *wanted_gradients), strict=True):
             assert str(got.dtype) == dtype

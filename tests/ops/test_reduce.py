@@ -145,8 +145,11 @@ def test_products_with_zeros_have_exact_derivatives(factors):
 def test_correction_and_unbiased_mean_the_same():
     x = sg.tensor(A)
     for got, ddof in (
-        (reduce.var(x), 1), (reduce.var(x, unbiased=False), 0), (reduce.var(x, False), 0), (reduce.var(x, correction=2), 2),
-    ):  # fmt: skip
+        (reduce.var(x), 1),
+        (reduce.var(x, unbiased=False), 0),
+        (reduce.var(x, False), 0),
+        (reduce.var(x, correction=2), 2),
+    ):
         np.testing.assert_allclose(got.item(), np.var(A, ddof=ddof))
     variance, mean = reduce.var_mean(x, 1)
     np.testing.assert_allclose(variance.numpy(), A.var(1, ddof=1))
@@ -256,7 +259,11 @@ def test_topk_gives_the_first_of_the_sorted():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: reduce.sum(sg.zeros(2, 3), 2), DimensionError, "sum: got dim 2; a tensor of 2 dimensions takes -2 to 1"),
+        (
+            lambda: reduce.sum(sg.zeros(2, 3), 2),
+            DimensionError,
+            "sum: got dim 2; a tensor of 2 dimensions takes -2 to 1",
+        ),
         (lambda: reduce.sum(sg.zeros(2, 3), (0, -2)), DimensionError, "a dimension appears twice"),
         (lambda: reduce.mean(sg.tensor([1])), DtypeError, "mean: got a tensor of int64; wanted floating-point"),
         (lambda: reduce.sum(sg.zeros(2, dtype="complex64")), DtypeError, "got complex64"),

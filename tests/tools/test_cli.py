@@ -3,14 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from spillgrad_tools.cli import main
-
-HELP_WITHIN_S = 0.5
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -117,20 +114,14 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]):
     assert "train" in capsys.readouterr().out
 
 
-def test_help_is_quick_because_it_loads_neither_numba_nor_hdf5(tmp_path: Path):
+def test_help_is_quick_because_it_loads_neither_numpy_nor_numba_nor_hdf5(tmp_path: Path):
     program = (
         "import sys; from spillgrad_tools.cli import main; main(['--help']);"
         "print('loaded:', *({'numba', 'h5py', 'numpy'} & sys.modules.keys()))"
     )
-    taken = []
-    for _ in range(3):
-        started = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), cwd=tmp_path
-        )
-        taken.append(time.perf_counter() - started)
-        assert done.stdout.endswith("loaded:\n")
-    assert min(taken) < HELP_WITHIN_S
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.stdout.endswith("loaded:\n")
 
 
 def test_output_is_plain_away_from_a_terminal(tmp_path: Path):

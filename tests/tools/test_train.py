@@ -161,7 +161,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     finally:
         process.kill()
     assert (process.returncode, complaints) == (130, "")
-    assert "go on with: spillgrad train --resume out" in printed
+    assert "go on with: spillgrad train --data text.txt --resume out" in printed
     state = sg.checkpoint.load(here / "out")
     assert 1 <= state["step"] < 100000
     assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from spillgrad_kernels.optim import adamw
 
 from spillgrad_kernels import dispatch
 from spillgrad_kernels.cpu import elementwise
@@ -13,6 +12,7 @@ from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.losses import cross_entropy
 from spillgrad_kernels.matmul import matmul
 from spillgrad_kernels.normalization import layer_norm, softmax
+from spillgrad_kernels.optim import adamw
 
 VERSION = f"spillgrad with Numba {importlib.metadata.version('numba')}"
 

@@ -49,7 +49,7 @@ def plain_io(blocks: list[np.ndarray], directory: Path) -> Times:
             for index, block in enumerate(blocks):
                 _check(os.pwrite(descriptor, block.data, index * BLOCK_BYTES) == BLOCK_BYTES, "bytes written")
         with _timed(times, "read"):
-            for index in reversed(range(BLOCKS)):
+            for index in reversed(range(len(blocks))):
                 buffer = empty((BLOCK_BYTES,), np.uint8)
                 _check(os.preadv(descriptor, [buffer.data], index * BLOCK_BYTES) == BLOCK_BYTES, "bytes read")
         _check(bool((buffer == blocks[0]).all()), "what was read")
@@ -88,10 +88,10 @@ def alternate(contenders: dict[str, Callable[[], Times]], rounds: int) -> list[d
     ]
 
 
-def file_results(directory: Path, rounds: int) -> list[dict[str, Any]]:
-    """Time the store beside plain file I/O."""
+def file_results(count: int, directory: Path, rounds: int) -> list[dict[str, Any]]:
+    """Time the store beside plain file I/O, on `count` blocks."""
     random = np.random.default_rng(0)
-    blocks = [np.frombuffer(random.bytes(BLOCK_BYTES), np.uint8).copy() for _ in range(BLOCKS)]
+    blocks = [np.frombuffer(random.bytes(BLOCK_BYTES), np.uint8).copy() for _ in range(count)]
     contenders: dict[str, Callable[[], Times]] = {
         "plain": lambda: plain_io(blocks, directory),
         "spillgrad": lambda: store_io(blocks, directory),
@@ -101,16 +101,15 @@ def file_results(directory: Path, rounds: int) -> list[dict[str, Any]]:
     return alternate(contenders, rounds)
 
 
-def step_results(directory: Path, rounds: int) -> list[dict[str, Any]]:
-    """Time training steps of the small model whose saved tensors stay in RAM beside spilled ones."""
-    settings = TrainSettings(steps=rounds + 1)
+def step_results(settings: TrainSettings, directory: Path, rounds: int) -> list[dict[str, Any]]:
+    """Time training steps whose saved tensors stay in RAM beside spilled ones."""
     text = sg.data.load_text()
     in_ram, spilled = Training(settings, text), Training(settings, text)
     spilled.spill = sg.save_on_disk(directory, ram_budget=RAM_BUDGET)
     records = {"plain": in_ram.steps(), "spillgrad": spilled.steps()}
     first = {name: next(steps).loss for name, steps in records.items()}
     _check(first["plain"] == first["spillgrad"], f"the loss of the first step ({first})")
-    part = f"training step, {settings.batch} x {settings.context} bytes"
+    part = f"training step, {settings.model}"
 
     def contender(steps: Iterator[StepRecord]) -> Callable[[], Times]:
         return lambda: {part: next(steps).duration_s}
@@ -127,7 +126,8 @@ def run(as_json: bool, directory: Path, rounds: int) -> None:
         tempfile.TemporaryDirectory(dir=directory, prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status("timing"),
     ):
-        results = file_results(Path(folder), rounds) + step_results(Path(folder), rounds)
+        results = file_results(BLOCKS, Path(folder), rounds)
+        results += step_results(TrainSettings(steps=rounds + 1), Path(folder), rounds)
     about = {**machine(), "rounds": rounds, "blocks": f"{BLOCKS} x {BLOCK_BYTES >> 20} MiB", "RAM budget": RAM_BUDGET}
     if as_json:
         print(json.dumps({"machine": about, "results": results}, indent=2))

@@ -72,7 +72,7 @@ def train(
         Path | None, typer.Option(help="Folder of the checkpoint.", show_default="a new one in runs/")
     ] = None,
     spill_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the spill files while it runs.", show_default="that of the checkpoint")
+        Path | None, typer.Option(help="Folder of the spill files.", show_default="that of the checkpoint")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run whose checkpoint is in this folder.")] = None,
     spill: Annotated[bool, typer.Option(help="Whether saved tensors may go to disk.")] = True,

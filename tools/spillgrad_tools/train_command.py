@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import resource
+import shlex
 import signal
 import statistics
 import tempfile
@@ -65,7 +66,9 @@ def run(options: TrainOptions) -> bool:
             training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget_bytes)
         records, duration_s = _train(training, console, out)
         if training.step < settings.steps:
-            show_line(console, f"stopped after step {training.step}; go on with: spillgrad train --resume {out}")
+            data = ["--data", str(options.data)] if options.data else []
+            again = shlex.join(["spillgrad", "train", *data, "--resume", str(out)])
+            show_line(console, f"stopped after step {training.step}; go on with: {again}")
             return False
         show_sample(console, training.sample(SAMPLE_BYTES))
         show_report(console, _report(training, records, duration_s))

@@ -48,7 +48,7 @@ def _redrawn(console: Console, records: Iterable[StepRecord], first: int, last: 
     with Live(Group(bar, line), console=console):
         for record in records:
             bar.update(task, completed=record.step)
-            line.plain = numbers(record)
+            line.plain, line.style = numbers(record), ""
             yield record
 
 

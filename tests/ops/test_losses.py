@@ -1,0 +1,182 @@
+"""Losses against NumPy, their gradients against central differences."""
+
+import math
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
+from spillgrad.ops import losses, normalization
+from tests.ops.checks import check_gradients, check_half_precision, leaf
+
+RNG = np.random.default_rng(2)
+LOGITS = RNG.normal(size=(5, 4))
+TARGET = np.array([0, 3, 1, 1, 2])
+WEIGHT = np.array([0.5, 1.0, 2.0, 0.25])
+OTHER = RNG.normal(size=(5, 4))
+
+
+def log_softmax(a):
+    return a - np.log(np.exp(a).sum(1, keepdims=True))
+
+
+def cross_entropy(logits, target, weight, ignore_index, label_smoothing):
+    """Return per-row losses and the divisor of their mean, written out row by row."""
+    classes = logits.shape[1]
+    weight = np.ones(classes) if weight is None else weight
+    rows, divisor = [], 0.0
+    for row, t in zip(log_softmax(logits), target, strict=True):
+        if t == ignore_index:
+            rows.append(0.0)
+            continue
+        rows.append(-(1 - label_smoothing) * weight[t] * row[t] - label_smoothing / classes * (weight * row).sum())
+        divisor += weight[t]
+    return np.array(rows), divisor
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["equal", "weighted"])
+@pytest.mark.parametrize("ignore_index", [-100, 1])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_cross_entropy_agrees_with_numpy_and_differences(weight, ignore_index, label_smoothing):
+    rows, divisor = cross_entropy(LOGITS, TARGET, weight, ignore_index, label_smoothing)
+    weights = None if weight is None else sg.tensor(weight)
+
+    def loss(x, reduction="mean"):
+        return losses.cross_entropy(x, sg.tensor(TARGET), weights, ignore_index, reduction, label_smoothing)
+
+    x = sg.tensor(LOGITS)
+    np.testing.assert_allclose(loss(x).item(), rows.sum() / divisor, 1e-12)
+    np.testing.assert_allclose(loss(x, "sum").item(), rows.sum(), 1e-12)
+    np.testing.assert_allclose(loss(x, "none").numpy(), rows, 1e-12)
+    check_gradients(loss, LOGITS)
+    check_gradients(lambda x: loss(x, "none") ** 2, LOGITS)
+
+
+def test_cross_entropy_takes_one_row_and_further_dimensions():
+    one = losses.cross_entropy(sg.tensor(LOGITS[0]), sg.tensor(2))
+    np.testing.assert_allclose(one.item(), -log_softmax(LOGITS)[0, 2])
+    logits, target = RNG.normal(size=(2, 4, 3)), RNG.integers(0, 4, (2, 3))
+    rows = -np.take_along_axis(log_softmax(logits), target[:, None], 1)[:, 0]
+    got = losses.cross_entropy(sg.tensor(logits), sg.tensor(target), reduction="none")
+    np.testing.assert_allclose(got.numpy(), rows, 1e-12)
+    check_gradients(lambda x: losses.cross_entropy(x, sg.tensor(target)), logits)
+
+
+def test_cross_entropy_saves_logits_targets_and_one_number_a_row():
+    node = (
+        losses.cross_entropy(leaf(LOGITS), sg.tensor(TARGET), reduction="sum")
+        .grad_fn.next_functions[0][0]
+        .next_functions[0][0]
+    )
+    assert node.name() == "CrossEntropyBackward0"
+    assert (node._saved_self.shape, node._saved_target.shape, node._saved_lse.shape) == ((5, 4), (5,), (5,))
+
+
+def test_cross_entropy_in_half_precision_keeps_the_normaliser_exact():
+    logits = LOGITS + 40  # one step of bfloat16 is 0.25 here: a rounded logarithm would change probabilities by a tenth
+    x = sg.tensor(logits, dtype="bfloat16", requires_grad=True)
+    losses.cross_entropy(x, sg.tensor(TARGET), reduction="sum").backward()
+    exact = leaf(x.detach().to("float64").numpy())
+    losses.cross_entropy(exact, sg.tensor(TARGET), reduction="sum").backward()
+    np.testing.assert_allclose(x.grad.numpy().astype(np.float64), exact.grad.numpy(), 1e-2, 1e-4)
+
+
+def test_the_mean_over_no_targets_is_nan():
+    assert math.isnan(losses.cross_entropy(sg.tensor(LOGITS), sg.full((5,), -100)).item())
+    assert math.isnan(losses.cross_entropy(sg.zeros(0, 4), sg.zeros(0, dtype="int64")).item())
+
+
+def test_cross_entropy_of_probabilities_agrees_with_numpy():
+    goal = normalization.softmax(sg.tensor(OTHER), 1).numpy()
+    wanted = -(goal * log_softmax(LOGITS)).sum(1)
+    got = losses.cross_entropy(sg.tensor(LOGITS), sg.tensor(goal))
+    np.testing.assert_allclose(got.item(), wanted.mean(), 1e-12)
+    smoothed = losses.cross_entropy(
+        sg.tensor(LOGITS), sg.tensor(goal), sg.tensor(WEIGHT), reduction="sum", label_smoothing=0.1
+    )
+    wanted = -((goal * 0.9 + 0.1 / 4) * WEIGHT * log_softmax(LOGITS)).sum()
+    np.testing.assert_allclose(smoothed.item(), wanted, 1e-12)
+    check_gradients(lambda x, t: losses.cross_entropy(x, t, label_smoothing=0.1), LOGITS, goal)
+
+
+def test_one_hot_probabilities_are_class_indices():
+    x, target = sg.tensor(LOGITS), sg.tensor(TARGET)
+    goal = sg.tensor(np.eye(4)[TARGET])
+    np.testing.assert_allclose(losses.cross_entropy(x, goal).item(), losses.cross_entropy(x, target).item(), 1e-12)
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["equal", "weighted"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_nll_loss_of_log_softmax_is_cross_entropy(weight, reduction):
+    weights = None if weight is None else sg.tensor(weight)
+    options = {"weight": weights, "ignore_index": 3, "reduction": reduction}
+    x, target = sg.tensor(LOGITS), sg.tensor(TARGET)
+    got = losses.nll_loss(normalization.log_softmax(x, 1), target, **options)
+    np.testing.assert_allclose(got.numpy(), losses.cross_entropy(x, target, **options).numpy(), 1e-12)
+    check_gradients(lambda x: losses.nll_loss(x, target, **options) ** 2, LOGITS)
+
+
+def huber(difference, delta):
+    distance = np.abs(difference)
+    return np.where(distance < delta, distance**2 / 2, delta * (distance - delta / 2))
+
+
+REGRESSION = {
+    "mse": (losses.mse_loss, lambda d: d**2),
+    "l1": (losses.l1_loss, np.abs),
+    "huber": (lambda x, y, r="mean": losses.huber_loss(x, y, r, 0.7), lambda d: huber(d, 0.7)),
+    "smooth l1": (lambda x, y, r="mean": losses.smooth_l1_loss(x, y, r, 0.7), lambda d: huber(d, 0.7) / 0.7),
+    "smooth l1, beta 0": (lambda x, y, r="mean": losses.smooth_l1_loss(x, y, r, 0.0), np.abs),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_regression_losses_agree_with_numpy_and_differences(name):
+    loss, oracle = REGRESSION[name]
+    wanted = oracle(LOGITS - OTHER)
+    x, y = sg.tensor(LOGITS), sg.tensor(OTHER)
+    np.testing.assert_allclose(loss(x, y).item(), wanted.mean(), 1e-12)
+    np.testing.assert_allclose(loss(x, y, "sum").item(), wanted.sum(), 1e-12)
+    np.testing.assert_allclose(loss(x, y, "none").numpy(), wanted, 1e-12)
+    check_gradients(loss, LOGITS, OTHER)
+    check_half_precision(lambda x: loss(x, y.to(x.dtype)), LOGITS, tolerance=5e-2)
+
+
+def test_binary_cross_entropy_agrees_with_numpy_and_differences():
+    goal = RNG.random((5, 4))
+    p = 1 / (1 + np.exp(-LOGITS))
+    wanted = -(goal * np.log(p) + (1 - goal) * np.log(1 - p))
+    loss = losses.binary_cross_entropy_with_logits
+    np.testing.assert_allclose(loss(sg.tensor(LOGITS), sg.tensor(goal)).item(), wanted.mean(), 1e-12)
+    positive = -(WEIGHT * goal * np.log(p) + (1 - goal) * np.log(1 - p))
+    got = loss(sg.tensor(LOGITS), sg.tensor(goal), reduction="none", pos_weight=sg.tensor(WEIGHT))
+    np.testing.assert_allclose(got.numpy(), positive, 1e-12)
+    got = loss(sg.tensor(LOGITS), sg.tensor(goal), sg.tensor(WEIGHT), "sum")
+    np.testing.assert_allclose(got.item(), (wanted * WEIGHT).sum(), 1e-12)
+    check_gradients(loss, LOGITS, goal)
+    extreme = loss(sg.tensor([1000.0, -1000.0]), sg.tensor([0.0, 0.0]), reduction="none")
+    assert extreme.tolist() == [1000, 0]
+
+
+X, T = sg.zeros(2, 3), sg.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: losses.cross_entropy(X, sg.tensor([0, 3])), DimensionError, "got target 3; the 3 classes are 0 to 2"),
+        (lambda: losses.cross_entropy(X, sg.tensor([0])), ShapeError, r"got input \(2, 3\) and target \(1,\)"),
+        (lambda: losses.cross_entropy(X, sg.tensor([True, False])), DtypeError, "got a target of bool"),
+        (lambda: losses.cross_entropy(X, sg.zeros(2, 4)), ShapeError, r"got input \(2, 3\) and probabilities \(2, 4\)"),
+        (lambda: losses.cross_entropy(X, T, sg.ones(2)), ShapeError, r"got weight \(2,\) for input \(2, 3\)"),
+        (lambda: losses.cross_entropy(X, T, reduction="avg"), ArgumentError, "got reduction='avg'; accepted are"),
+        (lambda: losses.cross_entropy(X, T, label_smoothing=2.0), ArgumentError, "label_smoothing=2.0"),
+        (lambda: losses.nll_loss(sg.tensor([[1, 2]]), T), DtypeError, "nll_loss: got input of int64"),
+        (lambda: losses.mse_loss(X, sg.zeros(2, 4)), ShapeError, r"mse_loss: got input \(2, 3\) and target \(2, 4\)"),
+        (lambda: losses.huber_loss(X, X, delta=0), ArgumentError, "huber_loss: got delta=0"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
