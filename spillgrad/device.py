@@ -6,11 +6,14 @@ from typing import Any
 from spillgrad.errors import DeviceError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Device:
     """A device, equal to its name: `x.device == "cpu"`."""
 
     type: str
+
+    def __repr__(self) -> str:
+        return f"device(type={self.type!r})"
 
     def __str__(self) -> str:
         return self.type

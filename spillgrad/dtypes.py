@@ -3,6 +3,7 @@
 Every function that takes a dtype also takes its name ("float32") or a NumPy type.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -84,12 +85,55 @@ def as_dtype(dtype: Any) -> DType:
         return int64
     else:
         try:
-            found = np.dtype(dtype)
-        except TypeError:
+            found = None if dtype is None else np.dtype(dtype)  # type: ignore[assignment]  # NumPy's None is float64
+        except (TypeError, ValueError):
             found = None  # type: ignore[assignment]
     if found not in _KNOWN:
         raise DtypeError(f"dtype: got {dtype!r}; wanted one of {', '.join(sorted(map(str, _KNOWN)))}")
     return found
+
+
+@dataclass(frozen=True)
+class FloatInfo:
+    """The limits of a floating-point dtype, as Python numbers."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    tiny: float
+    smallest_normal: float
+    resolution: float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class IntegerInfo:
+    """The limits of an integer dtype."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: str
+
+
+def finfo(dtype: Any = None) -> FloatInfo:
+    """Return the limits of a floating-point dtype (the default one if none is given). Raises DtypeError for others."""
+    wanted = _default_float if dtype is None else as_dtype(dtype)
+    if wanted not in _FLOATING:
+        raise DtypeError(f"finfo: got {wanted}; wanted a floating-point dtype, or use iinfo")
+    limits = ml_dtypes.finfo(wanted)
+    numbers = (limits.eps, limits.max, limits.min, limits.tiny, limits.smallest_normal, limits.resolution)
+    return FloatInfo(int(limits.bits), *map(float, numbers), dtype=str(wanted))
+
+
+def iinfo(dtype: Any) -> IntegerInfo:
+    """Return the limits of an integer dtype. Raises DtypeError for others."""
+    wanted = as_dtype(dtype)
+    if category(wanted) != 1:
+        raise DtypeError(f"iinfo: got {wanted}; wanted an integer dtype, or use finfo")
+    limits = np.iinfo(wanted)
+    return IntegerInfo(limits.bits, int(limits.max), int(limits.min), str(wanted))
 
 
 def is_floating_point(dtype: Any) -> bool:
@@ -113,15 +157,19 @@ def category(dtype: DType) -> int:
 
 def promote(first: DType, second: DType) -> DType:
     """Return the dtype of a result of two dtypes: PyTorch's `promote_types`."""
+    first, second = as_dtype(first), as_dtype(second)
     if first == second:
         return first
+    if {first, second} == {float16, bfloat16}:
+        return float32
+    if {first, second} == {complex64, float64}:
+        return complex128
     if category(first) != category(second):
         return first if category(first) > category(second) else second
-    if category(first) == 2:
-        if {first, second} == {float16, bfloat16}:
-            return float32
+    if category(first) != 1:
         return first if first.itemsize > second.itemsize else second
-    return np.promote_types(first, second) if {first, second} != {uint64, int64} else int64
+    common = np.promote_types(first, second)
+    return common if category(common) == 1 else int64  # NumPy makes float64 of uint64 and a signed type
 
 
 def of_scalar(value: Any) -> DType:
@@ -130,7 +178,9 @@ def of_scalar(value: Any) -> DType:
         return bool_
     if isinstance(value, int):
         return int64
-    return complex64 if isinstance(value, complex) else _default_float
+    if isinstance(value, complex):
+        return complex128 if _default_float == float64 else complex64
+    return _default_float
 
 
 def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:

@@ -23,11 +23,11 @@ class DeviceError(SpillgradError, RuntimeError):
 
 
 class DimensionError(SpillgradError, IndexError):
-    """A dimension or index out of range."""
+    """A dimension or index out of range, or no index at all."""
 
 
-class ArgumentError(SpillgradError, ValueError):
-    """An argument outside what is accepted."""
+class ArgumentError(SpillgradError, ValueError, RuntimeError):
+    """An argument outside what is accepted (PyTorch mostly raises RuntimeError, Python ValueError)."""
 
 
 class GraphError(SpillgradError, RuntimeError):

@@ -1,7 +1,11 @@
-"""How tensors print: PyTorch's layout, four digits, long dimensions summarised."""
+"""How tensors print: PyTorch's layout, four digits, long dimensions summarised.
+
+Source: PyTorch's `torch/_tensor_str.py`, whose rules these are.
+"""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,26 +18,47 @@ _THRESHOLD = 1000
 _LINE_WIDTH = 80
 
 
-def format_tensor(array: np.ndarray, suffixes: list[str]) -> str:
-    """Return `tensor(...)` for an array, `suffixes` (such as `requires_grad=True`) behind the values."""
+@dataclass(frozen=True)
+class _Column:
+    """How every number of a tensor is written: right-aligned where it is narrower than `width`."""
+
+    write: Callable[[Any], str]
+    width: int = 1
+
+    def __call__(self, value: Any) -> str:
+        return self.write(value).rjust(self.width)
+
+
+def format_tensor(array: np.ndarray, graph_suffix: str | None) -> str:
+    """Return `tensor(...)` for an array; `graph_suffix` (such as `requires_grad=True`) goes last."""
     prefix = "tensor("
-    body = "[]" if array.size == 0 else _nested(array, len(prefix), _formatter(array))
-    if array.size == 0 and array.shape != (0,):
-        suffixes = [f"size={array.shape}", *suffixes]
-    if array.dtype not in (dtypes.get_default_dtype(), dtypes.int64, dtypes.bool_) or (
-        array.size == 0 and array.dtype != dtypes.get_default_dtype()
-    ):
-        suffixes = [*suffixes[:-1], f"dtype={array.dtype}", *suffixes[-1:]] if suffixes else [f"dtype={array.dtype}"]
-    text = prefix + body
-    position = len(text) - text.rfind("\n") - 1
+    default = dtypes.get_default_dtype()
+    suffixes = []
+    if array.size == 0:
+        if array.ndim != 1:
+            suffixes.append(f"size={array.shape}")
+        inferable = {default}
+        body = "[]"
+    else:
+        inferable = {default, dtypes.int64, dtypes.bool_, dtypes.of_scalar(1j)}
+        body = _nested(array, len(prefix))
+    if array.dtype not in inferable:
+        suffixes.append(f"dtype={array.dtype}")
+    if graph_suffix is not None:
+        suffixes.append(graph_suffix)
+    return _with_suffixes(prefix + body, suffixes, len(prefix)) + ")"
+
+
+def _with_suffixes(text: str, suffixes: list[str], indent: int) -> str:
+    position = len(text) - text.rfind("\n") + 1
     for suffix in suffixes:
         if position + len(suffix) + 2 > _LINE_WIDTH:
-            text += ",\n" + " " * len(prefix) + suffix
-            position = len(prefix) + len(suffix)
+            text += ",\n" + " " * indent + suffix
+            position = indent + len(suffix)
         else:
             text += ", " + suffix
             position += len(suffix) + 2
-    return text + ")"
+    return text
 
 
 def _shown(array: np.ndarray) -> np.ndarray:
@@ -47,54 +72,59 @@ def _shown(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _formatter(array: np.ndarray) -> Callable[[Any], str]:
-    values = _shown(array).reshape(-1)
-    if dtypes.is_floating_point(array.dtype):
-        number = _float_format(values.astype(np.float64))
-    elif dtypes.is_complex(array.dtype):
-        real, imaginary = (
-            _float_format(values.real.astype(np.float64)),
-            _float_format(np.abs(values.imag).astype(np.float64)),
-        )
+def _column(values: np.ndarray) -> _Column:
+    if dtypes.is_floating_point(values.dtype):
+        return _float_column(values.astype(np.float64))
+    if dtypes.is_complex(values.dtype):
+        real, imaginary = _float_column(values.real.astype(np.float64)), _float_column(values.imag.astype(np.float64))
 
-        def number(value: Any) -> str:
-            return real(value.real) + ("-" if value.imag < 0 else "+") + imaginary(abs(value.imag)) + "j"
-    else:
-        number = str
-    width = max((len(number(v)) for v in values), default=0) if array.ndim else 0
-    return lambda value: number(value).rjust(width)
+        def write(value: Any) -> str:
+            part = imaginary(value.imag).lstrip()
+            return real(value.real) + ("" if part[0] == "-" else "+") + part + "j"
+
+        return _Column(write, real.width + imaginary.width + 1)
+    return _Column(str, max(len(str(value)) for value in values))
 
 
-def _float_format(values: np.ndarray) -> Callable[[Any], str]:
-    finite = np.abs(values[np.isfinite(values) & (values != 0)])
-    if finite.size == 0:
-        return lambda value: f"{value:.0f}." if math.isfinite(value) else str(float(value))
-    smallest, largest = finite.min(), finite.max()
+def _float_column(values: np.ndarray) -> _Column:
+    """Return how floats are written. Only finite numbers other than zero decide, so the others may stand out."""
+    finite = values[np.isfinite(values) & (values != 0)]
     whole = bool(np.all(finite == np.ceil(finite)))
-    scientific = largest / smallest > 1000 or largest > 1e8 or (not whole and smallest < 1e-4)
-    if whole and not (largest / smallest > 1000 or largest > 1e8):
-        return lambda value: f"{value:.0f}." if math.isfinite(value) else str(float(value))
-    if scientific:
-        return lambda value: f"{value:.{_PRECISION}e}"
-    return lambda value: f"{value:.{_PRECISION}f}"
+    sizes = np.abs(finite)
+    largest, smallest = sizes.max(initial=0.0), sizes.min(initial=math.inf)
+    if finite.size and (largest / smallest > 1000 or largest > 1e8 or (not whole and smallest < 1e-4)):
+
+        def write(value: Any) -> str:
+            return f"{float(value):.{_PRECISION}e}"
+    elif whole:
+
+        def write(value: Any) -> str:
+            return f"{float(value):.0f}" + ("." if math.isfinite(value) else "")
+    else:
+
+        def write(value: Any) -> str:
+            return f"{float(value):.{_PRECISION}f}"
+
+    return _Column(write, max((len(write(value)) for value in finite), default=1))
 
 
-def _nested(array: np.ndarray, indent: int, number: Callable[[Any], str]) -> str:
+def _nested(array: np.ndarray, indent: int) -> str:
+    column = _column(_shown(array).reshape(-1))
     if array.ndim == 0:
-        return number(array[()])
+        return column(array[()])
     summarise = array.size > _THRESHOLD
 
-    def level(part: np.ndarray, indent: int, long: bool) -> str:
+    def level(part: np.ndarray, indent: int) -> str:
         count = part.shape[0]
-        cut = long and count > 2 * _EDGE_ITEMS
-        picked = [*range(_EDGE_ITEMS), None, *range(count - _EDGE_ITEMS, count)] if cut else range(count)
+        picked: list[int | None] = list(range(count))
+        if summarise and count > 2 * _EDGE_ITEMS:
+            picked[_EDGE_ITEMS:-_EDGE_ITEMS] = [None]
         if part.ndim == 1:
-            cells = ["..." if i is None else number(part[i]) for i in picked]
-            width = max((len(c) for c in cells), default=1) + 2
-            per_line = max(1, (_LINE_WIDTH - indent) // width)
+            cells = [" ..." if i is None else column(part[i]) for i in picked]
+            per_line = max(1, (_LINE_WIDTH - indent) // (column.width + 2))
             lines = [", ".join(cells[i : i + per_line]) for i in range(0, len(cells), per_line)]
             return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
-        pieces = ["..." if i is None else level(part[i], indent + 1, long) for i in picked]
+        pieces = ["..." if i is None else level(part[i], indent + 1) for i in picked]
         return "[" + ("," + "\n" * (part.ndim - 1) + " " * (indent + 1)).join(pieces) + "]"
 
-    return level(array, indent, summarise)
+    return level(array, indent)

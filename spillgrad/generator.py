@@ -1,5 +1,6 @@
 """Random numbers: a seed and a position in its stream, so that any draw can be repeated."""
 
+import operator
 import secrets
 import threading
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ class Generator:
 
     def manual_seed(self, seed: int) -> "Generator":
         """Start the stream of `seed` from its beginning."""
-        if not isinstance(seed, int):
+        if not hasattr(seed, "__index__"):
             raise ArgumentError(f"manual_seed: got {type(seed).__name__}; wanted an integer")
-        self._seed = seed % (1 << 64)
+        self._seed = operator.index(seed) % (1 << 64)
         self._offset = 0
         return self
 

@@ -1,14 +1,20 @@
 """Ready-made hooks that spill saved tensors to HDF5 files under a RAM budget: `save_on_cpu`'s sibling for disks."""
 
+import functools
 import os
+import threading
 import warnings
 import weakref
+from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spillgrad import labels
 from spillgrad.autograd import hooks
+from spillgrad.errors import SavedTensorError
+from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
 from spillgrad.storage.store import Handle, Label, StoreStats
@@ -18,47 +24,47 @@ from spillgrad.tensor import Storage, Tensor
 MIN_BYTES = 4096
 
 
+class Copy(Storage):
+    """The storage over an array made for or by the store; while nobody changes it, it is what was put under `key`."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, array: np.ndarray, key: Hashable) -> None:
+        super().__init__(array)
+        self.key = key
+
+
 class Spilled:
     """What a spilled tensor leaves in the graph: its storage's handle and where in that storage it lies.
 
     The storage's bytes are freed when the last such object dies.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_offset", "_shape", "_storage", "_store", "_strides")
+    __slots__ = ("__weakref__", "_dtype", "_handle", "_key", "_offset", "_shape", "_spill", "_strides")
 
-    def __init__(self, store: DiskStore, handle: Handle, tensor: Tensor, root: np.ndarray) -> None:
-        self._store = store
+    def __init__(self, spill: "save_on_disk", handle: Handle, key: Hashable, array: np.ndarray, offset: int) -> None:
+        self._spill = spill
         self._handle = handle
-        self._storage = weakref.ref(tensor.storage)
-        self._shape = tensor.shape
-        self._strides = tensor.array.strides
-        self._offset = _address(tensor.array) - _address(root)
+        self._key = key
+        self._dtype = array.dtype
+        self._shape = array.shape
+        self._strides = array.strides
+        self._offset = offset
 
     def __del__(self) -> None:
-        self._store.drop(self._handle)
+        self._spill._store.drop(self._handle)
 
-    def tensor(self, storages: "weakref.WeakValueDictionary[int, Storage]") -> Tensor:
-        """Return the tensor, over the storage it was packed from where that is still in memory, else over one reloaded
-        copy.
-        """
-        root = self._store.get(self._handle)
-        storage = self._storage()
-        if storage is None or storage.array is not root:
-            storage = storages.get(self._handle.sequence)
-            if storage is None or storage.array is not root:
-                storage = storages[self._handle.sequence] = Storage(root)
-        array: np.ndarray = np.ndarray(self._shape, root.dtype, root, self._offset, self._strides)
+    def tensor(self) -> Tensor:
+        """Return the tensor, over memory it shares with all others of its storage."""
+        storage = self._spill._storage_of(self._handle, self._key)
+        array: np.ndarray = np.ndarray(self._shape, self._dtype, storage.array, self._offset, self._strides)
         return Tensor.wrap(array, storage)
 
     def __repr__(self) -> str:
         return f"<Spilled {self._handle!r}>"
 
 
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-class save_on_disk:
+class save_on_disk(hooks.saved_tensors_hooks):
     """Keep what operations inside save for backward in files below `directory`, at most `ram_budget` bytes of it in
     RAM.
 
@@ -70,53 +76,60 @@ class save_on_disk:
     that require a gradient) or are smaller than `min_bytes` are not spilled. A saved tensor modified in place later
     comes back as it was, or raises: never as something else.
 
-    Units: `ram_budget` is bytes, or a size such as "64MiB". Without `directory`, a temporary one is used.
-    Raises BudgetError for a budget that does not parse, SpillError for a directory that cannot be used.
+    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
+    used.
+    Raises BudgetError for a size that does not parse, SpillError for a directory that cannot be used.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str] | None = None, *, ram_budget: int | str, min_bytes: int = MIN_BYTES
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        ram_budget: int | str,
+        min_bytes: int | str = MIN_BYTES,
     ) -> None:
+        # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
+        self._min_bytes = parse_bytes(min_bytes)
         self._store = DiskStore(directory, ram_budget=ram_budget)
-        self._min_bytes = min_bytes
-        self._storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        self._entered: list[hooks.saved_tensors_hooks] = []
+        # The storage over the array that the store hands out now: an array must not have two, or a change through one
+        # would go unnoticed by who holds the other.
+        self._storages: weakref.WeakKeyDictionary[Handle, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
+        self._storages_lock = threading.Lock()
         weakref.finalize(self, self._store.retire).atexit = False
-        if directory is None and is_ram_disk(self._store.directory):
+        if directory is None and _is_ram_disk(self._store.directory.parent):
             warnings.warn(
-                f"save_on_disk: the temporary directory {self._store.directory} is a RAM disk, so spilling "
-                f"frees no memory; "
-                "pass a directory on a real disk",
+                f"save_on_disk: the temporary directory {self._store.directory.parent} is a RAM disk, so spilling "
+                f"frees no memory; pass a directory on a real disk",
                 stacklevel=2,
             )
 
-    def __enter__(self) -> "save_on_disk":
-        context = hooks.saved_tensors_hooks(self.pack_hook, self.unpack_hook)
-        context.__enter__()
-        self._entered.append(context)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._entered.pop().__exit__(*exception)
-
     def pack_hook(self, tensor: Tensor) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
-        storage = tensor.storage
-        if storage.trainable or tensor.nbytes < self._min_bytes:
+        storage, array = tensor.storage, tensor.array
+        if storage.trainable or storage.array.nbytes < self._min_bytes:
             return tensor
-        root = storage.array
-        key: Any = (storage.uid, storage.version)
-        if not root.flags.c_contiguous:
-            root, key = np.ascontiguousarray(tensor.array), None
-            tensor = Tensor.wrap(root)
+        if array.nbytes < self._min_bytes:
+            return Tensor.wrap(array.copy())  # a view would keep its whole storage in RAM
+        offset = _address(array) - _address(storage.array) if array.size else 0
+        key = _key(storage)
+        if not storage.array.flags.carray:
+            # Memory of somebody else's layout, perhaps with gaps or read-only: what this view shows of it is stored.
+            key = (key, offset, array.shape, array.strides)
+            storage = Copy(array[tuple(slice(None if stride else 1) for stride in array.strides)].copy(), key)
+            array, offset = np.broadcast_to(storage.array, array.shape), 0
         operation, slot = hooks.packing()
         label = Label(operation or None, slot or None, labels.current.module, labels.current.step)
-        handle = self._store.put(root, key=key, label=label, unchanged=_Unchanged(storage))
-        return Spilled(self._store, handle, tensor, root)
+        version = storage.version
+        # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
+        # back from there gets this storage, and counts its changes there.
+        handle = self._store.put(storage.array, key=key, label=label, unchanged=lambda: storage.version == version)
+        with self._storages_lock:
+            self._storages.setdefault(handle, weakref.ref(storage))
+        return Spilled(self, handle, key, array, offset)
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor(self._storages) if isinstance(packed, Spilled) else packed
+        return packed.tensor() if isinstance(packed, Spilled) else packed
 
     def stats(self) -> StoreStats:
         """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited."""
@@ -127,20 +140,36 @@ class save_on_disk:
         self._store.flush()
 
     @property
-    def directory(self) -> Any:
+    def directory(self) -> Path:
         """Where this object's files are."""
         return self._store.directory
 
+    def _storage_of(self, handle: Handle, key: Hashable) -> Storage:
+        """Return the storage over the array of `handle`: the packed one while that is in RAM, else a reloaded copy."""
+        array = self._store.get(handle)
+        with self._storages_lock:
+            known = self._storages.get(handle)
+            storage = None if known is None else known()
+            if storage is None or storage.array is not array:
+                storage = Copy(array, key)
+                self._storages[handle] = weakref.ref(storage)
+        if isinstance(storage, Copy) and storage.version:
+            raise SavedTensorError(
+                f"unpack: {handle.label} was modified in place after it was read back for another use; "
+                f"clone() a saved tensor before changing it"
+            )
+        return storage
 
-class _Unchanged:
-    """Whether a storage is still at the version at which it was packed; a storage that died can no longer change."""
 
-    __slots__ = ("_storage", "_version")
+def _key(storage: Storage) -> Hashable:
+    """Return what identifies the contents of a storage: equal keys, equal bytes."""
+    if isinstance(storage, Copy) and not storage.version:
+        return storage.key
+    return storage.uid, storage.version
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = weakref.ref(storage)
-        self._version = storage.version
 
-    def __call__(self) -> bool:
-        storage = self._storage()
-        return storage is None or storage.version == self._version
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+_is_ram_disk = functools.cache(is_ram_disk)

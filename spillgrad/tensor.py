@@ -15,7 +15,7 @@ from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
 from spillgrad.device import CPU, Device
-from spillgrad.errors import ArgumentError, DtypeError, GraphError, HookTypeError
+from spillgrad.errors import ArgumentError, DtypeError, GraphError, HookTypeError, OperandError
 from spillgrad.formatting import format_tensor
 
 _uids = itertools.count()
@@ -49,11 +49,18 @@ class Tensor:
     __array_priority__ = 1000  # NumPy defers to this class's operators
 
     def __init__(self, data: Any = (), requires_grad: bool = False) -> None:
+        if not isinstance(requires_grad, bool):
+            raise ArgumentError(
+                f"Tensor: got requires_grad={requires_grad!r}; wanted True or False: sizes go to empty() or zeros()"
+            )
         if isinstance(data, Tensor):
             self._set(data._array, data._storage)
             data._storage.aliased = True
+        elif isinstance(data, np.ndarray):
+            array = native(data)
+            self._set(array, Storage(array))
         else:
-            array = np.asarray(data) if isinstance(data, np.ndarray) else np.asarray(data, dtypes.get_default_dtype())
+            array = np.asarray(data, dtypes.get_default_dtype())
             self._set(array, Storage(array))
         if requires_grad:
             self.requires_grad = True
@@ -180,8 +187,9 @@ class Tensor:
 
     # To Python and NumPy
 
-    def numpy(self) -> np.ndarray:
-        """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Return a NumPy array over the same memory, also of a tensor that requires a gradient (with or without
+        PyTorch's `force`).
 
         Writes through it cannot be tracked: change no value that backward still needs.
         """
@@ -249,18 +257,27 @@ class Tensor:
         return id(self)
 
     def __repr__(self) -> str:
-        suffixes = []
-        if self.grad_fn is not None:
-            suffixes = [f"grad_fn=<{self.grad_fn.name()}>"]
-        elif self.requires_grad:
-            suffixes = ["requires_grad=True"]
-        return format_tensor(self._array, suffixes)
+        grad_fn = self.grad_fn
+        if grad_fn is not None:
+            return format_tensor(self._array, f"grad_fn=<{grad_fn.name()}>")
+        return format_tensor(self._array, "requires_grad=True" if self.requires_grad else None)
 
     def __format__(self, specification: str) -> str:
-        return format(self.item(), specification) if specification else repr(self)
+        return object.__format__(self, specification) if self.ndim else format(self.item(), specification)
 
     def __contains__(self, value: Any) -> bool:
+        if not isinstance(value, Tensor | bool | int | float | complex | np.generic):
+            raise OperandError(f"in: got {type(value).__name__}; wanted a tensor or a number")
         return bool((self._array == (value._array if isinstance(value, Tensor) else value)).any())
+
+    def __copy__(self) -> "Tensor":
+        """Return another tensor of the same class over the same storage."""
+        copied = type(self).__new__(type(self))
+        copied._set(self._array, self._storage)
+        copied.__dict__.update({key: value for key, value in self.__dict__.items() if not key.startswith("_")})
+        copied._requires_grad = self._requires_grad and self.is_leaf
+        self._storage.aliased = True
+        return copied
 
     def __reduce__(self) -> Any:
         return _rebuild, (type(self), self._array, self._requires_grad and self.is_leaf, self.__dict__.get("name"))
@@ -268,7 +285,7 @@ class Tensor:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tensor":
         if not self.is_leaf:
             raise GraphError("deepcopy: only leaf tensors can be deep-copied; detach() this one first")
-        copied = _rebuild(type(self), self._array.copy(), self._requires_grad, None)
+        copied = _rebuild(type(self), self._array.copy(), self._requires_grad, self.__dict__.get("name"))
         if self._grad is not None:
             copied._grad = self._grad.__deepcopy__(memo)
         memo[id(self)] = copied
@@ -521,6 +538,15 @@ class Tensor:
         def __ipow__(self, other: Any) -> "Tensor": ...
         def __ifloordiv__(self, other: Any) -> "Tensor": ...
         def __imod__(self, other: Any) -> "Tensor": ...
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """Return a NumPy array as one that can be a tensor's memory: itself, or a copy in this machine's byte order.
+
+    Raises DtypeError for strings, objects and whatever else no tensor holds.
+    """
+    dtype = dtypes.as_dtype(array.dtype)
+    return array if array.dtype.isnative else array.astype(dtype)
 
 
 def _rebuild(kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None) -> Tensor:

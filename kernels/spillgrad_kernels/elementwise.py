@@ -23,6 +23,7 @@ from spillgrad_kernels.scalar_math import (
     exp,
     expm1,
     floor,
+    floor_divide,
     log,
     log1p,
     log2,
@@ -31,7 +32,6 @@ from spillgrad_kernels.scalar_math import (
     remainder,
     round,
     sigmoid,
-    sign,
     sin,
     sinh,
     sqrt,
@@ -80,12 +80,13 @@ row(
 )  # fmt: skip
 row(
     "remainder", lambda self, other: remainder(self, other),
-    self=lambda g: g, other=lambda g, self, other: -g * floor(self / other),
+    self=lambda g: g, other=lambda g, self, other: -g * floor_divide(self, other),
 )  # fmt: skip
-row("floor_divide", lambda self, other: floor(self / other), self=_zero, other=_zero)
+row("floor_divide", lambda self, other: floor_divide(self, other), self=_zero, other=_zero)
 row("neg", lambda self: -self, self=lambda g: -g)
-row("abs", lambda self: abs(self), self=lambda g, self: g * sign(self))
+row("abs", lambda self: abs(self), self=lambda g, self: where(self > 0, g, where(self < 0, -g, 0)))
 row("square", lambda self: self * self, self=lambda g, self: g * (2 * self))
+row("cube", lambda self: self * self * self, self=lambda g, self: g * (3 * (self * self)))
 row("reciprocal", lambda self: 1 / self, result="float", self=lambda g, result: -g * (result * result))
 row("sqrt", lambda self: sqrt(self), result="float", self=lambda g, result: g / (2 * result))
 row(
@@ -111,8 +112,8 @@ row("acos", lambda self: acos(self), result="float", self=lambda g, self: -g / s
 row("atan", lambda self: atan(self), result="float", self=lambda g, self: g / (1 + self * self))
 row(
     "atan2", lambda self, other: atan2(self, other), result="float",
-    self=lambda g, self, other: g * (other / (self * self + other * other)),
-    other=lambda g, self, other: -g * (self / (self * self + other * other)),
+    self=lambda g, self, other: where((self == 0) & (other == 0), 0, g * (other / (self * self + other * other))),
+    other=lambda g, self, other: where((self == 0) & (other == 0), 0, -g * (self / (self * self + other * other))),
 )  # fmt: skip
 row("sinh", lambda self: sinh(self), result="float", self=lambda g, self: g * cosh(self))
 row("cosh", lambda self: cosh(self), result="float", self=lambda g, self: g * sinh(self))
@@ -173,19 +174,26 @@ row(
 )  # fmt: skip
 row("gelu_tanh", _gelu_tanh, result="float", self=_gelu_tanh_self)
 
-# Choosing. A tie between maximum's operands shares the gradient, as in PyTorch.
+# Choosing. NaN in any operand gives NaN. A tie between maximum's operands shares the gradient, as in PyTorch.
 row(
     "maximum", lambda self, other: where((self > other) | (self != self), self, other),
-    self=lambda g, self, other: where(self == other, 0.5 * g, where(self > other, g, 0)),
+    self=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, 0, g)),
     other=lambda g, self, other: where(self == other, 0.5 * g, where(self > other, 0, g)),
 )  # fmt: skip
 row(
     "minimum", lambda self, other: where((self < other) | (self != self), self, other),
-    self=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, g, 0)),
+    self=lambda g, self, other: where(self == other, 0.5 * g, where(self > other, 0, g)),
     other=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, 0, g)),
 )  # fmt: skip
+
+
+def _clamp(self: Any, min: Any, max: Any) -> Any:
+    raised = where((self > min) | (self != self), self, min)
+    return where((raised < max) | (raised != raised), raised, max)
+
+
 row(
-    "clamp", lambda self, min, max: where(self < min, min, where(self > max, max, self)),
+    "clamp", _clamp,
     self=lambda g, self, min, max: where((self < min) | (self > max), 0, g),
     min=lambda g, self, min, max: where((self < min) & (min < max), g, 0),
     max=lambda g, self, min, max: where((self > max) | (max < min), g, 0),
@@ -200,7 +208,7 @@ row("floor", lambda self: floor(self), self=_zero)
 row("ceil", lambda self: ceil(self), self=_zero)
 row("round", lambda self: round(self), self=_zero)
 row("trunc", lambda self: trunc(self), self=_zero)
-row("sign", lambda self: sign(self), self=_zero)
+row("sign", lambda self: where(self > 0, 1, where(self < 0, -1, 0)), self=_zero)
 
 # Comparisons
 row("eq", lambda self, other: self == other, result="bool")

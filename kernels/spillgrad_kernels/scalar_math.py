@@ -366,14 +366,14 @@ def trunc(x: Any) -> Any:
     return np.trunc(x)
 
 
-def sign(x: Any) -> Any:
-    """Return -1, 0 or 1."""
-    return np.sign(x)
-
-
 def remainder(x: Any, divisor: Any) -> Any:
     """Return x modulo `divisor`, with the divisor's sign."""
     return np.remainder(x, divisor)
+
+
+def floor_divide(x: Any, divisor: Any) -> Any:
+    """Return the largest integer not above the exact quotient x / divisor."""
+    return np.floor_divide(x, divisor)
 
 
 def _compiled_as(function: Callable[..., Any], by_type: dict[Any, Callable[..., Any]], otherwise: Any) -> None:
@@ -400,7 +400,7 @@ for _function, _numpy in (
     (sqrt, np.sqrt), (sin, np.sin), (cos, np.cos), (tan, np.tan), (asin, np.arcsin),
     (acos, np.arccos), (atan, np.arctan),
     (sinh, np.sinh), (cosh, np.cosh), (log2, np.log2), (log10, np.log10),
-    (floor, np.floor), (ceil, np.ceil), (round, np.rint), (trunc, np.trunc), (sign, np.sign),
+    (floor, np.floor), (ceil, np.ceil), (round, np.rint), (trunc, np.trunc),
 ):  # fmt: skip
     _compiled_as(_function, {}, _numpy)
 
@@ -424,6 +424,14 @@ def _atan2(y: Any, x: Any) -> Any:
 @overload(remainder, jit_options=_OPTIONS)
 def _remainder(x: Any, divisor: Any) -> Any:
     def call(x: Any, divisor: Any) -> Any:
-        return np.remainder(x, divisor)
+        return x % divisor
+
+    return call
+
+
+@overload(floor_divide, jit_options=_OPTIONS)
+def _floor_divide(x: Any, divisor: Any) -> Any:
+    def call(x: Any, divisor: Any) -> Any:
+        return x // divisor
 
     return call

@@ -5,6 +5,7 @@ Source: Radford et al. 2019, "Language models are unsupervised multitask learner
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,8 @@ class Attention(Module):
         )
         dropout = self.attention_dropout if self.training else 0.0
         heads = attention.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.resid_dropout(self.c_proj(heads.transpose(1, 2).reshape(batch, length, width)))
+        result: Tensor = self.resid_dropout(self.c_proj(heads.transpose(1, 2).reshape(batch, length, width)))
+        return result
 
 
 class MLP(Module):
@@ -99,7 +101,8 @@ class MLP(Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+        result: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))))
+        return result
 
 
 class Block(Module):
@@ -114,7 +117,8 @@ class Block(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x
 
 
 class Transformer(Module):
@@ -137,7 +141,8 @@ class Transformer(Module):
         x = self.drop(self.wte(idx) + self.wpe(creation.arange(idx.shape[1])))
         for block in self.h:
             x = block(x)
-        return self.ln_f(x)
+        result: Tensor = self.ln_f(x)
+        return result
 
 
 class GPT(Module):
@@ -210,7 +215,7 @@ def _residual_std(config: GPTConfig) -> float:
     return 0.02 / math.sqrt(2 * config.n_layer)
 
 
-def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> np.ndarray:
+def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> Any:
     """Return one token for each row of logits, by inversion of the distribution at a uniform number."""
     if temperature == 0:
         return logits.argmax(-1)

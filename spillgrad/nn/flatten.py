@@ -1,6 +1,7 @@
 """Flattening layer."""
 
 from spillgrad.nn.module import Module
+from spillgrad.ops import shape
 from spillgrad.tensor import Tensor
 
 
@@ -13,7 +14,7 @@ class Flatten(Module):
         self.end_dim = end_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(self.start_dim, self.end_dim)
+        return shape.flatten(x, self.start_dim, self.end_dim)
 
     def extra_repr(self) -> str:
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"

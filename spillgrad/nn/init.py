@@ -4,7 +4,7 @@ import math
 
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import creation
+from spillgrad.ops import creation, inplace
 from spillgrad.tensor import Tensor
 
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
@@ -13,19 +13,19 @@ _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "s
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Fill with draws from U(a, b)."""
     with no_grad():
-        return tensor.copy_(creation.rand(tensor.shape, dtype=tensor.dtype) * (b - a) + a)
+        return inplace.copy_(tensor, creation.rand(tensor.shape, dtype=tensor.dtype) * (b - a) + a)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill with draws from N(mean, std²)."""
     with no_grad():
-        return tensor.copy_(creation.randn(tensor.shape, dtype=tensor.dtype) * std + mean)
+        return inplace.copy_(tensor, creation.randn(tensor.shape, dtype=tensor.dtype) * std + mean)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Fill with one value."""
     with no_grad():
-        return tensor.fill_(val)
+        return inplace.fill_(tensor, val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from spillgrad.nn import init
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import attention, creation, elementwise, linalg, normalization, random
+from spillgrad.ops import attention, creation, indexing, linalg, normalization, random
 from spillgrad.tensor import Tensor
 
 
@@ -164,5 +164,4 @@ def _scores_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Return a mask as numbers to add to scores: minus infinity where a boolean one is True."""
     if mask.is_floating_point():
         return mask
-    zeros = creation.zeros(mask.shape, dtype=like.dtype)
-    return elementwise.where(mask, creation.full((), -math.inf, dtype=like.dtype), zeros)
+    return indexing.masked_fill(creation.zeros(mask.shape, dtype=like.dtype), mask, -math.inf)

@@ -5,24 +5,18 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import as_device
+from spillgrad.device import Device, as_device
 from spillgrad.ops.define import operation
+from spillgrad.ops.numeric import cast
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty
-
-
-def _converted(self: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
-    out = empty(self.shape, dtype)
-    np.copyto(out, self, casting="unsafe")
-    return out
 
 
 def _cast_back(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
     return to_dtype(g, self_dtype)
 
 
-_to = operation("to_copy", _converted, self=_cast_back)
-_clone = operation("clone", lambda self: _converted(self, self.dtype), self=lambda g: g)
+_to = operation("to_copy", lambda self, dtype: cast(self, dtype), self=_cast_back)
+_clone = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: g)
 
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
@@ -41,14 +35,21 @@ def contiguous(input: Tensor) -> Tensor:
     return input if input.is_contiguous() else clone(input)
 
 
-def to(input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, copy: bool = False) -> Tensor:
+def to(
+    input: Tensor,
+    *arguments: Any,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+) -> Tensor:
     """Return the tensor as a dtype and on a device (in either order, or another tensor's); itself where nothing
     changes.
     """
     for argument in arguments:
         if isinstance(argument, Tensor):
             dtype, device = argument.dtype, argument.device
-        elif isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda"):
+        elif isinstance(argument, Device) or (isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda")):
             device = argument
         elif isinstance(argument, bool):
             continue  # PyTorch's positional non_blocking

@@ -3,7 +3,8 @@
 Operands broadcast and promote as in PyTorch; a Python number never widens a tensor.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
-from spillgrad.ops.numeric import run_formula
-from spillgrad.tensor import Tensor
+from spillgrad.ops.numeric import as_array, run_formula
+from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
 
@@ -36,24 +37,17 @@ def _forward(row: Row) -> Callable[..., np.ndarray]:
         try:
             return run_formula(row.forward, row.name, operands, dtype, dtypes.bool_ if row.result == "bool" else dtype)
         except ValueError as error:
-            shapes = [o.shape for o in operands if isinstance(o, np.ndarray)]
-            if _broadcasts(shapes):
-                raise
-            raise ShapeError(
-                f"{row.name}: got shapes {' and '.join(map(str, shapes))}; sizes must match from the last "
-                f"dimension on, or be 1: "
-                "reshape or unsqueeze one of them"
-            ) from error
+            raise _shape_error(row.name, operands) from error
 
     return forward
 
 
-def _broadcasts(shapes: list[tuple[int, ...]]) -> bool:
-    try:
-        np.broadcast_shapes(*shapes)
-    except ValueError:
-        return False
-    return True
+def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
+    shapes = " and ".join(str(o.shape) for o in operands if isinstance(o, np.ndarray))
+    return ShapeError(
+        f"{name}: got shapes {shapes}; sizes must match from the last dimension on, or be 1: "
+        "reshape or unsqueeze one of them"
+    )
 
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
@@ -76,8 +70,13 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
 
 def _operation(row: Row) -> Operation:
     derivatives = tuple(_derivative(row, source, formula) for source, formula in row.derivatives.items())
-    return Operation(row.name, _forward(row), derivatives, parameters(row.forward))
+    operation = Operation(row.name, _forward(row), derivatives, parameters(row.forward))
+    operation.node_name = _NODE_NAMES.get(row.name, operation.node_name)
+    return operation
 
+
+# Variants of one function have its node's name, as in PyTorch.
+_NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0"}
 
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
 
@@ -89,27 +88,57 @@ def _tensor_functions() -> dict[str, Callable[..., Any]]:
 def call(name: str, *operands: Any) -> Tensor:
     """Call a row's operation after promoting its operands to one dtype.
 
-    Raises DtypeError or OperandError for operands that are no tensors or numbers, ShapeError when shapes do not
-    broadcast.
+    Raises OperandError for operands that are no tensors or numbers, DtypeError for dtypes without this operation,
+    ShapeError when shapes do not broadcast.
     """
     row = ROWS[name]
     tensors = [as_operand(name, o) for o in operands]
     conditions = 1 if name == "where" else 0
     dtype = _common_dtype(tensors[conditions:])
-    if row.result == "float" and not dtypes.is_floating_point(dtype) and not dtypes.is_complex(dtype):
-        dtype = dtypes.get_default_dtype()
+    if not dtypes.is_floating_point(dtype):
+        _check_exact(name, dtype, tensors[conditions:])
+        if row.result == "float":
+            dtype = dtypes.get_default_dtype()
     promoted = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
     if not any(isinstance(t, Tensor) for t in promoted):
         promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
     return OPERATIONS[name](*tensors[:conditions], *promoted)  # type: ignore[no-any-return]
 
 
+# Arithmetic that truth values do not have, in PyTorch neither.
+_NOT_FOR_BOOL = frozenset(
+    ("abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "leaky_relu", "lerp", "neg", "pow", "relu")
+    + ("remainder", "round", "square", "sub", "trunc")
+)
+
+
+def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
+    """Refuse what bool, integers and complex numbers do not have."""
+    if dtypes.is_complex(dtype):
+        raise DtypeError(
+            f"{name}: got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "
+            "imaginary parts"
+        )
+    if name in _NOT_FOR_BOOL and dtype == dtypes.bool_:
+        raise DtypeError(
+            f"{name}: got bool, which has no such arithmetic; convert with .to(int64), or use ~, &, | and ^"
+        )
+    if name in ("floor_divide", "remainder", "pow") and dtypes.category(dtype) == 1:
+        other = operands[1].array if isinstance(operands[1], Tensor) else operands[1]
+        if name == "pow" and np.any(other < 0):
+            raise ArgumentError("pow: got integers and a negative exponent; convert with .to(float32)")
+        if name != "pow" and np.any(other == 0):
+            raise ArgumentError(f"{name}: got integers and a zero divisor; convert with .to(float32)")
+
+
 def as_operand(name: str, value: Any) -> Any:
     """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
     if isinstance(value, Tensor | bool | int | float):
         return value
-    if isinstance(value, np.ndarray | np.generic):
-        return Tensor.wrap(np.asarray(value)) if isinstance(value, np.ndarray) else value.item()
+    if isinstance(value, np.ndarray):
+        return Tensor.wrap(native(value))
+    if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
+        return value.item()
     raise OperandError(f"{name}: got {type(value).__name__}; wanted a tensor, a number or a NumPy array")
 
 
@@ -121,6 +150,11 @@ def _common_dtype(operands: list[Any]) -> dtypes.DType:
     return dtypes.result_type(
         [(t.dtype, t.ndim == 0) for t in kinds], [o for o in operands if not isinstance(o, Tensor)]
     )
+
+
+def result_type(*operands: Operand) -> dtypes.DType:
+    """Return the dtype that arithmetic on these tensors and numbers has."""
+    return _common_dtype([as_operand("result_type", o) for o in operands])
 
 
 def _function(name: str, doc: str, row: str | None = None) -> Callable[..., Tensor]:
@@ -194,14 +228,32 @@ def sub(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
 subtract = sub
 
 
+def rsub(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+    """Return other - alpha * input."""
+    return sub(other, input, alpha=alpha)
+
+
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
+    """Return input + value * tensor1 * tensor2."""
+    return add(input, mul(tensor1, tensor2), alpha=value)
+
+
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
+    """Return input + value * tensor1 / tensor2."""
+    return add(input, div(tensor1, tensor2), alpha=value)
+
+
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc"."""
+    """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc" (integers stay exact)."""
     if rounding_mode is None:
         return call("div", input, other)
     if rounding_mode == "floor":
         return floor_divide(input, other)
     if rounding_mode == "trunc":
-        return trunc(call("div", input, other))
+        if dtypes.category(result_type(input, other)) == 2:
+            return trunc(call("div", input, other))
+        has_rest = ne(remainder(input, other), 0)
+        return add(floor_divide(input, other), logical_and(has_rest, ne(lt(input, 0), lt(other, 0))))
     raise ArgumentError(f'div: got rounding_mode={rounding_mode!r}; accepted are None, "floor" and "trunc"')
 
 
@@ -221,7 +273,7 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
         if exponent == 2:
             return square(input)
         if exponent == 3:
-            return square(input) * input  # type: ignore[operator, no-any-return]
+            return call("cube", input)
         if exponent == 0.5:
             return sqrt(input)
         if exponent == -1:
@@ -240,19 +292,34 @@ def lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
 
 
 def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """Return each element moved into [min, max]. Raises ArgumentError when neither bound is given."""
+    """Return each element moved into [min, max]; max where min exceeds it. Raises ArgumentError when neither bound is
+    given.
+    """
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
-    lowest, highest = (-np.inf, np.inf) if input.is_floating_point() else _integer_bounds(input)
+    lowest, highest = _bounds(result_type(input, *(b for b in (min, max) if b is not None)))
     return call("clamp", input, lowest if min is None else min, highest if max is None else max)
 
 
 clip = clamp
 
 
-def _integer_bounds(input: Tensor) -> tuple[int, int]:
-    bounds = np.iinfo(input.dtype)
-    return int(bounds.min), int(bounds.max)
+def _bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
+    """The bounds that move nothing."""
+    if dtypes.category(dtype) == 1:
+        limits = dtypes.iinfo(dtype)
+        return limits.min, limits.max
+    return (-math.inf, math.inf) if dtypes.category(dtype) > 1 else (False, True)
+
+
+def clamp_min(input: Tensor, min: Operand) -> Tensor:
+    """Return each element, those below `min` as `min`."""
+    return clamp(input, min)
+
+
+def clamp_max(input: Tensor, max: Operand) -> Tensor:
+    """Return each element, those above `max` as `max`."""
+    return clamp(input, None, max)
 
 
 def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
@@ -304,33 +371,71 @@ def isfinite(input: Tensor) -> Tensor:
     return call("isfinite", input)
 
 
-def _logical(
-    name: str, ufunc: np.ufunc, bitwise: np.ufunc | None
-) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the logical function of truth values and the bitwise one of integers; neither has a gradient."""
+def isclose(
+    input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:  # fmt: skip
+    """Return whether |input - other| <= atol + rtol |other|, elementwise."""
+    first, second = (
+        value.array.astype(np.float64) if isinstance(value, Tensor) else value
+        for value in (as_operand("isclose", input), as_operand("isclose", other))
+    )
+    return _by_numpy("isclose", lambda a, b: np.isclose(a, b, rtol, atol, equal_nan), first, second)
 
-    def logical(input: Any, other: Any) -> Tensor:
-        return Tensor.wrap(np.asarray(ufunc(_plain(input), _plain(other))))
 
-    def on_bits(input: Any, other: Any) -> Tensor:
-        arrays = [_plain(input), _plain(other)]
-        if any(np.asarray(a).dtype.kind == "f" for a in arrays):
-            raise DtypeError(f"bitwise_{name}: got floating-point operands; wanted bool or integers")
-        return Tensor.wrap(np.asarray(bitwise(*arrays)))  # type: ignore[misc]
+def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Return whether all elements are close (see `isclose`)."""
+    return bool(isclose(input, other, rtol, atol, equal_nan).array.all())
 
-    logical.__name__, on_bits.__name__ = f"logical_{name}", f"bitwise_{name}"
+
+def equal(input: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and the same elements."""
+    return input.shape == other.shape and bool(eq(input, other).array.all())
+
+
+def _by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
+    """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
+    try:
+        return Tensor.wrap(np.asarray(function(*values)))
+    except ValueError as error:
+        raise _shape_error(name, values) from error
+
+
+def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
+    def logical(input: Operand, other: Operand) -> Tensor:
+        operands = (as_operand(logical.__name__, o) for o in (input, other))
+        return _by_numpy(logical.__name__, function, *(o.array if isinstance(o, Tensor) else o for o in operands))
+
+    logical.__name__ = logical.__qualname__ = f"logical_{name}"
     logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
-    on_bits.__doc__ = f"Return the bitwise {name} of integers, or the logical one of bools."
-    return logical, on_bits
+    return logical
 
 
-def _plain(value: Any) -> Any:
-    return value.array if isinstance(value, Tensor) else value
+def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
+    def on_bits(input: Operand, other: Operand) -> Tensor:
+        operands = [as_operand(name, o) for o in (input, other)]
+        dtype = _common_dtype(operands)
+        if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
+            raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
+        arrays = (as_array(o.array if isinstance(o, Tensor) else o, dtype).astype(dtype, copy=False) for o in operands)
+        return _by_numpy(name, function, *arrays)
+
+    on_bits.__name__ = on_bits.__qualname__ = name
+    on_bits.__doc__ = doc
+    return on_bits
 
 
-logical_and, bitwise_and = _logical("and", np.logical_and, np.bitwise_and)
-logical_or, bitwise_or = _logical("or", np.logical_or, np.bitwise_or)
-logical_xor, bitwise_xor = _logical("xor", np.logical_xor, np.bitwise_xor)
+logical_and = _logical("and", np.logical_and)
+logical_or = _logical("or", np.logical_or)
+logical_xor = _logical("xor", np.logical_xor)
+bitwise_and = _bitwise("bitwise_and", "Return the bitwise and of integers, or the logical and of bools.", np.bitwise_and)
+bitwise_or = _bitwise("bitwise_or", "Return the bitwise or of integers, or the logical or of bools.", np.bitwise_or)
+bitwise_xor = _bitwise("bitwise_xor", "Return the bitwise xor of integers, or the logical xor of bools.", np.bitwise_xor)
+bitwise_left_shift = _bitwise(
+    "bitwise_left_shift", "Return integers times two to the power `other`.", np.left_shift, takes_bool=False
+)
+bitwise_right_shift = _bitwise(
+    "bitwise_right_shift", "Return integers over two to the power `other`, rounded down.", np.right_shift, takes_bool=False
+)
 
 
 def logical_not(input: Tensor) -> Tensor:
@@ -339,5 +444,7 @@ def logical_not(input: Tensor) -> Tensor:
 
 
 def bitwise_not(input: Tensor) -> Tensor:
-    """Return the bits of integers inverted, or the logical not of bools."""
+    """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
+    if dtypes.category(input.dtype) > 1:
+        raise DtypeError(f"bitwise_not: got a tensor of {input.dtype}; wanted integers or bool")
     return Tensor.wrap(np.asarray(np.invert(input.array)))

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import DtypeError, ShapeError
+from spillgrad.errors import DtypeError, OperandError, ShapeError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import Number, add, as_operand, mul
 from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.shape import reshape, transpose, unsqueeze
+from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.memory import empty
@@ -25,6 +26,11 @@ _matmul: Any = operation(
     self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
     other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
 )  # fmt: skip
+# Of two matrices: PyTorch's name, and its names of what is saved.
+_mm: Any = operation(
+    "mm", lambda self, mat2: _product(self, mat2),
+    self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
+)  # fmt: skip
 
 
 def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
@@ -39,9 +45,11 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     Shapes: (..., m, k) and (..., k, n) give (..., m, n); (k,) with (k,) gives a 0-d tensor.
     Raises ShapeError when inner sizes differ or batches do not broadcast, DtypeError when dtypes differ.
     """
-    _check(input, other)
-    if input.ndim == 1 and other.ndim == 1:
-        return reshape(_matmul(unsqueeze(input, 0), unsqueeze(other, 1)), ())
+    input, other = _check(input, other)
+    if input.ndim == other.ndim == 2:
+        return _mm(input, other)  # type: ignore[no-any-return]
+    if input.ndim == other.ndim == 1:
+        return reshape(_mm(unsqueeze(input, 0), unsqueeze(other, 1)), ())
     if input.ndim == 1:
         product = _matmul(unsqueeze(input, 0), other)
         return reshape(product, (*product.shape[:-2], product.shape[-1]))
@@ -51,9 +59,11 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     return _matmul(input, other)  # type: ignore[no-any-return]
 
 
-def _check(input: Tensor, other: Tensor) -> None:
+def _check(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors after checking that they can be multiplied."""
+    input, other = as_operand("matmul", input), as_operand("matmul", other)
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
-        raise DtypeError(f"matmul: got {type(input).__name__} and {type(other).__name__}; wanted two tensors")
+        raise OperandError("matmul: got a number; multiply by it with *")
     a, b = input.shape, other.shape
     if not a or not b:
         raise ShapeError(f"matmul: got {a} and {b}; both operands need at least one dimension: multiply scalars with *")
@@ -68,9 +78,45 @@ def _check(input: Tensor, other: Tensor) -> None:
         raise ShapeError(f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast") from error
     if input.dtype != other.dtype:
         raise DtypeError(f"matmul: got {input.dtype} and {other.dtype}; convert one with .to(dtype)")
+    return input, other
 
 
-mm = bmm = matmul
+def _require_dims(name: str, operands: tuple[tuple[Tensor, int], ...]) -> None:
+    if any(tensor.ndim != ndim for tensor, ndim in operands):
+        got = " and ".join(str(tensor.shape) for tensor, _ in operands)
+        wanted = " and ".join(f"{ndim}" for _, ndim in operands)
+        raise ShapeError(f"{name}: got {got}; wanted {wanted} dimensions: matmul takes any")
+
+
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
+    """Return the product of two matrices. Raises ShapeError for anything else."""
+    _require_dims("mm", ((input, 2), (mat2, 2)))
+    return matmul(input, mat2)
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """Return the products of two equally long batches of matrices. Raises ShapeError for anything else."""
+    _require_dims("bmm", ((input, 3), (mat2, 3)))
+    if input.shape[0] != mat2.shape[0]:
+        raise ShapeError(f"bmm: got {input.shape} and {mat2.shape}; batches must be equally long: matmul broadcasts")
+    return matmul(input, mat2)
+
+
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    """Return the product of a matrix and a vector. Raises ShapeError for anything else."""
+    _require_dims("mv", ((input, 2), (vec, 1)))
+    return matmul(input, vec)
+
+
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
+    """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
+    _require_dims("dot", ((input, 1), (tensor, 1)))
+    return matmul(input, tensor)
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * mat1 @ mat2."""
+    return add(input if beta == 1 else mul(input, beta), mm(mat1, mat2), alpha=alpha)
 
 
 def _linear_forward(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -81,7 +127,7 @@ def _linear_forward(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | No
         np.copyto(out, bias)
         return kernels.matmul(rows, weight.T, out, accumulate=True)
 
-    rows = input.reshape(-1, input.shape[-1])
+    rows = input.reshape(-1, input.shape[-1]) if input.size else input.reshape(math.prod(input.shape[:-1]), -1)
     result: np.ndarray = on_floats(product, rows, weight, bias)
     return result.reshape(*input.shape[:-1], weight.shape[0])
 
@@ -108,6 +154,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ShapeError(
             f"linear: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
         )
+    if not input.is_floating_point():
+        product = matmul(input, t(weight))
+        return product if bias is None else add(product, bias)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(
             f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
@@ -120,5 +169,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    """Return the outer product of two vectors."""
-    return unsqueeze(input, 1) * unsqueeze(vec2, 0)  # type: ignore[operator, no-any-return]
+    """Return the outer product of two vectors. Raises ShapeError for anything else."""
+    _require_dims("outer", ((input, 1), (vec2, 1)))
+    return mul(unsqueeze(input, 1), unsqueeze(vec2, 0))

@@ -1,4 +1,4 @@
-"""Between dtypes and kernels: half-precision arrays are computed in float32."""
+"""Between dtypes and kernels: conversions, and half-precision arrays computed in float32."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +9,17 @@ from spillgrad import dtypes
 from spillgrad.errors import DtypeError
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.formula import Formula
+from spillgrad_kernels.memory import empty
 
 _HALF = frozenset({dtypes.float16, dtypes.bfloat16})
+
+
+def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
+    """Return a copy as `dtype`; what does not fit becomes infinite or wraps around, silently as in PyTorch."""
+    out = empty(array.shape, dtype)
+    with np.errstate(all="ignore"):
+        np.copyto(out, array, casting="unsafe")
+    return out
 
 
 def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
@@ -32,14 +41,18 @@ def on_floats(kernel: Callable[..., Any], *arrays: Any, exact_aux: bool = False)
     Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
     result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32.
     """
-    dtype = next(a.dtype for a in arrays if isinstance(a, np.ndarray) and dtypes.is_floating_point(a.dtype))
+    floating = (a.dtype for a in arrays if isinstance(a, np.ndarray) and dtypes.is_floating_point(a.dtype))
+    dtype = next(floating, None)
+    if dtype is None:
+        found = ", ".join(str(a.dtype) for a in arrays if isinstance(a, np.ndarray))
+        raise DtypeError(f"got {found}; wanted floating-point numbers: convert with .to(dtype)")
     if dtype not in _HALF:
         return kernel(*arrays)
-    widened = [a.astype(np.float32) if isinstance(a, np.ndarray) and a.dtype in _HALF else a for a in arrays]
+    widened = [cast(a, dtypes.float32) if isinstance(a, np.ndarray) and a.dtype in _HALF else a for a in arrays]
     results = kernel(*widened)
 
     def narrowed(result: Any) -> Any:
-        return result.astype(dtype) if isinstance(result, np.ndarray) and result.dtype == np.float32 else result
+        return cast(result, dtype) if isinstance(result, np.ndarray) and result.dtype == np.float32 else result
 
     if not isinstance(results, tuple):
         return narrowed(results)
@@ -54,18 +67,22 @@ def run_formula(
     others.
     """
     computed = compute_dtype(dtype)
-    arrays = [_operand(value, computed) for value in operands]
     if not dtypes.is_floating_point(computed):
+        # Comparisons see Python numbers as they are: 300 is above every uint8.
+        exact = result_dtype == dtypes.bool_
+        values = [v if exact and isinstance(v, int) else as_array(v, computed) for v in operands]
         with np.errstate(all="ignore"):
-            return np.asarray(formula(*arrays)).astype(result_dtype, copy=False)
+            return np.asarray(formula(*values)).astype(result_dtype, copy=False)
+    arrays = [as_array(value, computed) for value in operands]
     direct = out is not None and out.dtype == computed and out.flags.c_contiguous
     result = elementwise(
         formula, name, arrays, computed if result_dtype != dtypes.bool_ else np.bool_, out if direct else None
     )
-    return result if result.dtype == result_dtype else result.astype(result_dtype)
+    return result if result.dtype == result_dtype else cast(result, result_dtype)
 
 
-def _operand(value: Any, dtype: dtypes.DType) -> np.ndarray:
+def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:
+    """Return an array or Python number as an array of `dtype`; bool arrays stay, they may be conditions."""
     if not isinstance(value, np.ndarray):
-        return np.array(value, dtype)
-    return value if value.dtype in (dtype, dtypes.bool_) else value.astype(dtype)
+        value = np.asarray(value)
+    return value if value.dtype in (dtype, dtypes.bool_) else cast(value, dtype)

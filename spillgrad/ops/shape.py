@@ -1,17 +1,21 @@
 """Operations that rearrange elements: views where memory allows, copies where not."""
 
+import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, DimensionError, ShapeError
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
+from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.memory import empty, zeros
 
 Shape = tuple[int, ...]
 
@@ -30,14 +34,28 @@ def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
     """
     normalized = tuple(normalize_dim(name, d, ndim) for d in ((dims,) if isinstance(dims, int) else dims))
     if len(set(normalized)) != len(normalized):
-        raise DimensionError(f"{name}: got dims {tuple(dims)}; a dimension appears twice")
+        raise ArgumentError(f"{name}: got dims {tuple(dims)}; a dimension appears twice")
     return normalized
 
 
-def shape_arguments(values: tuple[Any, ...]) -> Shape:
-    """Return the shape given either as separate sizes or as one sequence."""
-    sizes = values[0] if len(values) == 1 and not isinstance(values[0], int | np.integer | Tensor) else values
-    return tuple(int(s) for s in sizes)
+def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
+    """Return sizes given separately, as one sequence, or by keyword. Raises OperandError for what is no integer."""
+    if named is not None:
+        values = (named,)
+    single = len(values) == 1 and isinstance(values[0], Iterable) and not isinstance(values[0], str)
+    sizes = values[0] if single and getattr(values[0], "ndim", 1) else values
+    try:
+        return tuple(operator.index(s) for s in sizes)
+    except TypeError as error:
+        raise OperandError(f"shape: got {sizes!r}; sizes are integers") from error
+
+
+def _one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
+    """Return the dimension given under either name, counted from the front."""
+    chosen = axis if dim is None else dim
+    if chosen is None:
+        raise ArgumentError(f"{name}: got no dim; give one")
+    return normalize_dim(name, chosen, ndim)
 
 
 def _complete(name: str, shape: Shape, count: int) -> Shape:
@@ -54,18 +72,24 @@ def _complete(name: str, shape: Shape, count: int) -> Shape:
     return tuple(count // known if s == -1 else s for s in shape)
 
 
-def _reshaped(self: np.ndarray, shape: Shape) -> np.ndarray:
-    return self.reshape(shape)
+def _viewed(self: np.ndarray, shape: Shape) -> np.ndarray:
+    return self.reshape(shape, copy=False)
+
+
+def _copied(self: np.ndarray, shape: Shape) -> np.ndarray:
+    out = empty(self.shape, self.dtype)
+    np.copyto(out, self)
+    return out.reshape(shape)
 
 
 def _back_to_shape(g: Tensor, self_shape: Shape) -> Tensor:
     return reshape(g, self_shape)
 
 
-_view = operation("view", _reshaped, view=True, self=_back_to_shape)
-_reshape = operation("reshape", _reshaped, view=True, self=_back_to_shape)
-_squeeze = operation("squeeze", _reshaped, view=True, self=_back_to_shape)
-_unsqueeze = operation("unsqueeze", _reshaped, view=True, self=_back_to_shape)
+_view = operation("view", _viewed, view=True, self=_back_to_shape)
+_reshape = operation("reshape", _copied, self=_back_to_shape)
+_squeeze = operation("squeeze", _viewed, view=True, self=_back_to_shape)
+_unsqueeze = operation("unsqueeze", _viewed, view=True, self=_back_to_shape)
 _permute = operation(
     "permute",
     lambda self, dims: self.transpose(dims),
@@ -78,34 +102,69 @@ _transpose = operation(
     view=True,
     self=lambda g, dim0, dim1: _transpose(g, dim0, dim1),
 )
+_t = operation("t", lambda self: self.T, view=True, self=lambda g: _t(g))
 
 
-def reshape(input: Tensor, *shape: Any) -> Tensor:
+def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return the same elements in another shape: a view where memory allows, else a copy; one size may be -1."""
-    wanted = _complete("reshape", shape_arguments(shape), input.numel())
-    return _reshape(input, wanted)  # type: ignore[no-any-return]
+    wanted = _complete("reshape", shape_arguments(sizes, shape), input.numel())
+    try:
+        return _view(input, wanted)  # type: ignore[no-any-return]
+    except ValueError:  # NumPy's answer when no strides give that view
+        return _reshape(input, wanted)  # type: ignore[no-any-return]
 
 
-def view(input: Tensor, *shape: Any) -> Tensor:
-    """Return a view in another shape; one size may be -1.
+def view(input: Tensor, *sizes: Any) -> Tensor:
+    """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes as that dtype.
 
     Raises ShapeError when the memory does not allow a view; `reshape` copies then.
     """
-    wanted = _complete("view", shape_arguments(shape), input.numel())
-    result: Tensor = _view(input, wanted)
-    if result.storage is not input.storage and input.numel():
+    if len(sizes) == 1 and isinstance(sizes[0], np.dtype | type | str):
+        return _reinterpreted(input, dtypes.as_dtype(sizes[0]))
+    wanted = _complete("view", shape_arguments(sizes), input.numel())
+    try:
+        return _view(input, wanted)  # type: ignore[no-any-return]
+    except ValueError as error:
         raise ShapeError(
             f"view: size {wanted} is not compatible with a tensor of shape {input.shape} and strides "
             f"{input.stride()}; use reshape"
-        )
-    return result
+        ) from error
 
 
-def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Return the dimensions from `start_dim` to `end_dim` as one."""
+def _reinterpreted(input: Tensor, dtype: dtypes.DType) -> Tensor:
+    try:
+        return Tensor.wrap(input.array.view(dtype), input.storage)
+    except ValueError as error:
+        raise ShapeError(
+            f"view: got {dtype} for a tensor of {input.dtype} and shape {input.shape}; the last dimension must be "
+            "contiguous and its bytes a multiple of the new element's"
+        ) from error
+
+
+def view_as(input: Tensor, other: Tensor) -> Tensor:
+    """Return a view in the shape of `other`."""
+    return view(input, other.shape)
+
+
+def reshape_as(input: Tensor, other: Tensor) -> Tensor:
+    """Return the same elements in the shape of `other`."""
+    return reshape(input, other.shape)
+
+
+def ravel(input: Tensor) -> Tensor:
+    """Return the elements in one dimension."""
+    return reshape(input, -1)
+
+
+def flatten(
+    input: Tensor, start_dim: int = 0, end_dim: int = -1, *, start_axis: int | None = None, stop_axis: int | None = None
+) -> Tensor:
+    """Return the dimensions from `start_dim` to `end_dim` (Paddle: `start_axis`, `stop_axis`) as one."""
+    start_dim = start_dim if start_axis is None else start_axis
+    end_dim = end_dim if stop_axis is None else stop_axis
     start, end = normalize_dim("flatten", start_dim, input.ndim), normalize_dim("flatten", end_dim, input.ndim)
     if start > end:
-        raise DimensionError(f"flatten: got start_dim {start_dim} behind end_dim {end_dim}")
+        raise ArgumentError(f"flatten: got start_dim {start_dim} behind end_dim {end_dim}")
     shape = input.shape or (1,)
     return reshape(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
 
@@ -117,23 +176,24 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return reshape(input, (*input.shape[:dim], *inner, *input.shape[dim + 1 :]))
 
 
-def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
     """Return a view without dimensions of size 1: all, or those of `dim` that have it."""
+    dim = axis if dim is None else dim
     dims = range(input.ndim) if dim is None else normalize_dims("squeeze", dim, input.ndim)
     return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))  # type: ignore[no-any-return]
 
 
-def unsqueeze(input: Tensor, dim: int) -> Tensor:
+def unsqueeze(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return a view with a new dimension of size 1 at `dim`."""
-    dim = normalize_dim("unsqueeze", dim, input.ndim + 1)
+    dim = _one_dim("unsqueeze", dim, axis, input.ndim + 1)
     return _unsqueeze(input, (*input.shape[:dim], 1, *input.shape[dim:]))  # type: ignore[no-any-return]
 
 
-def permute(input: Tensor, *dims: Any) -> Tensor:
+def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
     """Return a view with the dimensions in another order (Paddle: `transpose(x, perm)`)."""
-    order = normalize_dims("permute", shape_arguments(dims), input.ndim)
+    order = normalize_dims("permute", shape_arguments(order, dims), input.ndim)
     if len(order) != input.ndim:
-        raise DimensionError(f"permute: got dims {order} for a tensor of {input.ndim} dimensions; name each once")
+        raise ArgumentError(f"permute: got dims {order} for a tensor of {input.ndim} dimensions; name each once")
     return _permute(input, order)  # type: ignore[no-any-return]
 
 
@@ -146,7 +206,7 @@ def transpose(input: Tensor, dim0: Any = None, dim1: int | None = None, *, perm:
     )
 
 
-swapaxes = transpose
+swapaxes = swapdims = transpose
 
 
 def t(input: Tensor) -> Tensor:
@@ -155,20 +215,27 @@ def t(input: Tensor) -> Tensor:
         raise ShapeError(
             f"t: got a tensor of {input.ndim} dimensions; at most 2 are transposed: use transpose or permute"
         )
-    return transpose(input, 0, 1) if input.ndim == 2 else input
+    return _t(input) if input.ndim == 2 else input  # type: ignore[no-any-return]
 
 
-def movedim(input: Tensor, source: int, destination: int) -> Tensor:
-    """Return a view with one dimension moved to another place."""
-    source = normalize_dim("movedim", source, input.ndim)
-    order = [d for d in range(input.ndim) if d != source]
-    order.insert(normalize_dim("movedim", destination, input.ndim), source)
+def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Return a view with some dimensions moved to other places, the others in their order."""
+    sources = normalize_dims("movedim", source, input.ndim)
+    destinations = normalize_dims("movedim", destination, input.ndim)
+    if len(sources) != len(destinations):
+        raise ArgumentError(f"movedim: got source {source} and destination {destination}; give as many of each")
+    order = [d for d in range(input.ndim) if d not in sources]
+    for place, d in sorted(zip(destinations, sources, strict=True)):
+        order.insert(place, d)
     return permute(input, order)
 
 
-def expand(input: Tensor, *sizes: Any) -> Tensor:
+moveaxis = movedim
+
+
+def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return a view in which dimensions of size 1 repeat; -1 keeps a size."""
-    wanted = shape_arguments(sizes)
+    wanted = shape_arguments(sizes, shape)
     lead = len(wanted) - input.ndim
     if lead < 0 or any(size == -1 and i < lead for i, size in enumerate(wanted)):
         raise ShapeError(
@@ -177,9 +244,22 @@ def expand(input: Tensor, *sizes: Any) -> Tensor:
     return expand_to(input, tuple(input.shape[i - lead] if size == -1 else size for i, size in enumerate(wanted)))
 
 
-def broadcast_to(input: Tensor, shape: Sequence[int]) -> Tensor:
+def broadcast_to(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return a view of `shape` in which dimensions of size 1 repeat."""
-    return expand_to(input, tuple(shape))
+    return expand(input, *sizes, shape=shape)
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return views of the tensors in the shape that they broadcast to. Raises ShapeError when they do not."""
+    shapes = [x.shape for x in tensors]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ShapeError(
+            f"broadcast_tensors: got shapes {', '.join(map(str, shapes))}; sizes must match from the last dimension "
+            "on, or be 1"
+        ) from error
+    return tuple(expand_to(x, shape) for x in tensors)
 
 
 def expand_as(input: Tensor, other: Tensor) -> Tensor:
@@ -187,7 +267,7 @@ def expand_as(input: Tensor, other: Tensor) -> Tensor:
     return expand_to(input, other.shape)
 
 
-def _concatenated(*arrays_and_dim: Any) -> np.ndarray:
+def _joined(*arrays_and_dim: Any) -> np.ndarray:
     *arrays, dim = arrays_and_dim
     shape = list(arrays[0].shape)
     shape[dim] = sum(a.shape[dim] for a in arrays)
@@ -196,67 +276,113 @@ def _concatenated(*arrays_and_dim: Any) -> np.ndarray:
     return out
 
 
+def _stacked(*arrays_and_dim: Any) -> np.ndarray:
+    *arrays, dim = arrays_and_dim
+    shape = arrays[0].shape
+    out = empty((*shape[:dim], len(arrays), *shape[dim:]), arrays[0].dtype)
+    np.stack(arrays, dim, out=out)
+    return out
+
+
+@functools.cache
+def _cat(count: int) -> Operation:
+    """The concatenation of `count` tensors: one input slot each."""
+    names = tuple(f"tensor{i}" for i in range(count))
+
+    def backward(g: Tensor, dim: int, *shapes: Shape) -> Any:
+        return g if count == 1 else split(g, [shape[dim] for shape in shapes], dim)
+
+    derivative = Derivative(names, ("g", "dim", *(f"{name}_shape" for name in names)), backward)
+    return Operation("cat", _joined, (derivative,), (*names, "dim"))
+
+
+@functools.cache
+def _stack(count: int) -> Operation:
+    """The stack of `count` tensors: one input slot each."""
+    names = tuple(f"tensor{i}" for i in range(count))
+
+    def backward(g: Tensor, dim: int) -> Any:
+        return squeeze(g, dim) if count == 1 else unbind(g, dim)
+
+    return Operation("stack", _stacked, (Derivative(names, ("g", "dim"), backward),), (*names, "dim"))
+
+
+def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors in their common dtype. Raises ArgumentError for none, OperandError for other things."""
+    if not isinstance(tensors, list | tuple) or not all(isinstance(x, Tensor) for x in tensors):
+        raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
+    if not tensors:
+        raise ArgumentError(f"{name}: got no tensors; give at least one")
+    dtype = functools.reduce(dtypes.promote, {x.dtype for x in tensors})
+    return [to_dtype(x, dtype) for x in tensors]
+
+
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """Return tensors joined along an existing dimension.
+    """Return tensors joined along an existing dimension. Empty 1-D tensors join anything.
 
     Raises ArgumentError for none, ShapeError when other dimensions differ.
     """
-    if not len(tensors):
-        raise ArgumentError("cat: got no tensors; give at least one")
-    dim = normalize_dim("cat", dim if axis is None else axis, tensors[0].ndim)
-    first = tensors[0]
-    for other in tensors[1:]:
+    parts = _of_one_dtype("cat", tensors)
+    parts = [x for x in parts if x.shape != (0,)] or parts[:1]
+    first = parts[0]
+    if not first.ndim:
+        raise ShapeError("cat: got a 0-d tensor; it has no dimension to join along: use stack")
+    dim = normalize_dim("cat", dim if axis is None else axis, first.ndim)
+    for other in parts[1:]:
         if (
             other.ndim != first.ndim
             or other.shape[:dim] + other.shape[dim + 1 :] != first.shape[:dim] + first.shape[dim + 1 :]
         ):
             raise ShapeError(f"cat: got {first.shape} and {other.shape}; all but dimension {dim} must match")
-    dtype = np.result_type(*(x.dtype for x in tensors)) if len({x.dtype for x in tensors}) > 1 else first.dtype
-    return _cat_operation(len(tensors))(*(to_dtype(x, dtype) for x in tensors), dim)  # type: ignore[no-any-return]
+    return _cat(len(parts))(*parts, dim)  # type: ignore[no-any-return]
 
 
 concat = concatenate = cat
 
 
-def _cat_operation(count: int) -> Any:
-    """The concatenation of `count` tensors: one input slot each."""
-    operation_of_count = _cat_operations.get(count)
-    if operation_of_count is None:
-        names = tuple(f"tensor{i}" for i in range(count))
-        operation_of_count = _cat_operations[count] = _define_cat(names)
-    return operation_of_count
-
-
-def _define_cat(names: tuple[str, ...]) -> Any:
-    shapes = tuple(f"{name}_shape" for name in names)
-
-    def backward(g: Tensor, dim: int, *input_shapes: Shape) -> tuple[Tensor, ...]:
-        return tuple(split(g, [shape[dim] for shape in input_shapes], dim))
-
-    derivative = Derivative(names, ("g", "dim", *shapes), backward)
-    return Operation("cat", _concatenated, (derivative,), (*names, "dim"))
-
-
-_cat_operations: dict[int, Any] = {}
-
-
 def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """Return tensors of one shape joined along a new dimension."""
-    if not len(tensors):
-        raise ArgumentError("stack: got no tensors; give at least one")
-    dim = normalize_dim("stack", dim if axis is None else axis, tensors[0].ndim + 1)
-    return cat([unsqueeze(x, dim) for x in tensors], dim)
+    """Return tensors of one shape joined along a new dimension.
+
+    Raises ArgumentError for none, ShapeError when shapes differ.
+    """
+    parts = _of_one_dtype("stack", tensors)
+    dim = normalize_dim("stack", dim if axis is None else axis, parts[0].ndim + 1)
+    for other in parts[1:]:
+        if other.shape != parts[0].shape:
+            raise ShapeError(f"stack: got {parts[0].shape} and {other.shape}; all shapes must be equal")
+    return _stack(len(parts))(*parts, dim)  # type: ignore[no-any-return]
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the second dimension, 1-D ones along the first."""
+    parts = [x if x.ndim else reshape(x, 1) for x in tensors]
+    return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the first dimension, 1-D ones as rows."""
+    return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
+    if indexing not in ("ij", "xy"):
+        raise ArgumentError(f'meshgrid: got indexing={indexing!r}; accepted are "ij" and "xy"')
+    vectors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
+    columns = [reshape(x, (-1, *(1,) * (len(vectors) - 1 - i))) for i, x in enumerate(vectors)]
+    grids = broadcast_tensors(*columns)
+    return grids if indexing == "ij" or len(grids) < 2 else tuple(transpose(x, 0, 1) for x in grids)
 
 
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Return a view of `length` indices of one dimension from `start` on. Raises DimensionError when they are not all
+    """Return a view of `length` indices of one dimension from `start` on. Raises ArgumentError when they are not all
     there.
     """
     dim = normalize_dim("narrow", dim, input.ndim)
     size = input.shape[dim]
     start = start + size if start < 0 else start
     if not (start >= 0 and length >= 0 and start + length <= size):
-        raise DimensionError(f"narrow: got start {start} and length {length}; dimension {dim} has {size} indices")
+        raise ArgumentError(f"narrow: got start {start} and length {length}; dimension {dim} has {size} indices")
     return _narrow(input, dim, start, length)  # type: ignore[no-any-return]
 
 
@@ -278,7 +404,7 @@ _widen: Any = operation(
     "widen", _widened, self=lambda g, dim, start, self_shape: narrow(g, dim, start, self_shape[dim])
 )
 _narrow: Any = operation(
-    "narrow", _narrowed, view=True, self=lambda g, dim, start, self_shape: _widen(g, dim, start, self_shape[dim])
+    "slice", _narrowed, view=True, self=lambda g, dim, start, self_shape: _widen(g, dim, start, self_shape[dim])
 )
 
 
@@ -292,33 +418,27 @@ def split(
     dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
     size = input.shape[dim]
     if isinstance(split_size_or_sections, int):
-        if split_size_or_sections <= 0:
+        if split_size_or_sections < 0 or (size and not split_size_or_sections):
             raise ArgumentError(f"split: got a size of {split_size_or_sections}; pieces have at least one index")
-        sizes = [min(split_size_or_sections, size - i) for i in range(0, size, split_size_or_sections)] or [0]
+        sizes = [min(split_size_or_sections, size - i) for i in range(0, size, max(split_size_or_sections, 1))] or [0]
     else:
-        sizes = [int(s) for s in split_size_or_sections]
-        if sum(sizes) != size:
+        sizes = [operator.index(s) for s in split_size_or_sections]
+        if sum(sizes) != size or min(sizes, default=0) < 0:
             raise ArgumentError(
                 f"split: got sizes {sizes}; dimension {dim} has {size} indices, so they must sum to that"
             )
-    return _split_operation(len(sizes))(input, tuple(sizes), dim) if len(sizes) > 1 else (_whole(input),)
+    return _in_tuple(_split(len(sizes))(input, tuple(sizes), dim)) if sizes else ()
 
 
-def _whole(input: Tensor) -> Tensor:
-    return _reshape(input, input.shape)  # type: ignore[no-any-return]
+def _in_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _split_operation(count: int) -> Any:
-    found = _split_operations.get(count)
-    if found is None:
-        found = _split_operations[count] = operation(
-            "split",
-            _pieces,
-            outputs=tuple(f"piece{i}" for i in range(count)),
-            view=True,
-            self=lambda grads, dim: cat(grads, dim),
-        )
-    return found
+@functools.cache
+def _split(count: int) -> Operation:
+    outputs = tuple(f"piece{i}" for i in range(count))
+    forward = _pieces if count > 1 else _whole
+    return operation("split", forward, outputs=outputs, view=True, self=lambda grads, dim: cat(grads, dim))
 
 
 def _pieces(self: np.ndarray, sizes: Shape, dim: int) -> tuple[np.ndarray, ...]:
@@ -326,19 +446,82 @@ def _pieces(self: np.ndarray, sizes: Shape, dim: int) -> tuple[np.ndarray, ...]:
     return tuple(self[(slice(None),) * dim + (slice(end - size, end),)] for size, end in zip(sizes, ends, strict=True))
 
 
-_split_operations: dict[int, Any] = {}
+def _whole(self: np.ndarray, sizes: Shape, dim: int) -> np.ndarray:
+    return self.view()
 
 
 def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
     """Return views of at most `chunks` pieces of equal size (the last may be smaller)."""
     dim = normalize_dim("chunk", dim if axis is None else axis, input.ndim)
-    return split(input, max(1, -(-input.shape[dim] // chunks)), dim)
+    if chunks < 1:
+        raise ArgumentError(f"chunk: got {chunks} chunks; give at least 1")
+    size = input.shape[dim]
+    return split(input, -(-size // chunks), dim) if size else split(input, [0] * chunks, dim)
 
 
-def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views of the slices along a dimension, without it."""
-    dim = normalize_dim("unbind", dim, input.ndim)
-    return tuple(squeeze(narrow(input, dim, i, 1), dim) for i in range(input.shape[dim]))
+def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
+    """Return views of the slices along a dimension, without it; all are outputs of one operation, as with `split`."""
+    dim = normalize_dim("unbind", dim if axis is None else axis, input.ndim)
+    if not input.ndim:
+        raise DimensionError("unbind: got a 0-d tensor; it has no dimension to take apart")
+    count = input.shape[dim]
+    return _in_tuple(_unbind(count)(input, dim)) if count else ()
+
+
+@functools.cache
+def _unbind(count: int) -> Operation:
+    def backward(grads: tuple[Tensor, ...], dim: int) -> Tensor:
+        return stack(grads, dim)
+
+    def slices(self: np.ndarray, dim: int) -> Any:
+        taken = tuple(np.moveaxis(self, dim, 0)[i, ...] for i in range(count))
+        return taken if count > 1 else taken[0]
+
+    return operation("unbind", slices, outputs=tuple(f"slice{i}" for i in range(count)), view=True, self=backward)
+
+
+def select(input: Tensor, dim: int, index: int) -> Tensor:
+    """Return a view of one slice along a dimension, without it."""
+    dim = normalize_dim("select", dim, input.ndim)
+    return getitem(input, (slice(None),) * dim + (index,))
+
+
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Return a view of the diagonals of the matrices in two dimensions, as the last dimension."""
+    first, second = normalize_dims("diagonal", (dim1, dim2), input.ndim)
+    return _diagonal(input, offset, first, second)  # type: ignore[no-any-return]
+
+
+def _diagonal_view(self: np.ndarray, offset: int, dim1: int, dim2: int) -> np.ndarray:
+    view = self.diagonal(offset, dim1, dim2)
+    view.flags.writeable = self.flags.writeable
+    return view
+
+
+def _on_diagonal(self: np.ndarray, offset: int, dim1: int, dim2: int, shape: Shape) -> np.ndarray:
+    """Put an array on a diagonal, zeros around it."""
+    out = zeros(shape, self.dtype)
+    _diagonal_view(out, offset, dim1, dim2)[...] = self
+    return out
+
+
+_diagonal: Any = operation(
+    "diagonal", _diagonal_view, view=True,
+    self=lambda g, offset, dim1, dim2, self_shape: _diagonal_scatter(g, offset, dim1, dim2, self_shape),
+)  # fmt: skip
+_diagonal_scatter: Any = operation(
+    "diagonal_scatter", _on_diagonal, self=lambda g, offset, dim1, dim2: _diagonal(g, offset, dim1, dim2)
+)
+
+
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """Return a matrix with a vector on its diagonal, or the diagonal of a matrix."""
+    if input.ndim == 1:
+        side = input.numel() + abs(diagonal)
+        return _diagonal_scatter(input, diagonal, 0, 1, (side, side))  # type: ignore[no-any-return]
+    if input.ndim != 2:
+        raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
+    return clone(_diagonal(input, diagonal, 0, 1))
 
 
 def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
@@ -350,12 +533,14 @@ def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
 _flip: Any = operation("flip", _flipped, self=lambda g, dims: _flip(g, dims))
 
 
-def flip(input: Tensor, *dims: Any) -> Tensor:
+def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
     """Return a copy with the order along some dimensions reversed."""
-    return _flip(input, normalize_dims("flip", shape_arguments(dims), input.ndim))  # type: ignore[no-any-return]
+    named = axis if dims is None else dims
+    named = (named,) if isinstance(named, int) else named
+    return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))  # type: ignore[no-any-return]
 
 
-def _rolled(self: np.ndarray, shifts: Shape, dims: Shape) -> np.ndarray:
+def _rolled(self: np.ndarray, shifts: Shape, dims: Shape | None) -> np.ndarray:
     out = empty(self.shape, self.dtype)
     np.copyto(out, np.roll(self, shifts, dims))
     return out
@@ -364,12 +549,18 @@ def _rolled(self: np.ndarray, shifts: Shape, dims: Shape) -> np.ndarray:
 _roll: Any = operation("roll", _rolled, self=lambda g, shifts, dims: _roll(g, tuple(-s for s in shifts), dims))
 
 
-def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
-    """Return a copy whose elements moved along some dimensions; those pushed out come in again at the other end."""
+def roll(
+    input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
+) -> Tensor:
+    """Return a copy whose elements moved along some dimensions, or along the flattened tensor; those pushed out come in
+    again at the other end.
+    """
     steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-    if dims is None:
-        return reshape(roll(flatten(input), steps, 0), input.shape)
-    return _roll(input, steps, normalize_dims("roll", dims, input.ndim))  # type: ignore[no-any-return]
+    dims = axis if dims is None else dims
+    along = None if dims is None else tuple(normalize_dim("roll", d, input.ndim) for d in np.atleast_1d(dims).tolist())
+    if len(steps) != (1 if along is None else len(along)):
+        raise ArgumentError(f"roll: got shifts {shifts} and dims {dims}; give one shift for each dimension")
+    return _roll(input, steps, along)  # type: ignore[no-any-return]
 
 
 def _padded(self: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
@@ -389,7 +580,7 @@ _crop: Any = operation(
     view=True,
     self=lambda g, widths: _constant_pad(g, widths, 0.0),
 )
-_constant_pad: Any = operation("constant_pad", _padded, self=lambda g, widths: _crop(g, widths))
+_constant_pad: Any = operation("constant_pad_nd", _padded, self=lambda g, widths: _crop(g, widths))
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -408,6 +599,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     widths = ((0, 0),) * (input.ndim - len(pairs)) + tuple(reversed(pairs))
     cropped = tuple((max(-before, 0), max(-after, 0)) for before, after in widths)
     added = tuple((max(before, 0), max(after, 0)) for before, after in widths)
+    if any(before + after > size for size, (before, after) in zip(input.shape, cropped, strict=True)):
+        raise ArgumentError(f"pad: got {tuple(pad)} for a tensor of shape {input.shape}; it crops more than there is")
     result = _crop(input, cropped) if any(map(any, cropped)) else input
     return _constant_pad(result, added, 0.0 if value is None else value)  # type: ignore[no-any-return]
 
@@ -425,19 +618,28 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
     return reshape(expand_to(source, spread), tuple(c * s for c, s in zip(counts, shape, strict=True)))
 
 
-def tile(input: Tensor, dims: Sequence[int]) -> Tensor:
+def tile(input: Tensor, *dims: Any) -> Tensor:
     """Return the tensor tiled `dims` times along its last dimensions."""
-    return repeat(input, (1,) * (input.ndim - len(dims)) + tuple(dims))
+    counts = shape_arguments(dims)
+    return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
 
-def repeat_interleave(input: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Return each element (or slice along `dim`) repeated in place `repeats` times."""
+def repeat_interleave(
+    input: Tensor, repeats: int | Tensor, dim: int | None = None, *, axis: int | None = None
+) -> Tensor:
+    """Return each element (or slice along `dim`) repeated in place: all as often, or each by its entry of `repeats`."""
+    dim = axis if dim is None else dim
     if dim is None:
         return repeat_interleave(flatten(input), repeats, 0)
     dim = normalize_dim("repeat_interleave", dim, input.ndim)
-    shape = input.shape
-    spread = expand_to(unsqueeze(input, dim + 1), (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
-    return clone(reshape(spread, (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])))
+    size = input.shape[dim]
+    counts = repeats.array if isinstance(repeats, Tensor) else np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or counts.size not in (1, size) or counts.ndim > 1 or counts.min(initial=0) < 0:
+        raise ArgumentError(
+            f"repeat_interleave: got repeats {repeats!r}; wanted one count, or {size} for dimension {dim}, none negative"
+        )
+    positions = Tensor.wrap(np.repeat(np.arange(size), counts))
+    return getitem(input, (slice(None),) * dim + (positions,))
 
 
 def _triangle(keep_lower: bool) -> Any:
@@ -452,11 +654,18 @@ def _triangle(keep_lower: bool) -> Any:
 _tril, _triu = _triangle(True), _triangle(False)
 
 
+def _require_matrix(name: str, input: Tensor) -> None:
+    if input.ndim < 2:
+        raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least two dimensions")
+
+
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return the lower triangle of matrices, zeros above the given diagonal."""
+    _require_matrix("tril", input)
     return _tril(input, diagonal)  # type: ignore[no-any-return]
 
 
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return the upper triangle of matrices, zeros below the given diagonal."""
+    _require_matrix("triu", input)
     return _triu(input, diagonal)  # type: ignore[no-any-return]

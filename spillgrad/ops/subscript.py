@@ -1,50 +1,73 @@
 """Indexing with brackets: basic indices give views, advanced ones copies; both can be assigned to."""
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import DimensionError, OperandError, ShapeError
+from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.errors import DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import on_floats
-from spillgrad.tensor import Tensor
+from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.memory import empty, zeros
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the index as NumPy takes it, and whether it is basic. Raises OperandError for what is no index."""
-    parts = index if isinstance(index, tuple) else (index,)
-    parsed: list[Any] = []
-    basic = True
-    for part in parts:
-        if isinstance(part, Tensor):
-            part = part.array
-            if part.ndim == 0 and part.dtype.kind in "iu":
-                part = int(part)
-        if isinstance(part, list | range):
-            part = np.asarray([p.item() if isinstance(p, Tensor) else p for p in part])
-            part = part.astype(np.int64) if part.size == 0 else part
-        if isinstance(part, np.ndarray):
-            if part.dtype.kind not in "iub":
-                raise OperandError(f"index: got an index tensor of {part.dtype}; wanted integers or bool")
-            basic = False
-        elif isinstance(part, bool):
-            part, basic = np.asarray(part), False
-        elif isinstance(part, slice):
-            part = slice(*(None if v is None else int(v) for v in (part.start, part.stop, part.step)))
-        elif part is not None and part is not Ellipsis:
-            if not hasattr(part, "__index__"):
-                raise OperandError(
-                    f"index: got {type(part).__name__}; wanted integers, slices, None, ..., or integer or bool tensors"
-                )
-            part = int(part)
-        parsed.append(part)
-    return tuple(parsed), basic
+    """Return the index as NumPy takes it, and whether it is basic. Raises DimensionError for what is no index."""
+    parts = [_part(p) for p in (index if isinstance(index, tuple) else (index,))]
+    return tuple(parts), not any(isinstance(p, np.ndarray) for p in parts)
+
+
+def _part(part: Any) -> Any:
+    """Return one part of an index: an int, slice, None, Ellipsis or, for an advanced one, an array."""
+    if part is None or part is Ellipsis:
+        return part
+    if isinstance(part, slice):
+        return slice(*(None if v is None else operator.index(v) for v in (part.start, part.stop, part.step)))
+    if isinstance(part, Tensor):
+        part = part.array
+    if isinstance(part, list | range):
+        part = np.asarray([p.array if isinstance(p, Tensor) else p for p in part])
+        part = part.astype(np.int64) if part.size == 0 else part
+    elif isinstance(part, bool | np.bool_):
+        part = np.asarray(part)
+    if isinstance(part, np.ndarray):
+        if part.dtype.kind not in "iub":
+            raise DimensionError(f"index: got an index tensor of {part.dtype}; wanted integers or bool")
+        return int(part) if part.ndim == 0 and part.dtype.kind != "b" else part
+    if not hasattr(part, "__index__"):
+        raise DimensionError(
+            f"index: got {type(part).__name__}; wanted integers, slices, None, ..., or integer or bool tensors"
+        )
+    return operator.index(part)
+
+
+def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Split an advanced index with integers in two: pick the integers' slices, then index what is left.
+
+    NumPy counts integers among the index arrays, which moves dimensions to the front; PyTorch applies them before.
+    """
+    taken = sum(p.ndim if isinstance(p, np.ndarray) and p.dtype == np.bool_ else 1 for p in index if p is not None)
+    first: list[Any] = []
+    rest: list[Any] = []
+    for part in index:
+        if isinstance(part, int):
+            first.append(part)
+        elif part is Ellipsis:
+            first.extend([slice(None)] * (ndim - taken + 1))
+            rest.append(part)
+        else:
+            is_mask = isinstance(part, np.ndarray) and part.dtype == np.bool_
+            first.extend([slice(None)] * (0 if part is None else part.ndim if is_mask else 1))
+            rest.append(part)
+    return tuple(first), tuple(rest)
 
 
 def _picked(self: np.ndarray, index: Any) -> np.ndarray:
@@ -66,7 +89,15 @@ def _placed(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 _place: Any = operation("place", _placed, self=lambda g, index: _basic(g, index))
-_basic: Any = operation("slice", _view_forward, view=True, self=_basic_gradient)
+_slice, _select, _unsqueeze = (
+    operation(name, _view_forward, view=True, self=_basic_gradient) for name in ("slice", "select", "unsqueeze")
+)
+
+
+def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
+    """Return the view at a basic index; its node has the name of the last part, as in PyTorch."""
+    last = next((p for p in reversed(index) if p is not Ellipsis and p != slice(None)), slice(None))
+    return (_select if isinstance(last, int) else _unsqueeze if last is None else _slice)(tensor, index)  # type: ignore[no-any-return]
 
 
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -85,6 +116,13 @@ _accumulate: Any = operation("index_accumulate", _accumulated, self=lambda g, in
 _advanced: Any = operation("index", _picked, self=lambda g, index, self_shape: _accumulate(g, index, self_shape))
 
 
+def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
+    """Return the index, copied if backward will need it: its owner may change it meanwhile."""
+    if not (is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return index
+    return tuple(p.copy() if isinstance(p, np.ndarray) else p for p in index)
+
+
 def getitem(tensor: Tensor, index: Any) -> Tensor:
     """Return the elements at an index: a view for integers, slices, None and ..., a copy for index tensors and masks.
 
@@ -92,7 +130,12 @@ def getitem(tensor: Tensor, index: Any) -> Tensor:
     """
     parsed, basic = _parsed(index)
     try:
-        return (_basic if basic else _advanced)(tensor, parsed)  # type: ignore[no-any-return]
+        if basic:
+            return _basic(tensor, parsed)
+        if any(isinstance(p, int) for p in parsed):
+            first, parsed = _integers_first(parsed, tensor.ndim)
+            tensor = _basic(tensor, first)
+        return _advanced(tensor, _kept(parsed, tensor))  # type: ignore[no-any-return]
     except IndexError as error:
         raise DimensionError(f"index: {error} (the tensor has shape {tensor.shape})") from error
 
@@ -118,23 +161,36 @@ _assign: Any = operation("index_put", _assigned, self=_kept_gradient, value=_val
 def setitem(tensor: Tensor, index: Any, value: Any) -> None:
     """Overwrite the elements at an index with a broadcast value; gradients flow to the value.
 
-    Raises DimensionError when an index is out of range, ShapeError when the value does not broadcast.
+    Raises DimensionError when an index is out of range, ShapeError when the value does not broadcast, OperandError for
+    what is no value.
     """
     parsed, basic = _parsed(index)
-    source = (
-        value if isinstance(value, Tensor) else Tensor.wrap(np.asarray(value, None if np.ndim(value) else tensor.dtype))
-    )
+    source = _source(value, tensor.dtype)
     try:
         if basic:
-            inplace.copy_(getitem(tensor, index), _leading_ones_dropped(source, tensor.array[parsed].ndim))
-        else:
-            inplace.change(tensor, "setitem", lambda t, v: _assign(t, to_dtype(v, t.dtype), parsed), source)
+            inplace.copy_(_basic(tensor, parsed), _leading_ones_dropped(source, tensor.array[parsed].ndim))
+            return
+        if any(isinstance(p, int) for p in parsed):
+            first, parsed = _integers_first(parsed, tensor.ndim)
+            tensor = _basic(tensor, first)
+        kept = _kept(parsed, tensor, source)
+        inplace.change(tensor, "setitem", lambda t, v: _assign(t, to_dtype(v, t.dtype), kept), source)
     except IndexError as error:
         raise DimensionError(f"index: {error} (the tensor has shape {tensor.shape})") from error
     except ValueError as error:
-        if isinstance(error, ShapeError):
+        if isinstance(error, SpillgradError):
             raise
         raise ShapeError(f"setitem: got a value of shape {source.shape}: {error}") from error
+
+
+def _source(value: Any, dtype: dtypes.DType) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float | complex):
+        return Tensor.wrap(np.asarray(value, dtype))
+    if isinstance(value, list | tuple | np.ndarray | np.generic):
+        return Tensor.wrap(native(np.asarray(value)))
+    raise OperandError(f"setitem: got {type(value).__name__}; wanted a tensor, a number, a list or a NumPy array")
 
 
 def _leading_ones_dropped(value: Tensor, ndim: int) -> Tensor:

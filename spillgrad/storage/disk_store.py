@@ -140,7 +140,8 @@ class DiskStore:
                 self._wait_while_loading(entry)
                 self._cache.cursor = entry.sequence
                 array = self._cache.find(entry)
-                as_put = entry.array is not None
+                # Evicting the array, which may happen once the lock is released, forgets whom to ask.
+                unchanged = None if entry.array is None else entry.unchanged
                 if array is None:
                     self._misses += 1
                     self._begin_load(entry, pinned=True)
@@ -149,7 +150,7 @@ class DiskStore:
                 self._wake_prefetcher()
             if array is None:
                 return self._load(entry)
-            if not as_put or entry.unchanged is None or entry.unchanged():
+            if unchanged is None or unchanged():
                 self._settle_dropped()
                 return array
             self._discard_changed(entry)

@@ -101,6 +101,25 @@ def test_the_loss_is_the_mean_cross_entropy_and_reaches_every_parameter():
         assert np.abs(parameter.grad.numpy()).max() > 0, name
 
 
+def test_gradients_are_those_of_central_differences():
+    model = make().double()
+    targets = np.roll(IDX, -1, 1)
+    model(IDX, targets)[1].backward()
+    state = model.state_dict()
+    random = np.random.default_rng(1)
+    for name, parameter in model.named_parameters():
+        direction = random.standard_normal(parameter.shape)
+        losses = []
+        for step in (1e-5, -1e-5):
+            moved = state | {name: sg.tensor(parameter.numpy() + step * direction)}
+            moved["lm_head.weight"] = moved["transformer.wte.weight"]
+            log_p = oracle(moved, IDX, 2, 2)
+            log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+            losses.append(-np.take_along_axis(log_p, targets[..., None], -1).mean())
+        slope = (parameter.grad.numpy() * direction).sum()
+        assert slope == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-5, abs=1e-9), name
+
+
 def test_no_token_sees_a_later_one():
     model = make()
     changed = IDX.copy()
