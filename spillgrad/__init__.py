@@ -9,19 +9,23 @@ Where to look:
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
 from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage, utils
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from spillgrad.device import Device as device
 from spillgrad.dtypes import (
     bfloat16,
     complex64,
     complex128,
+    finfo,
     float16,
     float32,
     float64,
     get_default_dtype,
+    iinfo,
     int8,
     int16,
     int32,
@@ -33,6 +37,12 @@ from spillgrad.dtypes import (
     uint64,
 )  # fmt: skip
 from spillgrad.dtypes import bool_ as bool
+from spillgrad.dtypes import float16 as half
+from spillgrad.dtypes import float32 as float
+from spillgrad.dtypes import float64 as double
+from spillgrad.dtypes import int16 as short
+from spillgrad.dtypes import int32 as int
+from spillgrad.dtypes import int64 as long
 from spillgrad.dtypes import (
     promote as promote_types,
 )
@@ -69,6 +79,9 @@ from spillgrad.ops.elementwise import (
     absolute,
     acos,
     add,
+    addcdiv,
+    addcmul,
+    allclose,
     arccos,
     arcsin,
     arctan,
@@ -77,17 +90,22 @@ from spillgrad.ops.elementwise import (
     atan,
     atan2,
     bitwise_and,
+    bitwise_left_shift,
     bitwise_not,
     bitwise_or,
+    bitwise_right_shift,
     bitwise_xor,
     ceil,
     clamp,
+    clamp_max,
+    clamp_min,
     clip,
     cos,
     cosh,
     div,
     divide,
     eq,
+    equal,
     erf,
     exp,
     expm1,
@@ -97,6 +115,7 @@ from spillgrad.ops.elementwise import (
     greater,
     greater_equal,
     gt,
+    isclose,
     isfinite,
     isinf,
     isnan,
@@ -126,8 +145,10 @@ from spillgrad.ops.elementwise import (
     reciprocal,
     relu,
     remainder,
+    result_type,
     round,
     rsqrt,
+    rsub,
     sigmoid,
     sign,
     sin,
@@ -143,6 +164,8 @@ from spillgrad.ops.elementwise import (
     where,
 )  # fmt: skip
 from spillgrad.ops.indexing import (
+    diag,
+    diagonal,
     gather,
     index_add,
     index_select,
@@ -154,7 +177,7 @@ from spillgrad.ops.indexing import (
     take,
     take_along_dim,
 )  # fmt: skip
-from spillgrad.ops.linalg import bmm, matmul, mm, outer
+from spillgrad.ops.linalg import addmm, bmm, dot, matmul, mm, mv, outer
 from spillgrad.ops.normalization import log_softmax, softmax
 from spillgrad.ops.random import dropout
 from spillgrad.ops.reduce import (
@@ -181,6 +204,7 @@ from spillgrad.ops.reduce import (
     var_mean,
 )  # fmt: skip
 from spillgrad.ops.shape import (
+    broadcast_tensors,
     broadcast_to,
     cat,
     chunk,
@@ -189,16 +213,22 @@ from spillgrad.ops.shape import (
     expand,
     flatten,
     flip,
+    hstack,
+    meshgrid,
+    moveaxis,
     movedim,
     narrow,
     permute,
+    ravel,
     repeat_interleave,
     reshape,
     roll,
+    select,
     split,
     squeeze,
     stack,
     swapaxes,
+    swapdims,
     t,
     tile,
     transpose,
@@ -207,9 +237,10 @@ from spillgrad.ops.shape import (
     unbind,
     unflatten,
     unsqueeze,
+    vstack,
 )  # fmt: skip
 from spillgrad.save_on_disk import save_on_disk
-from spillgrad.tensor import Tensor
+from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 
 try:

@@ -87,7 +87,7 @@ def as_dtype(dtype: Any) -> DType:
         try:
             found = None if dtype is None else np.dtype(dtype)  # type: ignore[assignment]  # NumPy's None is float64
         except (TypeError, ValueError):
-            found = None  # type: ignore[assignment]
+            found = None
     if found not in _KNOWN:
         raise DtypeError(f"dtype: got {dtype!r}; wanted one of {', '.join(sorted(map(str, _KNOWN)))}")
     return found
@@ -122,9 +122,11 @@ def finfo(dtype: Any = None) -> FloatInfo:
     wanted = _default_float if dtype is None else as_dtype(dtype)
     if wanted not in _FLOATING:
         raise DtypeError(f"finfo: got {wanted}; wanted a floating-point dtype, or use iinfo")
-    limits = ml_dtypes.finfo(wanted)
-    numbers = (limits.eps, limits.max, limits.min, limits.tiny, limits.smallest_normal, limits.resolution)
-    return FloatInfo(int(limits.bits), *map(float, numbers), dtype=str(wanted))
+    limits: Any = ml_dtypes.finfo(wanted)  # type: ignore[no-untyped-call]
+    eps, largest, smallest, tiny, normal, resolution = map(
+        float, (limits.eps, limits.max, limits.min, limits.tiny, limits.smallest_normal, limits.resolution)
+    )
+    return FloatInfo(int(limits.bits), eps, largest, smallest, tiny, normal, resolution, str(wanted))
 
 
 def iinfo(dtype: Any) -> IntegerInfo:

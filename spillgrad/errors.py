@@ -22,8 +22,12 @@ class DeviceError(SpillgradError, RuntimeError):
     """A device that does not exist here, or operands on different ones."""
 
 
-class DimensionError(SpillgradError, IndexError):
-    """A dimension or index out of range, or no index at all."""
+class DimensionError(SpillgradError, IndexError, RuntimeError):
+    """A dimension out of range or named twice, an index out of range or no index at all."""
+
+
+class ExportError(SpillgradError, BufferError):
+    """Memory that cannot be handed to another library as it is."""
 
 
 class ArgumentError(SpillgradError, ValueError, RuntimeError):

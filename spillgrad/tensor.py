@@ -15,7 +15,7 @@ from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
 from spillgrad.device import CPU, Device
-from spillgrad.errors import ArgumentError, DtypeError, GraphError, HookTypeError, OperandError
+from spillgrad.errors import ArgumentError, DtypeError, ExportError, GraphError, HookTypeError, OperandError
 from spillgrad.formatting import format_tensor
 
 _uids = itertools.count()
@@ -142,9 +142,13 @@ class Tensor:
         """Return the number of dimensions."""
         return self.ndim
 
+    ndimension = dim
+
     def numel(self) -> int:
         """Return the number of elements."""
         return self._array.size
+
+    nelement = numel
 
     def element_size(self) -> int:
         """Return the bytes of one element."""
@@ -175,6 +179,15 @@ class Tensor:
     def is_complex(self) -> bool:
         """Return whether the elements are complex numbers."""
         return dtypes.is_complex(self.dtype)
+
+    def is_signed(self) -> bool:
+        """Return whether the elements can be negative."""
+        return self.dtype.kind not in "ub"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the memory is on a CUDA device."""
+        return False
 
     def bump_version(self) -> None:
         """Count one in-place change of the memory."""
@@ -207,7 +220,14 @@ class Tensor:
         return array.copy() if copy else array
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return a DLPack capsule over the same memory; writes through it cannot be tracked."""
+        """Return a DLPack capsule over the same memory; writes through it cannot be tracked.
+
+        Raises ExportError for what NumPy or PyTorch do not take: bfloat16, negative strides.
+        """
+        if self.dtype == dtypes.bfloat16:
+            raise ExportError("dlpack: got bfloat16, which NumPy cannot pass on; pass view(int16) and view it there")
+        if any(stride < 0 for stride in self._array.strides):
+            raise ExportError("dlpack: got negative strides, which not every library takes; use contiguous()")
         return self.numpy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -492,7 +512,7 @@ class Tensor:
     def __iter__(self) -> Iterator["Tensor"]:
         if self.ndim == 0:
             raise DtypeError("iteration over a 0-d tensor; index it with [()] or take item()")
-        return (self[i] for i in range(self.shape[0]))  # type: ignore[index]
+        return (self[i] for i in range(self.shape[0]))
 
     if TYPE_CHECKING:
         # Bound by spillgrad.ops.bind: the operators, and every operation as a method.
@@ -538,6 +558,26 @@ class Tensor:
         def __ipow__(self, other: Any) -> "Tensor": ...
         def __ifloordiv__(self, other: Any) -> "Tensor": ...
         def __imod__(self, other: Any) -> "Tensor": ...
+
+
+def is_tensor(obj: Any) -> bool:
+    """Return whether an object is a tensor."""
+    return isinstance(obj, Tensor)
+
+
+def numel(input: Tensor) -> int:
+    """Return the number of elements."""
+    return input.numel()
+
+
+def is_floating_point(input: Tensor) -> bool:
+    """Return whether the elements are real floating-point numbers."""
+    return input.is_floating_point()
+
+
+def is_complex(input: Tensor) -> bool:
+    """Return whether the elements are complex numbers."""
+    return input.is_complex()
 
 
 def native(array: np.ndarray) -> np.ndarray:

@@ -358,7 +358,7 @@ def ceil(x: Any) -> Any:
 
 def round(x: Any) -> Any:
     """Return the nearest integer; halves go to the even one."""
-    return np.rint(x)
+    return np.round(x)
 
 
 def trunc(x: Any) -> Any:

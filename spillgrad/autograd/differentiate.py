@@ -7,7 +7,8 @@ import numpy as np
 
 from spillgrad.autograd.engine import run_backward
 from spillgrad.autograd.node import Edge
-from spillgrad.errors import ArgumentError, GradientMismatchError, GraphError, OperandError
+from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
+from spillgrad.ops.convert import to_dtype
 from spillgrad.tensor import Tensor
 
 Tensors = Tensor | Sequence[Tensor]
@@ -25,12 +26,12 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
             f"{name}: got {len(tensors)} tensors and {len(given)} gradients; give one (or None) for each"
         )
     roots, root_grads = [], []
-    for tensor, grad in zip(tensors, given, strict=True):
+    for i, (tensor, grad) in enumerate(zip(tensors, given, strict=True)):
         if not isinstance(tensor, Tensor):
             raise OperandError(f"{name}: got {type(tensor).__name__}; wanted tensors")
         if not tensor.requires_grad:
             raise GraphError(
-                f"{name}: element 0 of tensors does not require grad and does not have a grad_fn; "
+                f"{name}: element {i} of tensors does not require grad and does not have a grad_fn; "
                 "set requires_grad=True on what it is computed from"
             )
         if grad is None:
@@ -44,10 +45,10 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
             if not isinstance(grad, Tensor):
                 grad = Tensor.wrap(np.asarray(grad, tensor.dtype))
             if grad.shape != tensor.shape:
-                raise GradientMismatchError(
+                raise ShapeError(
                     f"{name}: got a gradient of shape {grad.shape} for a tensor of {tensor.shape}; they must match"
                 )
-            grad = grad.mark_shared()
+            grad = to_dtype(grad.mark_shared(), tensor.dtype)
         roots.append(tensor.gradient_edge())
         root_grads.append(grad if create_graph else grad.detach())
     return roots, root_grads
@@ -63,17 +64,37 @@ def backward(
     """Add the gradient of `tensors` to the `.grad` of the leaves they were computed from (or of `inputs` only).
 
     `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
-    values are freed unless `retain_graph` (default: `create_graph`). Raises GraphError when nothing requires a
-    gradient.
+    values are freed unless `retain_graph` (default: `create_graph`). A non-leaf among `inputs` retains its gradient.
+    Raises GraphError when nothing requires a gradient.
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
     edges = None
     if inputs is not None:
-        edges = [tensor.gradient_edge() for tensor in _as_list(inputs)]
-        if not edges:
-            raise ArgumentError("backward: got an empty list of inputs; leave it out to reach all leaves")
+        wanted = _as_list(inputs)
+        if not wanted:
+            raise GraphError("backward: inputs cannot be empty; leave it out to reach all leaves")
+        for tensor in wanted:
+            tensor.retain_grad()
+        edges = [tensor.gradient_edge() for tensor in wanted]
     keep = create_graph if retain_graph is None else retain_graph
     run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph)
+
+
+def tensor_backward(
+    tensor: Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensors | None = None,
+    *,
+    grad_tensor: Any = None,
+) -> None:
+    """Add the gradient of this tensor to the `.grad` of the leaves it was computed from (or of `inputs` only).
+
+    `gradient` (Paddle: `grad_tensor`): the gradient with respect to this tensor; may be left out for one element.
+    Otherwise as `spillgrad.autograd.backward`.
+    """
+    backward(tensor, grad_tensor if gradient is None else gradient, retain_graph, create_graph, inputs)
 
 
 def grad(
@@ -87,9 +108,13 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of `outputs` with respect to `inputs`; nothing is added to `.grad`.
 
-    Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None, or zeros with
-    `materialize_grads`).
+    Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
+    `materialize_grads` (zeros).
     """
+    if materialize_grads and allow_unused is False:
+        raise ArgumentError(
+            "grad: got allow_unused=False with materialize_grads=True; leave allow_unused out or set it to True"
+        )
     roots, grads = _roots("grad", outputs, grad_outputs, create_graph)
     wanted = _as_list(inputs)
     for tensor in wanted:
@@ -106,7 +131,7 @@ def grad(
             results[i] = Tensor.wrap(np.zeros(tensor.shape, tensor.dtype))
         elif result is None and not allow_unused:
             raise GraphError(
-                "grad: one of the differentiated tensors appears to not have been used in the graph; set "
+                f"grad: the differentiated tensor at index {i} appears to not have been used in the graph; set "
                 "allow_unused=True if this is wanted"
             )
     return tuple(results)

@@ -21,7 +21,8 @@ def run_backward(
     """Send `root_grads` backward from `roots`.
 
     With `inputs`, only what leads to them is computed; with `accumulate=False` their gradients are returned (None where
-    none arrived) instead of being added to `.grad`. A node runs when all gradients of its outputs have come together.
+    none arrived) instead of being added to `.grad`. A node runs when all gradients of its outputs have come together,
+    with None for those that nothing computed.
 
     Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
     """
@@ -46,16 +47,15 @@ def run_backward(
     with set_grad_enabled(create_graph):
         while ready:
             node = heapq.heappop(ready)[2]
-            grads = arrived.pop(id(node), None)
+            grads = arrived.pop(id(node), None) or [None] * len(node.outputs)
             results: Sequence[Any] = ()
-            if grads is not None:
-                node.run_tensor_hooks(grads)
-                for position in wanted.get(id(node), ()):
-                    captured[position] = grads[inputs[position].output_nr]  # type: ignore[index]
-                if _runs(node, needed, inputs, accumulate):
-                    results = _checked(node, node.run(grads))
-                    if not retain_graph:
-                        node.release()
+            node.run_tensor_hooks(grads)
+            for position in wanted.get(id(node), ()):
+                captured[position] = grads[inputs[position].output_nr]  # type: ignore[index]
+            if _runs(node, needed, inputs, accumulate):
+                results = _checked(node, node.run(grads))
+                if not retain_graph:
+                    node.release()
             del grads
             for position, edge in enumerate(node.edges):
                 if edge.node is None:
@@ -80,7 +80,7 @@ def _deliver(arrived: dict[int, list[Any]], edge: Edge, grad: Any) -> None:
         return
     grads = arrived.get(id(edge.node))
     if grads is None:
-        grads = arrived[id(edge.node)] = [None] * max(len(edge.node.outputs), edge.output_nr + 1)
+        grads = arrived[id(edge.node)] = [None] * len(edge.node.outputs)
     before = grads[edge.output_nr]
     grads[edge.output_nr] = grad if before is None else add_gradients(before, grad)
 

@@ -2,7 +2,11 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _GradMode(threading.local):
@@ -18,12 +22,19 @@ def is_grad_enabled() -> bool:
 
 
 class set_grad_enabled(contextlib.ContextDecorator):
-    """Record operations, or not, from now on; as a context manager, until its end."""
+    """Record operations, or not, from now on; as a context manager, until its end; as a decorator, in its function."""
 
     def __init__(self, mode: bool) -> None:
         self._before = _mode.enabled
         self._mode = bool(mode)
         _mode.enabled = self._mode
+
+    def __call__(self, function: _Function) -> _Function:
+        _mode.enabled = self._before
+        return super().__call__(function)
+
+    def _recreate_cm(self) -> "set_grad_enabled":
+        return set_grad_enabled(self._mode)
 
     def __enter__(self) -> None:
         _mode.enabled = self._mode
@@ -35,12 +46,18 @@ class set_grad_enabled(contextlib.ContextDecorator):
 
 
 class _GradModeContext(contextlib.ContextDecorator):
-    """A re-enterable context manager that sets the mode."""
+    """A re-enterable context manager that sets the mode; decorates a function with or without parentheses."""
 
     _enabled: bool
 
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        return super().__new__(cls) if function is None else cls()(function)
+
     def __init__(self) -> None:
         self._before: list[bool] = []
+
+    def _recreate_cm(self) -> "_GradModeContext":
+        return type(self)()  # a decorated function may run in several threads at once
 
     def __enter__(self) -> None:
         self._before.append(_mode.enabled)

@@ -41,7 +41,7 @@ def packing() -> tuple[str, str]:
 
 
 def set_packing(operation: str, slot: str) -> None:
-    """Say which value the next call of a pack hook is about."""
+    """Say which value the pack hook called next is about."""
     _stack.packing = (operation, slot)
 
 

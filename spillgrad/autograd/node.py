@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spillgrad.errors import GraphError
+from spillgrad.errors import GraphError, HookTypeError
 
 # Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.
 _tensor_type: Any = None
@@ -94,6 +94,9 @@ class Node:
 
     edges: tuple[Edge, ...] = ()
     outputs: tuple[OutputMeta, ...] = ()
+    # Numbers of outputs that look at an input's memory while the user's own backward gives their gradient: no in-place
+    # change of one side can be recorded for the other.
+    custom_views: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.sequence = next(_sequence)
@@ -120,7 +123,7 @@ class Node:
         return self._metadata
 
     def apply(self, grads: list[Any]) -> list[Any]:
-        """Return the gradient of each edge from the gradient of each output."""
+        """Return the gradient of each edge from the gradient of each output, None where none arrived."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -150,6 +153,16 @@ class Node:
             self._retain_hooks = {}
         self._retain_hooks[output_nr] = store
 
+    def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
+        """Retain the gradient of another edge instead: an in-place change moved the tensor there."""
+        store = (self._retain_hooks or {}).pop(output_nr, None)
+        if store is not None and edge.node is not None:
+            edge.node.retain_gradient(edge.output_nr, store)
+
+    def tensor_hooks(self) -> dict[int, HookDict]:
+        """Return the hooks on output tensors by output number."""
+        return self._tensor_hooks or {}
+
     def run(self, grads: list[Any]) -> list[Any]:
         """Apply the node between its pre- and post-hooks."""
         if self._prehooks:
@@ -162,15 +175,15 @@ class Node:
 
     def run_tensor_hooks(self, grads: list[Any]) -> None:
         """Let the hooks of the output tensors see, and replace in place, the gradients in `grads`."""
-        for output_nr, hooks in (self._tensor_hooks or {}).items():
+        for output_nr, hooks in list(self.tensor_hooks().items()):
             for hook in list(hooks.values()):
                 grad = grads[output_nr]
                 if grad is None:
                     break
                 replacement = hook(grad.mark_shared())
                 if replacement is not None:
-                    grads[output_nr] = replacement.mark_shared()
-        for output_nr, store in (self._retain_hooks or {}).items():
+                    grads[output_nr] = _like(hook, replacement, grad)
+        for output_nr, store in list((self._retain_hooks or {}).items()):
             if grads[output_nr] is not None:
                 store(grads[output_nr].mark_shared())
 
@@ -188,10 +201,33 @@ def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any
             replacement = list(result) if isinstance(result, tuple | list) else [result]
             if len(replacement) != len(values):
                 raise GraphError(
-                    f"node hook: got {len(replacement)} gradients; {len(values)} were passed, return as many"
+                    f"hook {_hook_name(hook)} has returned an incorrect number of values: got {len(replacement)}, "
+                    f"wanted {len(values)}; return one (or None) for each gradient passed"
                 )
-            values = replacement
+            values = [
+                None if new is None else _like(hook, new, old) for new, old in zip(replacement, values, strict=True)
+            ]
     return values
+
+
+def _like(hook: Any, new: Any, old: Any) -> Any:
+    """Return what a hook made of a gradient. Raises HookTypeError for no tensor, GraphError for another shape or
+    dtype.
+    """
+    if not isinstance(new, _tensor_type):
+        raise HookTypeError(
+            f"hook {_hook_name(hook)}: got {type(new).__name__}; expected a Tensor, or None to keep the gradient"
+        )
+    if old is not None and (new.shape, new.dtype) != (old.shape, old.dtype):
+        raise GraphError(
+            f"hook {_hook_name(hook)} has changed the gradient's shape or dtype: got {new.shape} {new.dtype}, wanted "
+            f"{old.shape} {old.dtype}; return a gradient like the one passed"
+        )
+    return new.mark_shared()
+
+
+def _hook_name(hook: Any) -> str:
+    return f"'{getattr(hook, '__name__', type(hook).__name__)}'"
 
 
 # Two threads may finish backward into the same leaf at once.
@@ -199,32 +235,39 @@ _accumulate_lock = threading.Lock()
 
 
 class AccumulateGrad(Node):
-    """Adds what arrives to a leaf's `.grad`."""
+    """Adds what arrives to a leaf's `.grad`.
+
+    The leaf holds its accumulator weakly, the graph strongly; so the leaf's hooks live with the leaf.
+    """
 
     def __init__(self, variable: Any) -> None:
         super().__init__()
         self.variable = variable
         self.outputs = (OutputMeta(variable.shape, variable.dtype, variable.device),)
-        self.post_accumulate: HookDict | None = None
+
+    def tensor_hooks(self) -> dict[int, HookDict]:
+        hooks = getattr(self.variable, "_leaf_hooks", None)
+        return {} if hooks is None else {0: hooks}
 
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads
         if grad is not None:
             with _accumulate_lock:
                 self.variable.accumulate_grad(grad)
-            for hook in list((self.post_accumulate or {}).values()):
+            hooks: HookDict | None = getattr(self.variable, "_post_accumulate_hooks", None)
+            for hook in list((hooks or {}).values()):
                 hook(self.variable)
         return []
 
 
 def reachable(roots: list[Node]) -> Iterator[Node]:
     """Yield every node that backward from `roots` could visit, each once."""
-    seen = {id(root) for root in roots}
-    stack = list(roots)
+    seen = {id(root): root for root in roots}  # two roots may be outputs of one node
+    stack = list(seen.values())
     while stack:
         node = stack.pop()
         yield node
         for edge in node.edges:
             if edge.node is not None and id(edge.node) not in seen:
-                seen.add(id(edge.node))
+                seen[id(edge.node)] = edge.node
                 stack.append(edge.node)

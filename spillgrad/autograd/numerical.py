@@ -22,7 +22,7 @@ def _numerical(
 ) -> np.ndarray:
     """Return the gradient of sum(direction · outputs) with respect to `source` by central differences."""
     result = np.zeros(source.shape, np.float64)
-    values = source.array.reshape(-1)  # a view: the inputs of a check are contiguous
+    values = source.array
 
     def weighted() -> float:
         with no_grad():
@@ -33,14 +33,14 @@ def _numerical(
                 )
             )
 
-    for i in range(values.size):
-        before = values[i]
-        values[i] = before + eps
+    for place in np.ndindex(values.shape):
+        before = values[place]
+        values[place] = before + eps
         above = weighted()
-        values[i] = before - eps
+        values[place] = before - eps
         below = weighted()
-        values[i] = before
-        result.reshape(-1)[i] = (above - below) / (2 * eps)
+        values[place] = before
+        result[place] = (above - below) / (2 * eps)
     return result
 
 

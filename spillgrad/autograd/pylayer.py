@@ -18,6 +18,8 @@ from spillgrad.autograd.node import NO_EDGE, Edge, Node, OutputMeta
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.errors import GradientMismatchError, GraphError, OperandError
 from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.define import view_of
+from spillgrad.ops.inplace import record_change, refuse
 from spillgrad.tensor import Tensor
 
 
@@ -59,6 +61,10 @@ class _Context:
     def set_materialize_grads(self, value: bool) -> None:
         """Choose whether gradients that nothing computed arrive in backward as zeros (the default) or as None."""
         self._materialize = bool(value)
+
+    def _forget_marks(self) -> None:
+        # They have done their work, and a marked input that became an output would keep its own node alive.
+        self._non_differentiable = self._dirty = self._not_inplace = ()
 
     def _unpacked(self) -> tuple[Any, ...]:
         if self._saved is None:  # inside forward, or nothing recorded
@@ -127,18 +133,19 @@ class CustomNode(Node):
                 meta = self.outputs[slot]
                 grad = Tensor.wrap(np.zeros(meta.shape, meta.dtype))
             arriving.append(None if grad is None else grad.mark_shared())
+        self._kind._require("backward")
         returned = self._kind.backward(self._ctx, *arriving)  # type: ignore[attr-defined]
         values = list(returned) if isinstance(returned, tuple | list) else [returned]
         gradients = self._kind._gradients_per_tensor(self.name(), values, self._inputs, len(self.edges))
         return [self._checked(i, g) for i, g in enumerate(gradients)]
 
     def _checked(self, i: int, gradient: Any) -> Any:
-        if gradient is None or self.edges[i].node is None:
-            return None
-        if not isinstance(gradient, Tensor):
+        if gradient is not None and not isinstance(gradient, Tensor):
             raise self._kind._error(
                 f"{self.name()}: backward returned {type(gradient).__name__} as gradient {i}; wanted a Tensor or None"
             )
+        if gradient is None or self.edges[i].node is None:
+            return None
         shape, dtype = self._metas[i]
         if gradient.shape != shape:
             try:
@@ -151,7 +158,7 @@ class CustomNode(Node):
                     f"{gradient.shape}, wanted {shape}"
                 )
             gradient = sum_to(gradient, shape)
-        return (gradient if gradient.dtype == dtype else gradient.to(dtype)).mark_shared()  # type: ignore[attr-defined]
+        return (gradient if gradient.dtype == dtype else gradient.to(dtype)).mark_shared()
 
     def release(self) -> None:
         for saved in self._ctx._saved or ():
@@ -179,10 +186,15 @@ class _Inputs:
                 self.layout.append(0)
 
 
+def _among(tensor: Any, others: Sequence[Any]) -> bool:
+    return any(tensor is other for other in others)
+
+
 class _Custom:
     """The machine both dialects share."""
 
     _context: ClassVar[type[_Context]]
+    _in_place_hint: ClassVar[str]
     _error: ClassVar[type[Exception]]
     _into_lists: ClassVar[bool]
     _none_for_non_tensors: ClassVar[bool]
@@ -192,8 +204,13 @@ class _Custom:
         raise NotImplementedError
 
     @staticmethod
-    def _returned_input(ctx: _Context, output: Tensor, kind: str) -> Tensor:
+    def _changes_in_place(ctx: _Context, returned_input: Tensor) -> bool:
         raise NotImplementedError
+
+    @classmethod
+    def _require(cls, method: str) -> None:
+        if not hasattr(cls, method):
+            raise NotImplementedError(f"{cls.__name__}: define a static method {method}(ctx, ...)")
 
     @classmethod
     def _run_forward(cls, ctx: _Context, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -202,9 +219,7 @@ class _Custom:
     @classmethod
     def apply(cls, *arguments: Any, **keywords: Any) -> Any:
         """Run forward and record the call; return what forward returned."""
-        for method in ("forward", "backward"):
-            if not hasattr(cls, method):
-                raise NotImplementedError(f"{cls.__name__}: define a static method {method}(ctx, ...)")
+        cls._require("forward")
         ctx = cls._context()
         inputs = _Inputs((*arguments, *keywords.values()), cls._into_lists)
         needs = [t.requires_grad for t in inputs.tensors]
@@ -217,7 +232,8 @@ class _Custom:
         values = list(returned) if is_sequence else [returned]
         outputs = cls._outputs(ctx, node, values, inputs)
         if node is not None:
-            cls._save(ctx, node, values, outputs)
+            cls._save(ctx, node, values, outputs, inputs)
+        ctx._forget_marks()
         return type(returned)(outputs) if is_sequence and type(returned) in (tuple, list) else (
             tuple(outputs) if is_sequence else outputs[0]
         )  # fmt: skip
@@ -233,42 +249,64 @@ class _Custom:
 
     @classmethod
     def _outputs(cls, ctx: _Context, node: CustomNode | None, values: list[Any], inputs: _Inputs) -> list[Any]:
-        outputs: list[Any] = []
-        metas: list[OutputMeta] = []
-        for value in values:
-            if not isinstance(value, Tensor):
-                outputs.append(value)
-                if node is not None:
-                    node._slots.append(None)
-                continue
-            is_input = any(value is t for t in inputs.tensors)
-            output = cls._returned_input(ctx, value, cls.__name__) if is_input else value
-            if not is_input and value.requires_grad:
-                output = value.alias()
-            if node is not None:
-                node._slots.append(len(metas))
-                metas.append(OutputMeta(output.shape, output.dtype, output.device))
-                if output.is_floating_point() and not any(value is t for t in ctx._non_differentiable):
-                    output.attach(node, len(metas) - 1)
-            outputs.append(output)
+        if any(not _among(dirty, values) for dirty in ctx._dirty):
+            raise cls._error(
+                f"{cls.__name__}: some elements marked as dirty during forward were not returned; return every input "
+                "that is changed in place"
+            )
+        tensors = [value for value in values if isinstance(value, Tensor)]
         if node is not None:
-            node.outputs = tuple(metas)
-        return outputs
+            node.outputs = tuple(OutputMeta(t.shape, t.dtype, t.device) for t in tensors)
+            numbers = iter(range(len(tensors)))
+            node._slots = [next(numbers) if isinstance(value, Tensor) else None for value in values]
+        connected = iter(
+            [cls._output(ctx, node, number, value, tensors, inputs) for number, value in enumerate(tensors)]
+        )
+        return [next(connected) if isinstance(value, Tensor) else value for value in values]
 
     @classmethod
-    def _save(cls, ctx: _Context, node: CustomNode, values: list[Any], outputs: list[Any]) -> None:
+    def _output(
+        cls, ctx: _Context, node: CustomNode | None, number: int, value: Tensor, tensors: list[Tensor], inputs: _Inputs
+    ) -> Tensor:
+        """Return what the caller gets for a tensor that forward returned, connected to the node."""
+        returned_before = _among(value, tensors[:number])
+        is_input = _among(value, inputs.tensors)
+        in_place = is_input and not returned_before and cls._changes_in_place(ctx, value)
+        differentiable = value.is_floating_point() and not _among(value, ctx._non_differentiable)
+        if in_place:
+            if node is not None:
+                refuse(value, f"{cls.__name__} ({cls._in_place_hint})")
+            value.bump_version()
+            if node is not None and differentiable:
+                record_change(value, Edge(node, number))
+            elif node is not None:
+                value.detach_()
+            return value
+        output = value.alias() if is_input or returned_before or value.requires_grad else value
+        if node is not None and differentiable:
+            source = next((t for t in inputs.tensors if t.storage is value.storage), None)
+            if source is not None:
+                output = view_of(source, value.array)
+                node.custom_views |= {number}
+            output.attach(node, number)
+        return output
+
+    @classmethod
+    def _save(cls, ctx: _Context, node: CustomNode, values: list[Any], outputs: list[Any], inputs: _Inputs) -> None:
         saved: list[Any] = []
         ctx._saved = saved
         for i, tensor in enumerate(ctx._to_save or ()):
             if tensor is None:
                 saved.append(None)
                 continue
-            number = next((k for k, value in enumerate(values) if value is tensor), None)
-            output = None if number is None else outputs[number]
-            if output is not None and output.grad_fn is node:
-                saved.append(SavedTensor(output, node, node.name(), str(i), node._slots[number]))  # type: ignore[index]
-            else:
-                saved.append(SavedTensor(tensor, node, node.name(), str(i)))
+            place = next((k for k, value in enumerate(values) if value is tensor), None)
+            if place is not None and outputs[place].grad_fn is node:
+                output = outputs[place]
+                # An input that was returned, and not as an in-place change, is saved as the input it is.
+                if output is tensor or not _among(tensor, inputs.tensors):
+                    saved.append(SavedTensor(output, node, node.name(), str(i), node._slots[place]))
+                    continue
+            saved.append(SavedTensor(tensor, node, node.name(), str(i)))
         ctx._to_save = None if ctx._to_save is None else ()
 
 
@@ -280,6 +318,7 @@ class Function(_Custom):
     """
 
     _context = FunctionCtx
+    _in_place_hint = "forward marks an input as dirty"
     _error = GraphError
     _into_lists = False
     _none_for_non_tensors = True
@@ -310,13 +349,8 @@ class Function(_Custom):
         return [value for entry, value in zip(layout, values, strict=True) if entry]
 
     @staticmethod
-    def _returned_input(ctx: _Context, output: Tensor, kind: str) -> Tensor:
-        if any(output is t for t in ctx._dirty):
-            if output.requires_grad and output.grad_fn is None:
-                raise GraphError(f"{kind}: a leaf Variable that requires grad is being used in an in-place operation")
-            output.bump_version()
-            return output
-        return output.alias()
+    def _changes_in_place(ctx: _Context, returned_input: Tensor) -> bool:
+        return _among(returned_input, ctx._dirty)
 
 
 class PyLayer(_Custom):
@@ -326,6 +360,7 @@ class PyLayer(_Custom):
     """
 
     _context = PyLayerContext
+    _in_place_hint = "forward returns an input; name it in ctx.mark_not_inplace() unless it was changed in place"
     _error = GradientMismatchError
     _into_lists = True
     _none_for_non_tensors = False
@@ -352,16 +387,8 @@ class PyLayer(_Custom):
         return values
 
     @staticmethod
-    def _returned_input(ctx: _Context, output: Tensor, kind: str) -> Tensor:
-        if any(output is t for t in ctx._not_inplace):
-            return output.alias()
-        if output.requires_grad and output.grad_fn is None:
-            raise GraphError(
-                f"{kind}: forward returns a leaf that requires a gradient, which would change it in place; "
-                "name it in ctx.mark_not_inplace()"
-            )
-        output.bump_version()
-        return output
+    def _changes_in_place(ctx: _Context, returned_input: Tensor) -> bool:
+        return not _among(returned_input, ctx._not_inplace)
 
 
 class _OnceOnly(Node):
@@ -374,6 +401,8 @@ class _OnceOnly(Node):
         self.outputs = (OutputMeta(output.shape, output.dtype, output.device),)
 
     def apply(self, grads: list[Any]) -> list[Any]:
+        if grads[0] is None:
+            return [None] * len(self.edges)
         raise GraphError(
             f"{self._name}: trying to differentiate twice a function that was marked with @once_differentiable"
         )

@@ -3,6 +3,8 @@
 import weakref
 from typing import Any
 
+import numpy as np
+
 from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.autograd.node import Edge, Node, tensor_type
@@ -84,11 +86,15 @@ class SavedTensor:
                 f"register_hooks: got {type(pack_hook).__name__} and {type(unpack_hook).__name__}; both hooks "
                 f"must be callable"
             )
-        hooks.set_packing(self.operation, self.slot)
         storage = self._value.storage
         version = storage.version
-        with no_grad():
-            packed = pack_hook(self._value.alias())
+        outer = hooks.packing()
+        hooks.set_packing(self.operation, self.slot)
+        try:
+            with no_grad():
+                packed = pack_hook(self._value.alias())
+        finally:
+            hooks.set_packing(*outer)
         if storage.version != version:
             raise SavedTensorError(
                 f"{self.operation}: A saved tensor pack hook is modifying its input in place (slot '{self.slot}'); "
@@ -143,8 +149,10 @@ class SavedTensor:
                 f"and came back as "
                 f"{value.shape} {value.dtype} on {value.device}; the unpack hook must return what was packed"
             )
-        if value.storage is self._storage():
-            self._check_version(value.storage)
+        storage = self._storage()
+        # A hook that copied may outlive a change of the original; one that looks at the same memory may not.
+        if storage is not None and np.may_share_memory(value.array, storage.array):
+            self._check_version(storage)
         return self._connected(value)
 
     def _check_version(self, storage: Any) -> None:

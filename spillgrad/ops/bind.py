@@ -27,21 +27,33 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "absolute",
         "acos",
         "add",
+        "addcdiv",
+        "addcmul",
+        "allclose",
+        "arccos",
+        "arcsin",
+        "arctan",
+        "arctan2",
         "asin",
         "atan",
         "atan2",
         "bitwise_and",
+        "bitwise_left_shift",
         "bitwise_not",
         "bitwise_or",
+        "bitwise_right_shift",
         "bitwise_xor",
         "ceil",
         "clamp",
+        "clamp_max",
+        "clamp_min",
         "clip",
         "cos",
         "cosh",
         "div",
         "divide",
         "eq",
+        "equal",
         "erf",
         "exp",
         "expm1",
@@ -51,6 +63,7 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "greater",
         "greater_equal",
         "gt",
+        "isclose",
         "isfinite",
         "isinf",
         "isnan",
@@ -69,6 +82,7 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "lt",
         "maximum",
         "minimum",
+        "mod",
         "mul",
         "multiply",
         "ne",
@@ -91,6 +105,7 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "subtract",
         "tan",
         "tanh",
+        "true_divide",
         "trunc",
     ),
     shape: (
@@ -100,16 +115,21 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "expand_as",
         "flatten",
         "flip",
+        "moveaxis",
         "movedim",
         "narrow",
         "permute",
+        "ravel",
         "repeat",
         "repeat_interleave",
         "reshape",
+        "reshape_as",
         "roll",
+        "select",
         "split",
         "squeeze",
         "swapaxes",
+        "swapdims",
         "t",
         "tile",
         "transpose",
@@ -119,6 +139,7 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "unflatten",
         "unsqueeze",
         "view",
+        "view_as",
     ),
     reduce: (
         "all",
@@ -142,9 +163,19 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "topk",
         "var",
     ),
-    linalg: ("matmul", "mm", "bmm", "outer"),
+    linalg: (
+        "addmm",
+        "bmm",
+        "dot",
+        "matmul",
+        "mm",
+        "mv",
+        "outer",
+    ),
     normalization: ("softmax", "log_softmax"),
     indexing: (
+        "diag",
+        "diagonal",
         "gather",
         "index_add",
         "index_select",
@@ -164,24 +195,82 @@ _DTYPE_METHODS = {
     "double": dtypes.float64,
     "half": dtypes.float16,
     "bfloat16": dtypes.bfloat16,
+    "byte": dtypes.uint8,
+    "char": dtypes.int8,
+    "short": dtypes.int16,
     "int": dtypes.int32,
     "long": dtypes.int64,
     "bool": dtypes.bool_,
 }
 
+_NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
+
+# In-place methods besides those of `inplace.METHODS`: the function of the name without the underscore.
+_IN_PLACE: dict[Any, tuple[str, ...]] = {
+    elementwise: (
+        "absolute",
+        "acos",
+        "addcdiv",
+        "addcmul",
+        "asin",
+        "atan",
+        "atan2",
+        "bitwise_and",
+        "bitwise_left_shift",
+        "bitwise_not",
+        "bitwise_or",
+        "bitwise_right_shift",
+        "bitwise_xor",
+        "clamp_max",
+        "clamp_min",
+        "clip",
+        "cosh",
+        "divide",
+        "erf",
+        "expm1",
+        "log10",
+        "log1p",
+        "log2",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logical_xor",
+        "negative",
+        "sign",
+        "sinh",
+        "tan",
+        "true_divide",
+    ),
+    shape: ("tril", "triu"),
+    indexing: ("index_add", "masked_fill", "scatter", "scatter_add"),
+}
+
+
+def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return inplace.change(self, name, lambda tensor, *rest: function(tensor, *rest, **options), *arguments)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"Do `{name.rstrip('_')}` in place; return the tensor."
+    return method
+
+
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is no operand is left to the other side's operator, as everywhere in Python."""
+
+    def operate(self: Tensor, other: Any) -> Any:
+        return function(self, other) if isinstance(other, elementwise.OPERANDS) else NotImplemented
+
+    return operate
+
 
 def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, other: function(other, self)
+    return _operator(lambda self, other: function(other, self))
 
 
-def _augmented(name: str) -> Callable[..., Any]:
-    method = inplace.METHODS[name]
-    return lambda self, other: method(self, other)
-
-
-def _operators() -> dict[str, Callable[..., Any]]:
+def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     operators: dict[str, Callable[..., Any]] = {}
-    for symbol, function in {
+    two_sided: dict[str, Callable[..., Any]] = {
         "add": elementwise.add,
         "sub": elementwise.sub,
         "mul": elementwise.mul,
@@ -190,14 +279,17 @@ def _operators() -> dict[str, Callable[..., Any]]:
         "floordiv": elementwise.floor_divide,
         "mod": elementwise.remainder,
         "matmul": linalg.matmul,
-    }.items():
-        operators[f"__{symbol}__"] = function
+        "and": elementwise.bitwise_and,
+        "or": elementwise.bitwise_or,
+        "xor": elementwise.bitwise_xor,
+        "lshift": elementwise.bitwise_left_shift,
+        "rshift": elementwise.bitwise_right_shift,
+    }
+    for symbol, function in two_sided.items():
+        operators[f"__{symbol}__"] = _operator(function)
         operators[f"__r{symbol}__"] = _swapped(function)
-    for symbol in ("and", "or", "xor"):
-        function = getattr(elementwise, f"bitwise_{symbol}")
-        operators[f"__{symbol}__"] = operators[f"__r{symbol}__"] = function
     for symbol in ("eq", "ne", "lt", "le", "gt", "ge"):
-        operators[f"__{symbol}__"] = getattr(elementwise, symbol)
+        operators[f"__{symbol}__"] = _operator(getattr(elementwise, symbol))
     for symbol, name in {
         "add": "add_",
         "sub": "sub_",
@@ -206,8 +298,13 @@ def _operators() -> dict[str, Callable[..., Any]]:
         "pow": "pow_",
         "floordiv": "floor_divide_",
         "mod": "remainder_",
+        "and": "bitwise_and_",
+        "or": "bitwise_or_",
+        "xor": "bitwise_xor_",
+        "lshift": "bitwise_left_shift_",
+        "rshift": "bitwise_right_shift_",
     }.items():
-        operators[f"__i{symbol}__"] = _augmented(name)
+        operators[f"__i{symbol}__"] = _operator(methods[name])
     operators["__neg__"] = elementwise.neg
     operators["__pos__"] = lambda self: self
     operators["__abs__"] = elementwise.abs
@@ -217,49 +314,73 @@ def _operators() -> dict[str, Callable[..., Any]]:
     return operators
 
 
-def _comparable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`==` and `!=` with what is no operand at all are False and True, as everywhere in Python."""
+def _new(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def method(self: Tensor, *arguments: Any, dtype: Any = None, **options: Any) -> Tensor:
+        return function(*arguments, dtype=self.dtype if dtype is None else dtype, **options)
 
-    def compare(self: Tensor, other: Any) -> Any:
-        if other is None or isinstance(other, str):
-            return name == "__ne__"
-        return function(self, other)
+    method.__doc__ = f"Do `{function.__name__}`, in this tensor's dtype if none is given."
+    return method
 
-    return compare
+
+def _conversion(dtype: dtypes.DType) -> Callable[[Tensor], Tensor]:
+    def method(self: Tensor) -> Tensor:
+        return convert.to_dtype(self, dtype)
+
+    method.__doc__ = f"Return the tensor as {dtype}; itself where it is."
+    return method
+
+
+def _cpu(self: Tensor) -> Tensor:
+    """Return the tensor in the host's memory, where it is."""
+    return self
+
+
+def _type_as(self: Tensor, other: Tensor) -> Tensor:
+    """Return the tensor in the dtype of `other`; itself where it is."""
+    return convert.to_dtype(self, other.dtype)
+
+
+def _where(self: Tensor, condition: Tensor, other: Any) -> Any:
+    """Return elements of the tensor where `condition` holds, else of `other`."""
+    return elementwise.where(condition, self, other)
+
+
+def _reversed_dims(self: Tensor) -> Tensor:
+    """The view with all dimensions in reverse order."""
+    return shape.permute(self, tuple(reversed(range(self.ndim))))
+
+
+def _matrix_transpose(self: Tensor) -> Tensor:
+    """The view with the last two dimensions swapped."""
+    return shape.transpose(self, -2, -1)
 
 
 def bind() -> None:
     """Put every operation onto `Tensor` and tell the autograd core about it."""
-    for module, names in _METHODS.items():
-        for name in names:
-            setattr(Tensor, name, getattr(module, name))
-    for name, method in inplace.METHODS.items():
-        setattr(Tensor, name, method)
-    for name, function in _operators().items():
-        setattr(Tensor, name, _comparable(name, function) if name in ("__eq__", "__ne__") else function)
-    for name, dtype in _DTYPE_METHODS.items():
-        setattr(Tensor, name, lambda self, dtype=dtype: convert.to_dtype(self, dtype))
-    properties: dict[str, Callable[[Tensor], Any]] = {
-        "T": lambda self: shape.permute(self, tuple(reversed(range(self.ndim)))),
-        "mT": lambda self: shape.transpose(self, -2, -1),
+    methods: dict[str, Any] = {name: getattr(module, name) for module, names in _METHODS.items() for name in names}
+    methods |= inplace.METHODS
+    methods |= {
+        f"{name}_": _in_place(f"{name}_", getattr(module, name))
+        for module, names in _IN_PLACE.items()
+        for name in names
     }
-    for name, getter in properties.items():
-        setattr(Tensor, name, property(getter))
-    methods: dict[str, Callable[..., Any]] = {
-        "cpu": lambda self: self,
-        "type_as": lambda self, other: convert.to_dtype(self, other.dtype),
+    methods |= {name: _conversion(dtype) for name, dtype in _DTYPE_METHODS.items()}
+    methods |= {f"new_{function.__name__}": _new(function) for function in _NEW}
+    methods |= {
+        "T": property(_reversed_dims),
+        "mT": property(_matrix_transpose),
+        "cpu": _cpu,
+        "type_as": _type_as,
         "astype": convert.to,
         "cast": convert.to,
-        "dot": lambda self, other: linalg.matmul(self, other),
-        "where": lambda self, condition, other: elementwise.where(condition, self, other),
+        "where": _where,
         "backward": differentiate.backward,
-        "new_zeros": lambda self, *size, dtype=None: creation.zeros(*size, dtype=dtype or self.dtype),
-        "new_ones": lambda self, *size, dtype=None: creation.ones(*size, dtype=dtype or self.dtype),
-        "new_tensor": lambda self, data, dtype=None: creation.tensor(data, dtype=dtype or self.dtype),
+        "uniform_": creation.uniform_,
+        "normal_": creation.normal_,
     }
+    methods |= _operators(methods)
     for name, method in methods.items():
         setattr(Tensor, name, method)
-    Tensor.__hash__ = lambda self: id(self)  # type: ignore[method-assign]
     graph.register_tensor(Tensor, elementwise.add)
 
 

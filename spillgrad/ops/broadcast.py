@@ -19,8 +19,8 @@ def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
     if not axes:
         return self.reshape(shape)
     if self.dtype.kind in "biu":
-        return np.sum(self, axes, dtype=self.dtype).reshape(shape)
-    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)
+        return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
+    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)  # type: ignore[no-any-return]
 
 
 def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:

@@ -22,7 +22,7 @@ _clone = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
     """Return the tensor's values as `dtype`; the tensor itself where it has that dtype."""
     dtype = dtype if isinstance(dtype, np.dtype) else dtypes.as_dtype(dtype)
-    return tensor if tensor.dtype == dtype else _to(tensor, dtype)  # type: ignore[no-any-return]
+    return tensor if tensor.dtype == dtype else _to(tensor, dtype)
 
 
 def clone(input: Tensor) -> Tensor:

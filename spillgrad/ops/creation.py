@@ -1,5 +1,7 @@
 """Functions that make tensors from nothing or from data."""
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +9,13 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device import as_device
-from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
 from spillgrad.generator import Generator, default_generator
+from spillgrad.ops import inplace
+from spillgrad.ops.elementwise import add, mul
+from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
-from spillgrad.tensor import Tensor
+from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import memory
 from spillgrad_kernels import random as kernels
 
@@ -27,18 +32,14 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     """Return a new tensor with a copy of `data`: nested lists, numbers, a NumPy array or a tensor.
 
     Python floats become the default float dtype, Python integers int64; arrays keep their dtype. Raises OperandError
-    for data that is not numeric or not rectangular.
+    for data that is not numeric or not rectangular, ArgumentError for numbers that an integer dtype cannot hold.
     """
-    if isinstance(data, Tensor):
-        array = data.array
-    elif isinstance(data, np.ndarray | np.generic):
-        array = np.asarray(data)
-    else:
-        array = _from_python(data)
-    wanted = dtypes.as_dtype(array.dtype if dtype is None else dtype)
-    out = memory.empty(array.shape, wanted)
-    np.copyto(out, array, casting="unsafe")
-    return _finish(out, requires_grad, device)
+    is_array = hasattr(data, "__array__")
+    array = np.asarray(data) if is_array else _from_python(data)
+    wanted = dtypes.as_dtype(dtype if dtype is not None else array.dtype if is_array else _natural_dtype(data))
+    if not is_array:
+        _check_range(array, wanted)
+    return _finish(cast(array, wanted), requires_grad, device)
 
 
 def _from_python(data: Any) -> np.ndarray:
@@ -50,15 +51,38 @@ def _from_python(data: Any) -> np.ndarray:
         raise OperandError(f"tensor: got nested data that is not rectangular or not numeric ({error})") from error
     if array.dtype.kind not in "biufc" and array.dtype != dtypes.bfloat16:
         raise OperandError(f"tensor: got {type(data).__name__} data of {array.dtype}; wanted numbers")
-    if array.dtype == np.float64 and not _holds_numpy(data):
-        return array.astype(dtypes.get_default_dtype())
-    return array.astype(dtypes.complex64) if array.dtype == np.complex128 and not _holds_numpy(data) else array
+    return array
 
 
-def _holds_numpy(data: Any) -> bool:
-    while isinstance(data, list | tuple) and data:
-        data = data[0]
-    return isinstance(data, np.ndarray | np.generic)
+def _natural_dtype(data: Any) -> dtypes.DType:
+    """Return the dtype that nested data stands for: the common one of its numbers."""
+    found = _dtypes_within(data)
+    return functools.reduce(dtypes.promote, found) if found else dtypes.get_default_dtype()
+
+
+def _dtypes_within(data: Any) -> set[dtypes.DType]:
+    if isinstance(data, Tensor | np.ndarray | np.generic):
+        return {data.dtype}
+    if not isinstance(data, list | tuple | range):
+        return {dtypes.of_scalar(data)}
+    # By type, not by element: long lists of numbers take a millisecond per 100,000.
+    found: set[dtypes.DType] = set()
+    for kind in set(map(type, data)):
+        if issubclass(kind, bool | int | float | complex) and not issubclass(kind, np.generic):
+            found.add(dtypes.of_scalar(kind()))
+        else:
+            found.update(*(_dtypes_within(item) for item in data if type(item) is kind))
+    return found
+
+
+def _check_range(array: np.ndarray, dtype: dtypes.DType) -> None:
+    """Raise ArgumentError when numbers written down do not fit an integer dtype."""
+    if dtypes.category(dtype) != 1 or not array.size or array.dtype == dtypes.bool_ or dtypes.is_complex(array.dtype):
+        return
+    limits = dtypes.iinfo(dtype)
+    fits = bool(np.all((array >= limits.min) & (array <= limits.max)))  # false for NaN too
+    if not fits:
+        raise ArgumentError(f"tensor: got numbers that {dtype} cannot hold; it takes {limits.min} to {limits.max}")
 
 
 def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Tensor:
@@ -80,81 +104,132 @@ def from_numpy(array: np.ndarray) -> Tensor:
     """Return a tensor over a NumPy array's memory; writes through the array cannot be tracked."""
     if not isinstance(array, np.ndarray):
         raise OperandError(f"from_numpy: got {type(array).__name__}; wanted a NumPy array")
-    dtypes.as_dtype(array.dtype)
+    if native(array) is not array:
+        raise ArgumentError(
+            f"from_numpy: got {array.dtype.str}, another byte order than this machine's; tensor() copies and converts"
+        )
     return Tensor.wrap(array).mark_shared()
 
 
 def from_dlpack(source: Any) -> Tensor:
     """Return a tensor over the memory of any object with `__dlpack__` (PyTorch, NumPy, …); its writes cannot be
-    tracked.
+    tracked. Raises DtypeError for dtypes NumPy lacks.
     """
-    return from_numpy(np.from_dlpack(source))
+    if isinstance(source, Tensor):
+        return source.detach()
+    if not hasattr(source, "__dlpack__"):
+        raise OperandError(f"from_dlpack: got {type(source).__name__}; wanted an object with __dlpack__")
+    try:
+        return from_numpy(np.from_dlpack(source))
+    except RuntimeError as error:
+        if isinstance(error, SpillgradError):
+            raise
+        raise DtypeError(
+            f"from_dlpack: NumPy does not take this dtype ({error}); pass its bytes as integers and use view(dtype)"
+        ) from error
 
 
-def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Return a tensor of uninitialised memory."""
-    return _finish(
-        memory.empty(shape_arguments(size), dtypes.as_dtype(dtype or dtypes.get_default_dtype())), requires_grad, device
-    )
+def _sizes(name: str, positional: tuple[Any, ...], *named: Any) -> tuple[int, ...]:
+    """Return a new tensor's shape, given by position or by keyword. Raises ShapeError for negative sizes."""
+    sizes = shape_arguments(positional, next((n for n in named if n is not None), None))
+    if any(size < 0 for size in sizes):
+        raise ShapeError(f"{name}: got shape {sizes}; sizes are 0 or more")
+    return sizes
 
 
-def full(size: Any, fill_value: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Return a tensor filled with one value, of that value's own dtype if none is given."""
-    shape = (size,) if isinstance(size, int) else tuple(size)
-    value = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
-    array = memory.empty(shape, dtypes.of_scalar(value) if dtype is None else dtypes.as_dtype(dtype))
-    array.fill(value)
+def _dtype_or_default(dtype: Any) -> dtypes.DType:
+    return dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)
+
+
+def _with_positional_dtype(sizes: tuple[Any, ...], dtype: Any) -> tuple[tuple[Any, ...], Any]:
+    """Paddle passes (shape, dtype) by position."""
+    if len(sizes) == 2 and isinstance(sizes[0], list | tuple):
+        return sizes[:1], sizes[1]
+    return sizes, dtype
+
+
+def empty(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor of uninitialised memory; the shape as separate sizes or one list."""
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    array = memory.empty(_sizes("empty", sizes, size, shape), _dtype_or_default(dtype))
     return _finish(array, requires_grad, device)
 
 
-def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def full(
+    size: Any = None,
+    fill_value: Any = 0,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    *,
+    shape: Any = None,
+) -> Tensor:
+    """Return a tensor filled with one value, of that value's own dtype if none is given.
+
+    Raises ArgumentError for a value that an integer dtype cannot hold.
+    """
+    value = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
+    wanted = dtypes.of_scalar(value) if dtype is None else dtypes.as_dtype(dtype)
+    _check_range(np.asarray(value), wanted)
+    array = memory.empty(_sizes("full", () if size is None else (size,), shape), wanted)
+    with np.errstate(over="ignore"):
+        array.fill(value)
+    return _finish(array, requires_grad, device)
+
+
+def zeros(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Return a tensor of zeros; the shape as separate sizes or one list."""
-    size, dtype = _with_positional_dtype(size, dtype)
-    return full(shape_arguments(size), 0, dtype or dtypes.get_default_dtype(), device, requires_grad)
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    return full(_sizes("zeros", sizes, size, shape), 0, _dtype_or_default(dtype), device, requires_grad)
 
 
-def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def ones(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Return a tensor of ones; the shape as separate sizes or one list."""
-    size, dtype = _with_positional_dtype(size, dtype)
-    return full(shape_arguments(size), 1, dtype or dtypes.get_default_dtype(), device, requires_grad)
-
-
-def _with_positional_dtype(size: tuple[Any, ...], dtype: Any) -> tuple[tuple[Any, ...], Any]:
-    """Paddle passes (shape, dtype) by position."""
-    if len(size) == 2 and isinstance(size[0], list | tuple):
-        return (size[0],), size[1]
-    return size, dtype
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    return full(_sizes("ones", sizes, size, shape), 1, _dtype_or_default(dtype), device, requires_grad)
 
 
 def arange(
     start: Any, end: Any = None, step: Any = 1, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """Return the values from `start` (0 if only one bound is given) up to but without `end`, `step` apart."""
+    start, end, step = (v.item() if isinstance(v, Tensor | np.generic) else v for v in (start, end, step))
     if end is None:
         start, end = 0, start
     if step == 0:
         raise ArgumentError("arange: got step 0; it must not be zero")
-    whole = all(isinstance(v, int | np.integer) for v in (start, end, step))
-    wanted = dtypes.as_dtype(dtype or (dtypes.int64 if whole else dtypes.get_default_dtype()))
-    return _finish(np.arange(start, end, step).astype(wanted), requires_grad, device)
+    if (end - start) * step < 0:
+        raise ArgumentError(f"arange: got {start} to {end} in steps of {step}; the step must lead towards the end")
+    whole = all(isinstance(v, int) for v in (start, end, step))
+    wanted = dtypes.int64 if dtype is None and whole else _dtype_or_default(dtype)
+    return _finish(cast(np.arange(start, end, step), wanted), requires_grad, device)
 
 
 def linspace(
-    start: float, end: float, steps: int, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    start: Any, end: Any, steps: int, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """Return `steps` evenly spaced values from `start` to `end`, both included."""
-    wanted = dtypes.as_dtype(dtype or dtypes.get_default_dtype())
-    return _finish(np.linspace(start, end, steps).astype(wanted), requires_grad, device)
+    if steps < 0:
+        raise ArgumentError(f"linspace: got {steps} steps; give 0 or more")
+    return _finish(cast(np.linspace(float(start), float(end), steps), _dtype_or_default(dtype)), requires_grad, device)
 
 
 def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Return an n × m matrix with ones on the diagonal."""
-    return _finish(np.eye(n, m, dtype=dtypes.as_dtype(dtype or dtypes.get_default_dtype())), requires_grad, device)
+    shape = _sizes("eye", (n, n if m is None else m))
+    return _finish(np.eye(*shape, dtype=_dtype_or_default(dtype)), requires_grad, device)
 
 
 def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
     def function(input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-        return make(input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
+        wanted = input.dtype if dtype is None else dtype
+        return make(input.shape, dtype=wanted, device=device, requires_grad=requires_grad)
 
     function.__name__ = function.__qualname__ = f"{make.__name__}_like"
     function.__doc__ = doc
@@ -168,58 +243,76 @@ empty_like = _like(empty, "Return uninitialised memory in the shape and dtype of
 
 def full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor in the shape and dtype of `input` filled with one value."""
-    return full(input.shape, fill_value, dtype or input.dtype, None, requires_grad)
+    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, None, requires_grad)
 
 
-def _random(
-    draw: Callable[..., np.ndarray],
-    size: tuple[Any, ...],
-    dtype: Any,
-    generator: Generator | None,
-    requires_grad: bool,
-    device: Any,
-) -> Tensor:
-    shape = shape_arguments(size)
-    wanted = dtypes.as_dtype(dtype or dtypes.get_default_dtype())
+def _drawn(
+    name: str, draw: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None
+) -> np.ndarray:
+    wanted = _dtype_or_default(dtype)
     if not dtypes.is_floating_point(wanted):
-        raise ArgumentError(f"{draw.__name__}: got dtype {wanted}; random reals need a floating-point dtype")
-    drawn = wanted if wanted in (dtypes.float32, dtypes.float64) else dtypes.float32
-    seed, offset = (generator or default_generator).take(kernels.counters_needed(int(np.prod(shape))))
+        raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
+    seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(shape)))
+    drawn = wanted if wanted == dtypes.float64 else dtypes.float32
     array = draw(shape, drawn, seed, offset)
-    return _finish(array if drawn == wanted else array.astype(wanted), requires_grad, device)
+    return array if drawn == wanted else cast(array, wanted)
 
 
 def rand(
-    *size: Any, dtype: Any = None, generator: Generator | None = None, device: Any = None, requires_grad: bool = False
-) -> Tensor:
-    """Return values drawn uniformly from [0, 1)."""
-    return _random(kernels.uniform, size, dtype, generator, requires_grad, device)
-
-
-def randn(
-    *size: Any, dtype: Any = None, generator: Generator | None = None, device: Any = None, requires_grad: bool = False
-) -> Tensor:
-    """Return values drawn from the standard normal distribution."""
-    return _random(kernels.normal, size, dtype, generator, requires_grad, device)
-
-
-def rand_like(input: Tensor, *, dtype: Any = None) -> Tensor:
-    """Return uniform random values in the shape and dtype of `input`."""
-    return rand(input.shape, dtype=dtype or input.dtype)
-
-
-def randn_like(input: Tensor, *, dtype: Any = None) -> Tensor:
-    """Return normal random values in the shape and dtype of `input`."""
-    return randn(input.shape, dtype=dtype or input.dtype)
-
-
-def randint(
-    low: int,
-    high: int | None = None,
-    size: Any = (1,),
+    *sizes: Any,
+    size: Any = None,
+    shape: Any = None,
     dtype: Any = None,
     generator: Generator | None = None,
     device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return values drawn uniformly from [0, 1)."""
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    drawn = _drawn("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator)
+    return _finish(drawn, requires_grad, device)
+
+
+def randn(
+    *sizes: Any,
+    size: Any = None,
+    shape: Any = None,
+    dtype: Any = None,
+    generator: Generator | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return values drawn from the standard normal distribution."""
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    drawn = _drawn("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator)
+    return _finish(drawn, requires_grad, device)
+
+
+rand_like = _like(rand, "Return uniform random values in the shape and dtype of `input`.")
+randn_like = _like(randn, "Return normal random values in the shape and dtype of `input`.")
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Overwrite the tensor with draws from U(a, b); return the tensor."""
+    draws = Tensor.wrap(_drawn("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator))
+    return inplace.copy_(tensor, add(mul(draws, b - a), a))
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
+    draws = Tensor.wrap(_drawn("normal_", kernels.normal, tensor.shape, tensor.dtype, generator))
+    return inplace.copy_(tensor, add(mul(draws, std), mean))
+
+
+def randint(
+    low: Any = 0,
+    high: Any = None,
+    size: Any = None,
+    dtype: Any = None,
+    generator: Generator | None = None,
+    device: Any = None,
+    *,
+    shape: Any = (1,),
 ) -> Tensor:
     """Return integers drawn uniformly from [low, high), or from [0, low) with one bound."""
     if isinstance(high, list | tuple):
@@ -228,11 +321,10 @@ def randint(
         low, high = 0, low
     if high <= low:
         raise ArgumentError(f"randint: got [{low}, {high}); high must exceed low")
-    shape = tuple(size)
-    seed, offset = (generator or default_generator).take(kernels.counters_needed(int(np.prod(shape))))
-    return _finish(
-        kernels.randint(low, high, shape, seed, offset).astype(dtypes.as_dtype(dtype or dtypes.int64)), False, device
-    )
+    sizes = _sizes("randint", (shape,) if size is None else (size,))
+    seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(sizes)))
+    wanted = dtypes.int64 if dtype is None else dtypes.as_dtype(dtype)
+    return _finish(cast(kernels.randint(low, high, sizes, seed, offset), wanted), False, device)
 
 
 def randperm(n: int, generator: Generator | None = None) -> Tensor:

@@ -62,6 +62,15 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
     return names, choose
 
 
+def view_of(source: Tensor, array: np.ndarray) -> Tensor:
+    """Return a tensor over `array`, part of the source's memory, that follows in-place changes of the source."""
+    view = Tensor.wrap(array, source._storage)
+    base = source if source._base is None else source._base
+    view._base = base
+    view._base_fn = base._grad_fn
+    return view
+
+
 @dataclass
 class Operation:
     """A differentiable operation; calling it computes, and records where gradients are wanted.
@@ -76,8 +85,8 @@ class Operation:
     outputs: tuple[str, ...] = ("result",)
     aux: tuple[str, ...] = ()
     view: bool = False
-    # Per derivative: the values it needs, in the order they are packed (inputs, outputs, auxiliaries).
-    saves: tuple[tuple[str, ...], ...] = field(init=False)
+    # Per derivative: the values it needs.
+    saves: tuple[frozenset[str], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         order = (*self.parameters, *self.outputs, *self.aux)
@@ -94,7 +103,8 @@ class Operation:
                 raise TypeError(
                     f"{self.name}: a derivative names {', '.join(unknown)}; it can name {', '.join(sorted(known))}"
                 )
-        self.saves = tuple(tuple(name for name in order if name in d.parameters) for d in self.derivatives)
+        self.saves = tuple(frozenset(order).intersection(d.parameters) for d in self.derivatives)
+        self._wanted: dict[tuple[int, ...], tuple[tuple[int, str], ...]] = {}
         self.positions = {name: i for i, name in enumerate(self.parameters)}
         self.differentiable = tuple(self.positions[name] for d in self.derivatives for name in d.inputs)
         self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
@@ -109,56 +119,58 @@ class Operation:
         outputs = []
         for array in results[: len(self.outputs)]:
             if self.view and np.may_share_memory(array, arrays[0]):
-                outputs.append(self._view_of(arguments[0], array))
+                outputs.append(view_of(arguments[0], array))
             else:
                 outputs.append(Tensor.wrap(array))
         if is_grad_enabled():
             needs = [i for i in self.differentiable if isinstance(arguments[i], Tensor) and arguments[i].requires_grad]
             if needs:
-                self._record(arguments, outputs, results[len(self.outputs) :], frozenset(needs))
+                self._record(arguments, outputs, results[len(self.outputs) :], tuple(needs))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    @staticmethod
-    def _view_of(source: Tensor, array: np.ndarray) -> Tensor:
-        view = Tensor.wrap(array, source._storage)
-        base = source if source._base is None else source._base
-        view._base = base
-        view._base_fn = base._grad_fn
-        return view
+    def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
+        """Return what is saved when the inputs at positions `needs` want a gradient: position and name among inputs,
+        outputs and auxiliaries, in that order.
+        """
+        found = self._wanted.get(needs)
+        if found is None:
+            names: set[str] = set()
+            for derivative, saved in zip(self.derivatives, self.saves, strict=True):
+                if any(self.positions[name] in needs for name in derivative.inputs):
+                    names |= saved
+            order = (*self.parameters, *self.outputs, *self.aux)
+            found = self._wanted[needs] = tuple((i, name) for i, name in enumerate(order) if name in names)
+        return found
 
     def _record(
-        self, arguments: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any], needs: frozenset[int]
+        self, arguments: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any], needs: tuple[int, ...]
     ) -> None:
         node = OperationNode(self, arguments, outputs, needs)
         for output_nr, output in enumerate(outputs):
             if output.is_floating_point():
                 output.attach(node, output_nr)
-        wanted: set[str] = set()
-        for derivative, names in zip(self.derivatives, self.saves, strict=True):
-            if any(self.positions[name] in needs for name in derivative.inputs):
-                wanted.update(names)
-        for name, value in zip(self.parameters, arguments, strict=True):
-            if name in wanted:
-                node.save(name, value)
-        for output_nr, (name, output) in enumerate(zip(self.outputs, outputs, strict=True)):
-            if name in wanted:
-                node.save(name, output, output_nr)
-        for name, array in zip(self.aux, aux, strict=True):
-            if name in wanted:
-                node.save(name, Tensor.wrap(array))
+        inputs = len(arguments)
+        for position, name in self.wanted(needs):
+            output_nr = position - inputs
+            if output_nr < 0:
+                node.save(name, arguments[position])
+            elif output_nr < len(outputs):
+                node.save(name, outputs[output_nr], output_nr)
+            else:
+                node.save(name, Tensor.wrap(aux[output_nr - len(outputs)]))
 
 
 class OperationNode(Node):
     """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show what it saved."""
 
     def __init__(
-        self, operation: Operation, arguments: Sequence[Any], outputs: Sequence[Tensor], needs: frozenset[int]
+        self, operation: Operation, arguments: Sequence[Any], outputs: Sequence[Tensor], needs: tuple[int, ...]
     ) -> None:
         super().__init__()
         self.operation = operation
-        self.edges = tuple(a.gradient_edge() if i in needs else NO_EDGE for i, a in enumerate(arguments))
-        self.outputs = tuple(OutputMeta(o.shape, o.dtype, o.device) for o in outputs)
-        self._inputs = tuple((a.shape, a.dtype) if isinstance(a, Tensor) else ((), None) for a in arguments)
+        self.edges = tuple([a.gradient_edge() if i in needs else NO_EDGE for i, a in enumerate(arguments)])
+        self.outputs = tuple([OutputMeta(o.shape, o.dtype, o.device) for o in outputs])
+        self._inputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else ((), None) for a in arguments]
         self._saved: dict[str, Any] = {}
 
     def name(self) -> str:
@@ -174,21 +186,24 @@ class OperationNode(Node):
 
     def apply(self, grads: list[Any]) -> list[Any]:
         results: list[Any] = [None] * len(self.edges)
+        if all(grad is None for grad in grads):
+            return results
         # In the order they were packed, whatever the order in which derivatives name them.
         values = {
             name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()
         }
         positions = self.operation.positions
+        held = [*grads, *values.values()]  # what somebody else may hold, so that a leaf must copy it
         for derivative in self.operation.derivatives:
             needs = tuple(self.edges[positions[name]].node is not None for name in derivative.inputs)
             if not any(needs):
                 continue
             gradient = derivative.function(*(self._value(name, grads, needs, values) for name in derivative.parameters))
-            for name, part in zip(
-                derivative.inputs, (gradient,) if len(derivative.inputs) == 1 else gradient, strict=True
-            ):
-                if part is not None and any(part is g for g in grads):
+            parts = (gradient,) if gradient is None or isinstance(gradient, Tensor) else gradient
+            for name, part in zip(derivative.inputs, parts, strict=True):
+                if part is not None and any(part is other for other in held):
                     part.mark_shared()
+                held.append(part)
                 results[positions[name]] = part
         return results
 

@@ -22,12 +22,14 @@ from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, wit
 
 Number = bool | int | float
 Operand = Tensor | Number
+# What operators compute with; anything else may know what to do with a tensor itself.
+OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     for operand in operands:
         if isinstance(operand, np.ndarray) and operand.dtype != dtypes.bool_:
-            return operand.dtype
+            return operand.dtype  # type: ignore[no-any-return]
     return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
 
 
@@ -106,14 +108,18 @@ def call(name: str, *operands: Any) -> Tensor:
 
 
 # Arithmetic that truth values do not have, in PyTorch neither.
-_NOT_FOR_BOOL = frozenset(
-    ("abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "leaky_relu", "lerp", "neg", "pow", "relu")
-    + ("remainder", "round", "square", "sub", "trunc")
-)
+_NOT_FOR_BOOL = frozenset((
+    "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "leaky_relu", "lerp", "neg", "pow", "relu",
+    "remainder", "round", "square", "sub", "trunc",
+))  # fmt: skip
+
+
+# Arithmetic in which an integer too large for the dtype means the same as what is left of it.
+_MODULAR = frozenset(("add", "sub", "mul"))
 
 
 def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
-    """Refuse what bool, integers and complex numbers do not have."""
+    """Raise DtypeError or ArgumentError for what bool, integers and complex numbers do not have."""
     if dtypes.is_complex(dtype):
         raise DtypeError(
             f"{name}: got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "
@@ -123,7 +129,14 @@ def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
         raise DtypeError(
             f"{name}: got bool, which has no such arithmetic; convert with .to(int64), or use ~, &, | and ^"
         )
-    if name in ("floor_divide", "remainder", "pow") and dtypes.category(dtype) == 1:
+    if dtypes.category(dtype) != 1:
+        return
+    if name not in _MODULAR and ROWS[name].result == "same":
+        limits = dtypes.iinfo(dtype)
+        for value in operands:
+            if isinstance(value, int) and not limits.min <= value <= limits.max:
+                raise ArgumentError(f"{name}: got {value}; {dtype} takes {limits.min} to {limits.max}")
+    if name in ("floor_divide", "remainder", "pow"):
         other = operands[1].array if isinstance(operands[1], Tensor) else operands[1]
         if name == "pow" and np.any(other < 0):
             raise ArgumentError("pow: got integers and a negative exponent; convert with .to(float32)")
@@ -283,7 +296,7 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
 
 def round(input: Tensor, decimals: int = 0) -> Tensor:
     """Return the nearest integer, halves to the even one; with `decimals`, the nearest multiple of 10**-decimals."""
-    return call("round", input) if decimals == 0 else call("round", input * 10.0**decimals) / 10.0**decimals  # type: ignore[operator, no-any-return]
+    return call("round", input) if decimals == 0 else call("round", input * 10.0**decimals) / 10.0**decimals
 
 
 def lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
@@ -427,14 +440,21 @@ def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -
 logical_and = _logical("and", np.logical_and)
 logical_or = _logical("or", np.logical_or)
 logical_xor = _logical("xor", np.logical_xor)
-bitwise_and = _bitwise("bitwise_and", "Return the bitwise and of integers, or the logical and of bools.", np.bitwise_and)
+bitwise_and = _bitwise(
+    "bitwise_and", "Return the bitwise and of integers, or the logical and of bools.", np.bitwise_and
+)
 bitwise_or = _bitwise("bitwise_or", "Return the bitwise or of integers, or the logical or of bools.", np.bitwise_or)
-bitwise_xor = _bitwise("bitwise_xor", "Return the bitwise xor of integers, or the logical xor of bools.", np.bitwise_xor)
+bitwise_xor = _bitwise(
+    "bitwise_xor", "Return the bitwise xor of integers, or the logical xor of bools.", np.bitwise_xor
+)
 bitwise_left_shift = _bitwise(
     "bitwise_left_shift", "Return integers times two to the power `other`.", np.left_shift, takes_bool=False
 )
 bitwise_right_shift = _bitwise(
-    "bitwise_right_shift", "Return integers over two to the power `other`, rounded down.", np.right_shift, takes_bool=False
+    "bitwise_right_shift",
+    "Return integers over two to the power `other`, rounded down.",
+    np.right_shift,
+    takes_bool=False,
 )
 
 

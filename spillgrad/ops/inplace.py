@@ -23,41 +23,58 @@ from spillgrad_kernels.memory import empty
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 
 
-def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Replace the tensor's values by `function(tensor, *arguments)` and record it; return the tensor.
+def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
+    """Replace the tensor's values by `function(tensor, *arguments, **options)` and record it; return the tensor.
 
-    Raises GraphError for a leaf that requires a gradient (and views of one), ShapeError or DtypeError when the result
-    does not fit into the tensor.
+    Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one), ShapeError or
+    DtypeError when the result does not fit into the tensor.
     """
-    recorded = is_grad_enabled() and (
-        tensor.requires_grad or any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+    recorded = is_grad_enabled() and any(
+        isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *arguments, *options.values())
     )
-    if recorded:
-        refuse_leaf(tensor, name)
-        # Derivatives may need the value that is overwritten, and arguments may be the tensor itself: they see a
-        # snapshot.
-        snapshot = Tensor.wrap(tensor.array.copy())
-        if tensor.requires_grad:
-            snapshot.attach(*tensor.gradient_edge())  # type: ignore[arg-type]
-        arguments = tuple(snapshot if a is tensor else a for a in arguments)
-    else:
-        snapshot = tensor
-    result = function(snapshot, *arguments)
+    if not recorded:
+        write(tensor, name, function(tensor, *arguments, **options).array)
+        return tensor
+    refuse(tensor, name)
+    # Derivatives may need the value that is overwritten, and arguments may be the tensor itself: they see a snapshot.
+    snapshot = Tensor.wrap(tensor.array.copy())
+    if tensor.requires_grad:
+        snapshot.attach(*tensor.gradient_edge())  # type: ignore[arg-type]
+    arguments = tuple(snapshot if a is tensor else a for a in arguments)
+    options = {key: snapshot if a is tensor else a for key, a in options.items()}
+    result = function(snapshot, *arguments, **options)
     write(tensor, name, result.array)
-    if recorded and result.requires_grad:
-        record_change(tensor, result)
+    if not result.requires_grad:
+        result = _copy(snapshot, result)  # no derivative leads to what was there: its gradient is zero
+    if result.requires_grad:
+        record_change(tensor, result.gradient_edge())
     return tensor
 
 
-def refuse_leaf(tensor: Tensor, name: str) -> None:
-    """Raise GraphError when changing the tensor in place would change a leaf whose gradient is wanted."""
+def refuse(tensor: Tensor, name: str) -> None:
+    """Raise GraphError when an in-place change of the tensor cannot be recorded."""
     base = tensor if tensor._base is None else tensor._base
+    remedy = "wrap it in no_grad() or work on a clone()"
     if base.requires_grad and base.grad_fn is None:
-        what = (
-            "a leaf Variable that requires grad" if base is tensor else "a view of a leaf Variable that requires grad"
-        )
+        what = "leaf Variable" if base is tensor else "view of a leaf Variable"
+        raise GraphError(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
+    if base is tensor:
+        return
+    if base.requires_grad and not tensor.requires_grad:
         raise GraphError(
-            f"{name}: {what} is being used in an in-place operation; wrap it in no_grad() or work on a clone()"
+            f"{name}: a view that was made in no_grad mode is being used in an in-place operation; make the view and "
+            f"change it in the same mode"
+        )
+    _refuse_custom_view(tensor, name)
+    geometry(tensor, base)
+
+
+def _refuse_custom_view(view: Tensor, name: str) -> None:
+    node = view._grad_fn
+    if node is not None and view.output_nr in node.custom_views:
+        raise GraphError(
+            f"{name}: output {view.output_nr} of {node.name()} is a view of an input, and one of the two is changed in "
+            "place: the view's gradient would bypass the custom backward; return a clone() from the custom function"
         )
 
 
@@ -87,17 +104,20 @@ def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
     np.copyto(tensor.array, values, casting="unsafe")
 
 
-def record_change(tensor: Tensor, result: Tensor) -> None:
-    """Give the changed tensor the graph of `result`; its base, if it is a view, gets the change too."""
-    edge = result.gradient_edge()
-    if tensor._base is None:
-        tensor.attach(edge.node, edge.output_nr)  # type: ignore[arg-type]
-        return
+def record_change(tensor: Tensor, edge: Edge) -> None:
+    """Give the changed tensor the graph behind `edge`; its base, if it is a view, gets the change too."""
     base = tensor._base
-    node = ChangedSlice(base, edge, geometry(tensor, base))
-    base.attach(node, 0)
+    if base is not None:
+        node = ChangedSlice(base, edge, geometry(tensor, base))
+        _move(base, Edge(node, 0))
+        tensor._base_fn = node
+    _move(tensor, edge)
+
+
+def _move(tensor: Tensor, edge: Edge) -> None:
+    if tensor._grad_fn is not None:
+        tensor._grad_fn.hand_over_retained(tensor._output_nr, edge)
     tensor.attach(edge.node, edge.output_nr)  # type: ignore[arg-type]
-    tensor._base_fn = node
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
@@ -145,11 +165,13 @@ def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
 
 
 def _as_strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
-    return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), g, place)
+    shape, strides, offset = place
+    single = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
+    return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), sum_to(g, single), (single, strides, offset))  # type: ignore[no-any-return]
 
 
 def _rest_gradient(g: Tensor, place: Geometry) -> Tensor:
-    return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)
+    return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)  # type: ignore[no-any-return]
 
 
 _as_strided: Any = operation("as_strided", _strided, view=True, self=_as_strided_gradient)
@@ -157,20 +179,20 @@ _put_strided: Any = operation("put_strided", _put, self=_rest_gradient, part=lam
 
 
 def as_strided(tensor: Tensor, place: Geometry) -> Tensor:
-    """Return the elements of a dense tensor at (shape, strides, offset), without repeated ones."""
+    """Return the elements of a dense tensor at (shape, strides, offset); only a stride of 0 may repeat them."""
     return _as_strided(tensor, place)  # type: ignore[no-any-return]
 
 
 def _view_again(view: Tensor, base: Tensor) -> None:
     """Read a view again from its base, which changed in the graph since."""
+    _refuse_custom_view(view, "in-place")
     node = base._grad_fn
     view._base_fn = node
     if node is None:
         view._grad_fn, view._requires_grad = None, base._requires_grad
         return
     source = base.alias(Edge(node, base._output_nr))
-    read = _StridedRead(source, view, geometry(view, base))
-    view.attach(read, 0)
+    _move(view, Edge(_StridedRead(source, view, geometry(view, base)), 0))
 
 
 class _StridedRead(Node):
@@ -218,7 +240,11 @@ def _copy_gradient(g: Tensor, source_shape: tuple[int, ...], source_dtype: dtype
     return to_dtype(sum_to(g, source_shape), source_dtype)
 
 
-_copy: Any = operation("copy", _copy_forward, source=_copy_gradient)
+def _overwritten(g: Tensor) -> Tensor:
+    return Tensor.wrap(np.zeros(g.shape, g.dtype))
+
+
+_copy: Any = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradient)
 
 
 def fill_(tensor: Tensor, value: Any) -> Tensor:
@@ -233,7 +259,7 @@ def zero_(tensor: Tensor) -> Tensor:
 
 def _method(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def method(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        return change(tensor, name, lambda t, *rest: function(t, *rest, **options), *arguments)
+        return change(tensor, name, function, *arguments, **options)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"Do `{name.rstrip('_')}` in place; return the tensor."

@@ -1,5 +1,6 @@
 """Matrix products."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from spillgrad_kernels.memory import empty
 
 def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
     if self.dtype.kind in "biu":
-        return np.matmul(self, other)
+        return np.matmul(self, other)  # type: ignore[no-any-return]
     return on_floats(kernels.matmul, self, other)  # type: ignore[no-any-return]
 
 
@@ -35,7 +36,7 @@ _mm: Any = operation(
 
 def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
     if len(other_shape) == 2 and self.ndim > 2:  # a batch times one matrix: one long product instead of a batch to sum
-        self, g = reshape(self, (-1, self.shape[-1])), reshape(g, (-1, g.shape[-1]))
+        self, g = _rows(self), _rows(g)
     return sum_to(_matmul(transpose(self, -2, -1), g), other_shape)
 
 
@@ -127,13 +128,13 @@ def _linear_forward(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | No
         np.copyto(out, bias)
         return kernels.matmul(rows, weight.T, out, accumulate=True)
 
-    rows = input.reshape(-1, input.shape[-1]) if input.size else input.reshape(math.prod(input.shape[:-1]), -1)
+    rows = input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
     result: np.ndarray = on_floats(product, rows, weight, bias)
     return result.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    return reshape(tensor, (-1, tensor.shape[-1]))
+    return reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
 
 
 _linear: Any = operation(

@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty, zeros
+from spillgrad_kernels.memory import empty
 
 Shape = tuple[int, ...]
 
@@ -34,7 +34,7 @@ def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
     """
     normalized = tuple(normalize_dim(name, d, ndim) for d in ((dims,) if isinstance(dims, int) else dims))
     if len(set(normalized)) != len(normalized):
-        raise ArgumentError(f"{name}: got dims {tuple(dims)}; a dimension appears twice")
+        raise DimensionError(f"{name}: got dims {tuple(dims)}; a dimension appears twice")
     return normalized
 
 
@@ -42,8 +42,7 @@ def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
     """Return sizes given separately, as one sequence, or by keyword. Raises OperandError for what is no integer."""
     if named is not None:
         values = (named,)
-    single = len(values) == 1 and isinstance(values[0], Iterable) and not isinstance(values[0], str)
-    sizes = values[0] if single and getattr(values[0], "ndim", 1) else values
+    sizes = values[0] if len(values) == 1 and not isinstance(values[0], int | np.integer | Tensor) else values
     try:
         return tuple(operator.index(s) for s in sizes)
     except TypeError as error:
@@ -90,19 +89,19 @@ _view = operation("view", _viewed, view=True, self=_back_to_shape)
 _reshape = operation("reshape", _copied, self=_back_to_shape)
 _squeeze = operation("squeeze", _viewed, view=True, self=_back_to_shape)
 _unsqueeze = operation("unsqueeze", _viewed, view=True, self=_back_to_shape)
-_permute = operation(
+_permute: Any = operation(
     "permute",
     lambda self, dims: self.transpose(dims),
     view=True,
     self=lambda g, dims: _permute(g, tuple(np.argsort(dims).tolist())),
 )
-_transpose = operation(
+_transpose: Any = operation(
     "transpose",
     lambda self, dim0, dim1: self.swapaxes(dim0, dim1),
     view=True,
     self=lambda g, dim0, dim1: _transpose(g, dim0, dim1),
 )
-_t = operation("t", lambda self: self.T, view=True, self=lambda g: _t(g))
+_t: Any = operation("t", lambda self: self.T, view=True, self=lambda g: _t(g))
 
 
 def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
@@ -215,7 +214,7 @@ def t(input: Tensor) -> Tensor:
         raise ShapeError(
             f"t: got a tensor of {input.ndim} dimensions; at most 2 are transposed: use transpose or permute"
         )
-    return _t(input) if input.ndim == 2 else input  # type: ignore[no-any-return]
+    return _t(input) if input.ndim == 2 else input
 
 
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
@@ -486,44 +485,6 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
     return getitem(input, (slice(None),) * dim + (index,))
 
 
-def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a view of the diagonals of the matrices in two dimensions, as the last dimension."""
-    first, second = normalize_dims("diagonal", (dim1, dim2), input.ndim)
-    return _diagonal(input, offset, first, second)  # type: ignore[no-any-return]
-
-
-def _diagonal_view(self: np.ndarray, offset: int, dim1: int, dim2: int) -> np.ndarray:
-    view = self.diagonal(offset, dim1, dim2)
-    view.flags.writeable = self.flags.writeable
-    return view
-
-
-def _on_diagonal(self: np.ndarray, offset: int, dim1: int, dim2: int, shape: Shape) -> np.ndarray:
-    """Put an array on a diagonal, zeros around it."""
-    out = zeros(shape, self.dtype)
-    _diagonal_view(out, offset, dim1, dim2)[...] = self
-    return out
-
-
-_diagonal: Any = operation(
-    "diagonal", _diagonal_view, view=True,
-    self=lambda g, offset, dim1, dim2, self_shape: _diagonal_scatter(g, offset, dim1, dim2, self_shape),
-)  # fmt: skip
-_diagonal_scatter: Any = operation(
-    "diagonal_scatter", _on_diagonal, self=lambda g, offset, dim1, dim2: _diagonal(g, offset, dim1, dim2)
-)
-
-
-def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return a matrix with a vector on its diagonal, or the diagonal of a matrix."""
-    if input.ndim == 1:
-        side = input.numel() + abs(diagonal)
-        return _diagonal_scatter(input, diagonal, 0, 1, (side, side))  # type: ignore[no-any-return]
-    if input.ndim != 2:
-        raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
-    return clone(_diagonal(input, diagonal, 0, 1))
-
-
 def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
     out = empty(self.shape, self.dtype)
     np.copyto(out, np.flip(self, dims))
@@ -636,7 +597,7 @@ def repeat_interleave(
     counts = repeats.array if isinstance(repeats, Tensor) else np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.size not in (1, size) or counts.ndim > 1 or counts.min(initial=0) < 0:
         raise ArgumentError(
-            f"repeat_interleave: got repeats {repeats!r}; wanted one count, or {size} for dimension {dim}, none negative"
+            f"repeat_interleave: got repeats {repeats!r}; wanted one count, or {size} of them, none negative"
         )
     positions = Tensor.wrap(np.repeat(np.arange(size), counts))
     return getitem(input, (slice(None),) * dim + (positions,))

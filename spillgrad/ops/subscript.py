@@ -71,7 +71,7 @@ def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...],
 
 
 def _picked(self: np.ndarray, index: Any) -> np.ndarray:
-    return self[index]
+    return self[index]  # type: ignore[no-any-return]
 
 
 def _view_forward(self: np.ndarray, index: Any) -> np.ndarray:
@@ -196,4 +196,4 @@ def _source(value: Any, dtype: dtypes.DType) -> Tensor:
 def _leading_ones_dropped(value: Tensor, ndim: int) -> Tensor:
     """NumPy and PyTorch let an assigned value have more leading dimensions of size 1 than its place."""
     extra = value.ndim - ndim
-    return value.reshape(value.shape[extra:]) if extra > 0 and all(s == 1 for s in value.shape[:extra]) else value  # type: ignore[attr-defined, no-any-return]
+    return value.reshape(value.shape[extra:]) if extra > 0 and all(s == 1 for s in value.shape[:extra]) else value

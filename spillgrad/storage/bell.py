@@ -7,17 +7,16 @@ class Bell:
     """Lets one thread sleep until something happened since it last woke.
 
     `ring` takes no lock, so a finalizer may call it in the middle of any locked section, where a condition variable
-    deadlocks.
+    deadlocks. It keeps no state but the rings themselves, so nothing that interrupts it can make the bell go deaf.
     """
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._rung = False
 
     def ring(self) -> None:
         """Wake the sleeper, or keep it from falling asleep once."""
-        if not self._rung:  # two ringers at once may both get here: one idle wake-up more
-            self._rung = True
+        # A ring that waits there already is heard after this moment. Two ringers at once cost one idle wake-up more.
+        if self._rings.empty():
             self._rings.put(None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -26,6 +25,4 @@ class Bell:
             self._rings.get(timeout=timeout_s)
         except queue.Empty:
             return False
-        # Cleared before the sleeper looks around: a ring from now on wakes it again.
-        self._rung = False
         return True

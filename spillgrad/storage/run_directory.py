@@ -93,14 +93,19 @@ class RunDirectory:
             self._lock_fd = fd
 
     def remove(self) -> None:
-        """Remove the directory and give the lock up. In a forked child: do nothing."""
-        if self._lock_fd < 0 or os.getpid() != self._process:
-            return
+        """Remove the directory and give the lock up; again, or in a forked child: do nothing.
+
+        Raises SpillError when something cannot be removed.
+        """
         with registry_lock:
-            remove_run_files(self.path)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-            own_runs.discard(self._identity)
+            if self._lock_fd < 0 or os.getpid() != self._process:
+                return
+            try:
+                remove_run_files(self.path)
+            finally:  # what is left is a dead run's: a sweep may try again
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+                own_runs.discard(self._identity)
             if self._remove_parent:
                 with contextlib.suppress(OSError):  # other runs are in it
                     os.rmdir(self.path.parent)

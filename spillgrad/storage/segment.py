@@ -1,8 +1,31 @@
-"""One HDF5 file of arrays, whose bytes move past HDF5, straight to and from the places HDF5 gave them."""
+"""One HDF5 file of arrays, whose bytes move past HDF5, straight to and from the places HDF5 gave them.
 
+Format, version 1. A segment is an HDF5 file, `segment-<number>.h5`, that h5py and HDF5 from 1.8 open without help:
+
+* The root group holds one dataset for each live array and nothing else. Its name is the array's sequence number in
+  decimal, at least eight digits: `00000042`.
+* A dataset has its array's shape and dtype, in C order, unfiltered. Types HDF5 lacks: bfloat16 is a floating-point type
+  of 2 bytes, what else HDF5 cannot say (dates, Unicode text, other ml_dtypes) is opaque, tagged `NUMPY:<dtype name>`.
+* Layout: chunked, early allocation, no fill value. A chunk is whole consecutive rows of one axis and a multiple of 4096
+  bytes at an offset that is one too; its bytes behind the array's end mean nothing. An array without dimensions is
+  contiguous.
+* Each dataset has one attribute, `spillgrad`, UTF-8 JSON with the keys
+  `format` (1), `sequence` (the number in its name), `op`, `slot`, `module`, `step` (where it comes from, or null),
+  `dtype` (NumPy's name), `shape` (a list), `xxh3_64` (XXH3, 64 bits, seed 0, of the array's bytes in C order: 16
+  hexadecimal digits).
+
+The structure on disk is that of the last `flush`; payloads are there as soon as they are written.
+"""
+
+import atexit
+import contextlib
 import dataclasses
 import json
+import math
+import operator
 import os
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
@@ -13,9 +36,16 @@ from spillgrad.errors import SpillCorruptionError
 from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_length, chunk_shape, join_pieces
 from spillgrad.storage.hdf5_types import hdf5_type
 from spillgrad.storage.store import Label
+from spillgrad.storage.structure_file import StructureFile
 
 FORMAT_VERSION = 1
 ATTRIBUTE = b"spillgrad"
+# HDF5 places the structure of an array, about 3 KB, beside its payload, and the holes that payloads leave between such
+# pieces fit nothing. So structure gets blocks of its own, each as large as one object can be: files of 1.04 instead of
+# 1.17 times the live bytes (`test_segment.py`).
+_BLOCK_BYTES = 60_000
+_ARRAYS_PER_BLOCK = 16
+_BLOCK = b"block"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -50,32 +80,42 @@ class Segment:
         self.capacity_bytes = capacity_bytes
         self.live_bytes = 0
         self.live_datasets = 0
-        # HDF5 would create the file with the umask's permissions; it keeps those of a file that exists.
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-            access.set_alignment(PAGE_BYTES, PAGE_BYTES)
-            access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-            access.set_file_locking(False, True)
-            self._file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, fapl=access)
-        except BaseException:
-            os.close(self._fd)
-            os.unlink(path)
-            raise
-        self._hdf5_fd: int = self._file.get_vfd_handle()
+        self._failed = False
+        self._structure_for = 0  # as many arrays have their structure in blocks of its own
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_alignment(PAGE_BYTES, PAGE_BYTES)
+        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        with _opening:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                self._structure = StructureFile(self._fd)
+                access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._structure)
+                self._file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, fapl=access)
+            except BaseException:
+                os.close(self._fd)
+                os.unlink(path)
+                raise
+            _open.add(self)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the structure could not be read or written: live arrays stay readable here, but no more come."""
+        return self._failed or self._structure.error is not None
 
     def write(self, array: np.ndarray, dataset: str, label: Label) -> Extent:
         """Store a C-contiguous array as a new dataset.
 
         Raises OSError when the disk refuses; the dataset is then gone again.
         """
-        found, pieces, allocated = self._create(array, dataset)
+        with self._block_of_structure():
+            found, pieces, allocated = self._create(array, dataset)
         try:
             checksum = self._write_payload(array, pieces)
-            _describe(found, array, label, int(dataset), checksum)
+            with self._structural_change():
+                _describe(found, array, label, int(dataset), checksum)
         except BaseException:
             del found
-            self._file.unlink(dataset.encode())
+            self._unlink(dataset.encode())
             raise
         self.live_bytes += allocated
         self.live_datasets += 1
@@ -98,59 +138,115 @@ class Segment:
             raise self._corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
 
     def free(self, extent: Extent) -> None:
-        """Give the space of `extent` back to HDF5; no read or write of it may be under way."""
+        """Give the space of `extent` back to HDF5; no read or write of it may be under way.
+
+        In a broken segment it comes back when the file goes.
+        """
         self.live_bytes -= extent.allocated_bytes
         self.live_datasets -= 1
-        self._file.unlink(extent.dataset.encode())
+        self._unlink(extent.dataset.encode())
 
     def flush(self) -> None:
-        """Write HDF5's structure out, so that plain h5py finds every dataset."""
-        h5py.h5f.flush(self._file, h5py.h5f.SCOPE_LOCAL)
+        """Write HDF5's structure out, so that plain h5py finds every dataset.
+
+        Raises OSError when it cannot be written, now or earlier.
+        """
+        if not self.broken:
+            with self._structural_change():
+                h5py.h5f.flush(self._file, h5py.h5f.SCOPE_LOCAL)
+        if self.broken:
+            raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def disk_bytes(self) -> int:
         """Return how many bytes of disk the file occupies."""
         return os.fstat(self._fd).st_blocks * 512
 
     def discard(self) -> None:
-        """Remove the file and close it."""
-        if os.path.exists(self.path):
+        """Remove the file and close it. One that cannot be removed is empty afterwards."""
+        try:
             os.unlink(self.path)
-        # Nobody will read the structure HDF5 writes when it closes; and on a full disk it could not close at all.
-        self.abandon()
-        self._file.close()
-        os.close(self._fd)
+        except FileNotFoundError:  # the whole directory was removed
+            pass
+        except OSError:
+            # Who removes the run's directory meets the same obstacle, and says so.
+            os.truncate(self._fd, 0)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
-        """Make sure that this process writes nothing more to the file, whatever HDF5 does when it ends."""
-        nowhere = os.memfd_create("spillgrad-abandoned")  # HDF5 sets the length of its file, which /dev/null refuses
-        os.dup2(nowhere, self._hdf5_fd, inheritable=False)
-        os.close(nowhere)
+        """Close the file as it is: nothing more is written to it."""
+        with _opening:
+            if self in _open:
+                self._structure.abandon()
+                self._file.close()
+                os.close(self._fd)
+                _open.discard(self)
+
+    @contextlib.contextmanager
+    def _structural_change(self) -> Iterator[None]:
+        """Note it when what HDF5 does inside fails, and raise the system's error where that was the cause."""
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
+        if self._structure.error is not None:
+            raise self._structure.error
+
+    @contextlib.contextmanager
+    def _block_of_structure(self) -> Iterator[None]:
+        """Leave a block for structure in front of what is created inside, if none is left elsewhere.
+
+        It must be freed after something lies behind it: at the file's end it would only make the file shorter.
+        """
+        if self.live_datasets < self._structure_for:
+            yield
+            return
+        self._structure_for += _ARRAYS_PER_BLOCK
+        with self._structural_change():
+            nothing = h5py.h5s.create(h5py.h5s.NULL)
+            block = h5py.h5d.create(self._file, _BLOCK, h5py.h5t.NATIVE_UINT8, nothing)
+            h5py.h5a.create(block, ATTRIBUTE, h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((_BLOCK_BYTES,)))
+        try:
+            yield
+        finally:
+            del block
+            self._unlink(_BLOCK)
+
+    def _unlink(self, dataset: bytes) -> None:
+        if not self.broken:
+            with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+                self._file.unlink(dataset)
 
     def _create(self, array: np.ndarray, dataset: str) -> tuple[Any, list[Piece], int]:
+        kind = hdf5_type(array.dtype)
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         if array.ndim == 0:  # HDF5 has no chunks without dimensions
             layout.set_layout(h5py.h5d.CONTIGUOUS)
             space = h5py.h5s.create(h5py.h5s.SCALAR)
-            found = h5py.h5d.create(self._file, dataset.encode(), hdf5_type(array.dtype), space, dcpl=layout)
-            return found, [(found.get_offset(), 0, array.nbytes)], array.nbytes
+            with self._structural_change():
+                found = h5py.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
+                return found, [(found.get_offset(), 0, array.nbytes)], array.nbytes
         chunk, axis = chunk_shape(array.shape, array.itemsize)
         layout.set_chunk(chunk)
         limits = [h5py.h5s.UNLIMITED if i == axis else n for i, n in enumerate(array.shape)]
         space = h5py.h5s.create_simple(array.shape, tuple(limits))
-        found = h5py.h5d.create(self._file, dataset.encode(), hdf5_type(array.dtype), space, dcpl=layout)
+        strides = [math.prod(array.shape[i + 1 :]) for i in range(array.ndim)]
         pieces: list[Piece] = []
         allocated = 0
 
         def place(info: Any) -> None:
             nonlocal allocated
             elements = chunk_length(info.chunk_offset, chunk, axis, array.shape)
-            start = int(np.ravel_multi_index(info.chunk_offset, array.shape))
+            start = sum(map(operator.mul, info.chunk_offset, strides))
             pieces.append((info.byte_offset, start * array.itemsize, elements * array.itemsize))
             allocated += info.size
 
-        found.chunk_iter(place)
+        with self._structural_change():
+            found = h5py.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
+            found.chunk_iter(place)
         return found, join_pieces(pieces), allocated
 
     def _write_payload(self, array: np.ndarray, pieces: list[Piece]) -> int:
@@ -177,7 +273,7 @@ def _describe(dataset: Any, array: np.ndarray, label: Label, sequence: int, chec
         {
             "format": FORMAT_VERSION,
             "sequence": sequence,
-            **dataclasses.asdict(label),
+            **vars(label),
             "dtype": array.dtype.name,
             "shape": array.shape,
             "xxh3_64": f"{checksum:016x}",
@@ -188,3 +284,24 @@ def _describe(dataset: Any, array: np.ndarray, label: Label, sequence: int, chec
     kind.set_cset(h5py.h5t.CSET_UTF8)
     attribute = h5py.h5a.create(dataset, ATTRIBUTE, kind, h5py.h5s.create(h5py.h5s.SCALAR))
     attribute.write(np.array(text), mtype=kind)
+
+
+# HDF5 closes the files it finds open when the process ends, through an interpreter that is gone by then; and a forked
+# child, which has its parent's files open, would keep their space occupied. So both close them first. A fork waits for
+# `_opening`, lest the child have a file that is not listed.
+_open: set[Segment] = set()
+_opening = threading.RLock()  # the child closes them before it gives up the lock
+
+
+def _abandon_all() -> None:
+    for segment in list(_open):
+        segment.abandon()
+
+
+def _abandon_parents() -> None:
+    _abandon_all()
+    _opening.release()
+
+
+atexit.register(_abandon_all)
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)

@@ -22,7 +22,7 @@ class SegmentSet:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._segments: list[Segment] = []
-        self._broken: set[Segment] = set()
+        self._disk_bytes: dict[Segment, int] = {}
         self._made = 0
         self.disk_bytes = 0
         self.peak_disk_bytes = 0
@@ -36,17 +36,16 @@ class SegmentSet:
         try:
             return segment.write(array, f"{sequence:08d}", label)
         finally:
-            self._measure()
+            self._measure(segment)
 
     def free(self, extent: Extent) -> None:
         """Make the space of `extent` free for other arrays."""
-        try:
-            extent.segment.free(extent)
-        except (OSError, RuntimeError, KeyError):
-            # HDF5 could not read or change the structure: what lives in that file stays readable, but nothing new goes
-            # there.
-            self._broken.add(extent.segment)
-        self._measure()
+        segment = extent.segment
+        segment.free(extent)
+        if segment.broken and not segment.live_datasets:  # nothing will come any more
+            self._remove(segment)
+        else:
+            self._measure(segment)
 
     def flush(self) -> None:
         """Write the structure of every segment out.
@@ -55,7 +54,7 @@ class SegmentSet:
         """
         for segment in self._segments:
             segment.flush()
-        self._measure()
+            self._measure(segment)
 
     def has_empty(self) -> bool:
         """Return whether some segment holds nothing live."""
@@ -71,15 +70,10 @@ class SegmentSet:
         for segment in list(self._segments):
             self._remove(segment)
 
-    def abandon(self) -> None:
-        """Keep a forked child from writing to its parent's files."""
-        for segment in self._segments:
-            segment.abandon()
-
     def _with_room(self, nbytes: int) -> Segment:
         for segment in self._segments:
             fits = segment.live_bytes + nbytes <= segment.capacity_bytes or segment.live_datasets == 0
-            if fits and segment not in self._broken:
+            if fits and not segment.broken:
                 # The file of one large array keeps its blocks: that much is used again before another file grows.
                 segment.capacity_bytes = max(segment.capacity_bytes, nbytes)
                 return segment
@@ -90,10 +84,11 @@ class SegmentSet:
 
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)
-        self._broken.discard(segment)
+        self.disk_bytes -= self._disk_bytes.pop(segment, 0)
         segment.discard()
-        self._measure()
 
-    def _measure(self) -> None:
-        self.disk_bytes = sum(segment.disk_bytes() for segment in self._segments)
+    def _measure(self, segment: Segment) -> None:
+        nbytes = segment.disk_bytes()
+        self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
+        self._disk_bytes[segment] = nbytes
         self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)

@@ -65,7 +65,9 @@ def test_operands_broadcast_as_in_numpy(shapes):
 
 def test_strided_operands_are_read_right():
     a = np.arange(24, dtype=np.float32).reshape(4, 6)
-    assert np.array_equal(elementwise(ROWS["add"].forward, "add", [a.T, a[::-1, ::-1].T], np.float32), a.T + a[::-1, ::-1].T)
+    assert np.array_equal(
+        elementwise(ROWS["add"].forward, "add", [a.T, a[::-1, ::-1].T], np.float32), a.T + a[::-1, ::-1].T
+    )
 
 
 def test_out_receives_the_result_and_may_be_an_operand():

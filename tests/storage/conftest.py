@@ -3,9 +3,11 @@
 import faulthandler
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import h5py
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
@@ -23,13 +25,21 @@ def a_deadlock_ends_the_run() -> Iterator[None]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which no store leaves a file or an open descriptor."""
+    """A directory in which no store leaves a file, an open descriptor, an open HDF5 file or a thread."""
     place = tmp_path / "spill"
     place.mkdir()
+    before = open_things()
     yield place
+    assert open_things() <= before
     opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
     assert [path for path in opened if path.startswith(str(place))] == []
     assert sorted(path.name for path in place.iterdir()) == []
+
+
+def open_things() -> set[object]:
+    """Stores' threads, and the files that HDF5 has open."""
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("spillgrad-")}
+    return threads | {file.name for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)}
 
 
 def fd_is_open(fd: str) -> bool:

@@ -135,24 +135,30 @@ def test_damage_on_disk_raises_and_never_gives_an_array(make_store: MakeStore, d
     np.testing.assert_array_equal(store.get(store.put(array)), array)
 
 
-@pytest.mark.parametrize("segment_bytes", [64 << 20, 256 << 20])
-def test_disk_use_stays_near_the_largest_live_set(make_store: MakeStore, segment_bytes: int):
+@pytest.mark.parametrize(
+    ("smallest", "largest", "segment_bytes"),
+    [(64 << 10, 3 << 20, 64 << 20), (64 << 10, 3 << 20, 256 << 20), (64 << 10, 700 << 10, 16 << 20)],
+)
+def test_disk_use_stays_near_the_largest_live_set(
+    make_store: MakeStore, smallest: int, largest: int, segment_bytes: int
+):
     store = make_store(0, segment_bytes=segment_bytes)
     rng = random.Random(0)
     live = []
-    largest = live_bytes = 0
-    memory = np.zeros(3 << 20, np.uint8)
-    for _ in range(30):
-        for _ in range(15):
-            nbytes = int(2 ** rng.uniform(16, 21.5))
+    most_live = live_bytes = 0
+    memory = np.zeros(largest, np.uint8)
+    count = (20 << 20) // largest * 3  # a step
+    for _ in range(max(8, 600 // count)):
+        for _ in range(count):
+            nbytes = int(smallest * (largest / smallest) ** rng.random())
             live.append(store.put(memory[:nbytes]))
             live_bytes += nbytes
-            largest = max(largest, live_bytes)
+            most_live = max(most_live, live_bytes)
         rng.shuffle(live)
-        while len(live) > 5:
+        while len(live) > count // 3:
             live_bytes -= live[-1].nbytes
             store.drop(live.pop())
-    assert store.stats().peak_disk_bytes <= 1.1 * largest
+    assert store.stats().peak_disk_bytes <= 1.1 * most_live
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""What a store holds and whether it is still open: the state that callers, the writer and the prefetcher share."""
+
+import collections
+import enum
+import threading
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.bell import Bell
+from spillgrad.storage.cache import Cache
+from spillgrad.storage.entry import Entry
+from spillgrad.storage.segment import Extent
+from spillgrad.storage.store import Handle, Label, closed_error, gone_error
+
+# Freed space is given back before the next write, when all is freed, or when this many extents wait: each costs a
+# wake-up.
+_FREED_BATCH = 64
+
+
+class Post(enum.Enum):
+    """What finalizers may post, besides handles to drop."""
+
+    RETIRE = "close as soon as no handle is live"
+    ABANDON = "close now: nobody can get anything any more"
+
+
+class Account:
+    """The entries of a store, their references, the cache, and the flags of its life.
+
+    Invariant: an entry is in `entries` while it has references. Everything is guarded by `lock`, and every method is
+    called with it held, unless it says otherwise; `changed` is notified when somebody who waits may go on. What drops
+    handles may be a finalizer inside a locked section of its own thread: it takes no lock but posts, and whoever holds
+    the lock next looks at the posts.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._make_locks()
+        self.writer_bell = Bell()
+        self.prefetcher_bell = Bell()
+        self.cache = Cache(budget_bytes, on_lease_end=self._lease_ended)
+        self.entries: dict[int, Entry] = {}
+        self.freed: list[Extent] = []  # extents that the writer gives back
+        self.waiting_puts = 0
+        self.readers = 0
+        self.failure: SpillError | None = None  # a failed write that nobody was told of yet
+        self.closing = False
+        self.on_closing: Callable[[], None] = lambda: None
+        self.deduplicated_bytes = self.live_bytes = self.sequence = 0
+        self._by_key: dict[Hashable, Entry] = {}
+        self._ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
+        self._retiring = False
+        self._posted: collections.deque[Handle | Post] = collections.deque()
+
+    # Posts
+
+    def post(self, item: Handle | Post) -> None:
+        """Drop a handle, or do what a `Post` says, now or soon. Called without the lock, from anywhere."""
+        self._posted.append(item)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """See to what was posted while the lock was held. Called without it, after every locked section of a caller."""
+        while self._posted:
+            if not self.lock.acquire(blocking=False):
+                # Whoever holds it may release it, in a wait, without looking again: the writer looks.
+                self.writer_bell.ring()
+                return
+            try:
+                self.drain()
+            finally:
+                self.lock.release()
+
+    def drain(self) -> None:
+        """See to what was posted."""
+        ram_bytes = self.cache.ram_bytes
+        while self._posted:
+            item = self._posted.popleft()
+            if item is Post.RETIRE:
+                self._retiring = True
+            elif item is Post.ABANDON:
+                self.close()
+            else:
+                self.release(item)
+        self.cache.settle()
+        if self._retiring and not self.entries:
+            self.close()
+        if self.waiting_puts and self.cache.ram_bytes < ram_bytes:
+            self.changed.notify_all()
+
+    def _lease_ended(self) -> None:
+        """Called when an array read back died, in any thread, perhaps in a locked section of it."""
+        self.prefetcher_bell.ring()
+        if self.waiting_puts:
+            self.writer_bell.ring()
+
+    # Life
+
+    def settle(self, who: str) -> None:
+        """See to what was posted, and make sure that the store is open."""
+        self.drain()
+        if self._ended is not None:
+            raise SpillError(f"{who}: {self._ended}") from self._ended
+        if self.closing:
+            raise closed_error(who)
+
+    def raise_failure(self) -> None:
+        """Raise the error of a failed write, once."""
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Let everybody who waits or works know that the store closes."""
+        if not self.closing:
+            self.closing = True
+            self.prefetcher_bell.ring()
+            self.writer_bell.ring()
+            self.changed.notify_all()
+            self.on_closing()
+
+    def end(self, why: SpillError) -> None:
+        """Make the store unusable: a thread died, or this is a forked child."""
+        self._ended = why
+        self.changed.notify_all()
+
+    def clear(self) -> None:
+        """Release every entry. Nobody may be reading or writing one."""
+        for entry in list(self.entries.values()):
+            entry.references = 1
+            self.release(entry)
+        self.freed.clear()
+
+    def forget(self, why: SpillError) -> None:
+        """Become the unusable account of a forked child, which has no thread but this. Called without the lock.
+
+        Another thread may have held the lock, and been in the middle of anything, when the process forked.
+        """
+        self._make_locks()
+        self.cache = Cache(self.cache.budget_bytes, on_lease_end=self._lease_ended)
+        self.entries, self._by_key, self.freed = {}, {}, []
+        self._posted.clear()
+        self.live_bytes = self.readers = self.waiting_puts = 0
+        self.closing = True
+        self._ended = why
+
+    def _make_locks(self) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+
+    # Entries
+
+    def enter(
+        self, array: np.ndarray, key: Hashable | None, label: Label | None, unchanged: Callable[[], bool] | None
+    ) -> Entry:
+        """Make the entry of a new array, with one reference."""
+        entry = Entry(array, self.sequence, label)
+        entry.key, entry.unchanged = key, unchanged
+        self.sequence += 1
+        self.entries[entry.sequence] = entry
+        if key is not None:
+            self._by_key[key] = entry
+        self.live_bytes += entry.nbytes
+        return entry
+
+    def known(self, key: Hashable | None) -> Entry | None:
+        """Return the live entry of `key` with one reference more."""
+        entry = None if key is None else self._by_key.get(key)
+        if entry is not None:
+            entry.references += 1
+            self.deduplicated_bytes += entry.nbytes
+        return entry
+
+    def live_entry(self, who: str, handle: Handle) -> Entry:
+        """Return the entry of `handle`, or raise why there is none."""
+        entry = self.entries.get(handle.sequence)
+        if entry is None or entry is not handle:
+            raise gone_error(who, handle)
+        if entry.error is not None:
+            raise SpillError(str(entry.error)) from entry.error
+        return entry
+
+    def release(self, handle: Handle) -> None:
+        """Take one reference; with the last one the entry goes."""
+        entry = self.entries.get(handle.sequence)
+        if entry is None or entry is not handle:
+            return
+        entry.references -= 1
+        if entry.references > 0:
+            return
+        del self.entries[entry.sequence]
+        if entry.key is not None:
+            del self._by_key[entry.key]
+        self.live_bytes -= entry.nbytes
+        self.cache.remove(entry)
+        self.free_extent(entry)
+        self.prefetcher_bell.ring()
+
+    def free_extent(self, entry: Entry) -> None:
+        """Give the space of an entry without references back, once nobody reads it."""
+        if entry.extent is not None and not entry.readers:
+            self.freed.append(entry.extent)
+            entry.extent = None
+            if not self.entries or len(self.freed) >= _FREED_BATCH:
+                self.writer_bell.ring()

@@ -1,0 +1,23 @@
+"""Say what the disk refused."""
+
+from pathlib import Path
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.file_system import free_bytes
+from spillgrad.storage.store import Handle
+
+
+def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> SpillError:
+    """Return the error for an array that could not be read or written."""
+    reason = getattr(error, "strerror", None) or str(error) or repr(error)
+    try:
+        free = f"{format_bytes(free_bytes(directory))} are free there"
+    except OSError:
+        free = "the directory is gone"
+    explained = SpillError(
+        f"spill: could not {verb} {format_bytes(handle.nbytes)} ({handle.label}) in {directory}: {reason}; "
+        f"{free}; free space, pass another directory, or raise ram_budget"
+    )
+    explained.__cause__ = error
+    return explained

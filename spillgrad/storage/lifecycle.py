@@ -1,0 +1,107 @@
+"""How a store ends: closed, retired, forgotten by its owner, with its process, or in a forked child."""
+
+import atexit
+import os
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.account import Account
+from spillgrad.storage.run_directory import RunDirectory
+from spillgrad.storage.segment_set import SegmentSet
+from spillgrad.storage.worker import Worker
+
+
+class Lifecycle:
+    """Ends a store exactly once: releases its arrays, then removes its files.
+
+    The writer does so as its last act, when nobody reads any more. A store whose writer never started has no files but
+    its directory, so whoever closes it does so at once.
+    """
+
+    def __init__(self, account: Account, segments: SegmentSet, run: RunDirectory) -> None:
+        self._account = account
+        self._segments = segments
+        self._run = run
+        self._workers: list[Worker] = []
+        self._ended = False
+        self._failure: OSError | None = None
+        account.on_closing = self._closing
+
+    def watch(self, writer: Worker, prefetcher: Worker) -> None:
+        """Take charge of the threads."""
+        self._workers = [writer, prefetcher]
+        _open.add(self)
+
+    def close(self) -> None:
+        """Stop the threads, free everything and remove the files.
+
+        Raises OSError, once, when they cannot be removed.
+        """
+        with self._account.lock:
+            self._account.close()
+        for worker in self._workers:
+            worker.join()
+        with self._account.lock:
+            self.end()  # the writer did, unless it died
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def end(self) -> None:
+        """Release everything. Called with the lock held, when nobody reads."""
+        if self._ended:
+            return
+        self._ended = True
+        self._account.clear()
+        try:
+            self._segments.close()
+            self._run.remove()
+        except OSError as error:  # a finalizer or the writer may be what ends the store: nobody hears them
+            self._failure = error
+        finally:
+            _open.discard(self)
+
+    def remove_files(self) -> None:
+        """Remove the files, whoever may be using them."""
+        self._run.remove()
+
+    def forget_parent(self, parent: int) -> None:
+        """In a forked child: the files and threads are the parent's; nothing here works any more."""
+        self._ended = True
+        self._account.forget(
+            SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
+        )
+        for worker in self._workers:
+            worker.forget()
+
+    def _closing(self) -> None:
+        if not self._workers[0].started:
+            self.end()
+
+
+# Strong references: the files of a store that nobody holds any more go too.
+_open: set[Lifecycle] = set()
+_process = os.getpid()
+
+
+def _close_all() -> None:
+    errors = []
+    for lifecycle in list(_open):
+        try:
+            lifecycle.close()
+        except BaseException as error:  # an interrupt while the disk hangs, perhaps; the others close too
+            errors.append(error)
+            lifecycle.remove_files()
+    if errors:
+        raise errors[0]
+
+
+def _forget_parent() -> None:
+    global _process
+    for lifecycle in list(_open):
+        lifecycle.forget_parent(_process)
+    _open.clear()
+    _process = os.getpid()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_parent)

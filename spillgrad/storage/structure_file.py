@@ -1,0 +1,74 @@
+"""A file as HDF5 sees it: where it keeps its structure."""
+
+import os
+
+
+class StructureFile:
+    """The file object through which h5py's `fileobj` driver reads and writes everything but payloads.
+
+    Invariant: HDF5 never sees an I/O error. One that it sees while it writes, on a full disk or past a limit on file
+    sizes, leaves its metadata cache in a state in which the file can neither be used nor closed ("Target already
+    protected", "slist already enabled"), and its own driver fails to close whenever it cannot set the file's length.
+    So the first error is kept in `error`, and from then on, as after `abandon`, nothing is written any more: whoever
+    uses the file looks there.
+
+    It is used under h5py's lock only, as all of HDF5 is.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.error: OSError | None = None
+        self._fd = fd
+        self._position = 0
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Write nothing any more."""
+        self._abandoned = True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to `offset` from the start, or from the end; return the position."""
+        self._position = offset + (os.fstat(self._fd).st_size if whence == os.SEEK_END else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill `buffer`, with zeros where the file has nothing."""
+        done = 0
+        try:
+            while done < len(buffer):
+                count = os.preadv(self._fd, [buffer[done:]], self._position + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            self._fail(error)
+        buffer[done:] = bytes(len(buffer) - done)
+        return len(buffer)
+
+    def write(self, buffer: memoryview) -> int:
+        """Write all of `buffer`."""
+        done = 0
+        try:
+            while done < len(buffer) and not self._abandoned:
+                done += os.pwrite(self._fd, buffer[done:], self._position + done)
+        except OSError as error:
+            self._fail(error)
+        return len(buffer)
+
+    def truncate(self, nbytes: int) -> None:
+        """Set the file's length."""
+        try:
+            if not self._abandoned:
+                os.ftruncate(self._fd, nbytes)
+        except OSError as error:
+            self._fail(error)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered here."""
+
+    def _fail(self, error: OSError) -> None:
+        self.error = self.error or error
+        self._abandoned = True

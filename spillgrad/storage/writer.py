@@ -1,0 +1,207 @@
+"""Move arrays from RAM to disk: the one thread that touches the structure of the files."""
+
+import collections
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.account import Account
+from spillgrad.storage.entry import Entry
+from spillgrad.storage.io_error import io_error
+from spillgrad.storage.segment import Extent
+from spillgrad.storage.segment_set import SegmentSet
+from spillgrad.storage.store import changed_error
+from spillgrad.storage.worker import Worker
+
+# Writing begins when this part of the budget is full of arrays that are not on disk yet; the rest absorbs bursts.
+_HIGH_WATER = 0.5
+
+
+class Writer:
+    """Writes the oldest arrays first, gives freed extents back, flushes, and at last runs `on_end`.
+
+    An array whose write failed stays in RAM; the next `put` or `flush` raises, once, and it is tried again after that.
+    The fields are guarded by the account's lock; I/O and callbacks of callers run without it.
+    """
+
+    def __init__(
+        self, account: Account, segments: SegmentSet, directory: Path, keep_empty_s: float, on_end: Callable[[], None]
+    ) -> None:
+        self._account = account
+        self._segments = segments
+        self._directory = directory
+        self._keep_empty_s = keep_empty_s
+        self._on_end = on_end
+        self._high_water_bytes = int(account.cache.budget_bytes * _HIGH_WATER)
+        self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
+        self._flush_before = self._flush_asked = self._flush_done = 0
+        self.written_bytes = 0
+        self.wait_s = 0.0
+        self.worker = Worker("spillgrad-writer", account, self._loop)
+
+    # What callers do, with the lock held
+
+    def wake(self) -> None:
+        """Look for something to write."""
+        self.worker.start()
+        self._account.writer_bell.ring()
+
+    def wake_if_behind(self) -> None:
+        """Look for something to write if much of the budget is not on disk yet."""
+        if self._account.cache.dirty_bytes > self._high_water_bytes:
+            self.wake()
+
+    def wait_for_room(self, nbytes: int) -> bool:
+        """Wait until `nbytes` fit; return False when only callers could make them fit."""
+        account, cache = self._account, self._account.cache
+        if nbytes > cache.budget_bytes:
+            return False
+        if cache.make_room(nbytes):
+            return True
+        started = time.perf_counter()
+        account.waiting_puts += 1
+        try:
+            while not cache.make_room(nbytes):
+                if cache.pinned_bytes + nbytes > cache.budget_bytes:
+                    return False
+                self.wake()
+                account.changed.wait()
+                account.settle("put")
+                account.raise_failure()
+        finally:
+            account.waiting_puts -= 1
+            self.wait_s += time.perf_counter() - started
+        return True
+
+    def write_through(self, entry: Entry, array: np.ndarray) -> None:
+        """Have `entry` written straight from the caller's memory, and wait for it."""
+        started = time.perf_counter()
+        entry.array, entry.uncounted = array, True
+        self._urgent.append(entry)
+        try:
+            while entry.array is not None:
+                self.wake()
+                self._account.changed.wait()
+                self._account.settle("put")
+            if entry.error is not None:
+                raise entry.error
+        finally:
+            self.wait_s += time.perf_counter() - started
+
+    def flush(self) -> None:
+        """Return when every array put before is in the files and plain h5py can read them."""
+        account = self._account
+        before = account.sequence
+        ticket = None
+        while ticket is None or self._flush_done < ticket or self._dirty_before(before):
+            account.raise_failure()
+            if ticket is None or self._flush_done >= ticket:
+                self._flush_asked = ticket = self._flush_asked + 1
+                self._flush_before = before
+                self.wake()
+            account.changed.wait()
+            account.settle("flush")
+        account.raise_failure()
+
+    def _dirty_before(self, sequence: int) -> bool:
+        oldest = self._account.cache.dirty.oldest()
+        return oldest is not None and oldest.sequence < sequence
+
+    # What the thread does
+
+    def _loop(self) -> None:
+        account = self._account
+        while True:
+            with account.lock:
+                account.drain()
+                closing = account.closing
+                entry = None if closing else self._next()
+                freed, account.freed = account.freed, []
+                flush = self._flush_asked if entry is None and self._flush_done < self._flush_asked else None
+            if closing:
+                break
+            for extent in freed:
+                self._segments.free(extent)
+            if entry is not None:
+                self._write(entry)
+            elif flush is not None:
+                self._flush(flush)
+            elif not account.writer_bell.wait(self._keep_empty_s if self._segments.has_empty() else None):
+                self._segments.remove_empty()
+        with account.lock:
+            while account.readers:
+                account.changed.wait()
+            self._on_end()
+
+    def _next(self) -> Entry | None:
+        while self._urgent:
+            urgent = self._urgent.popleft()
+            if urgent.references > 0:
+                urgent.writing = True
+                return urgent
+        cache = self._account.cache
+        entry = cache.dirty.oldest()
+        if entry is None or self._account.failure is not None:
+            return None
+        # Once arrays are asked for, the newest go next: writing them would be for nothing.
+        ahead = cache.cursor is None and cache.dirty_bytes > self._high_water_bytes
+        flushing = entry.sequence < self._flush_before and self._flush_done < self._flush_asked
+        if not (ahead or flushing or self._account.waiting_puts):
+            return None
+        entry.writing = True
+        return entry
+
+    def _write(self, entry: Entry) -> None:
+        """Write one array; it can be got meanwhile. Called without the lock."""
+        extent = error = None
+        try:
+            # Held by the entry while it is being written, even when it is dropped.
+            extent = self._segments.write(cast(np.ndarray, entry.array), entry.sequence, entry.label)
+            unchanged = entry.unchanged is None or entry.unchanged()
+        except Exception as caught:
+            error = io_error("write", entry, self._directory, caught)
+        account = self._account
+        with account.lock:
+            entry.writing = False
+            if extent is not None:
+                self.written_bytes += entry.nbytes
+            if error is not None:
+                self._write_failed(entry, extent, error)
+            elif entry.references > 0 and entry.error is None and unchanged:
+                entry.extent = extent
+                account.cache.written(entry)
+            else:
+                if entry.references > 0 and entry.error is None:
+                    entry.error = changed_error(entry)
+                account.cache.remove(entry)
+                if extent is not None:
+                    account.freed.append(extent)
+            account.changed.notify_all()
+
+    def _write_failed(self, entry: Entry, extent: Extent | None, error: SpillError) -> None:
+        if extent is not None:
+            self._account.freed.append(extent)
+        if entry.uncounted:
+            entry.error = error
+        elif entry.references > 0:
+            # Nothing is lost: the array is in RAM, and is written when somebody next has to wait for it.
+            self._account.failure = error
+            self._flush_done = self._flush_asked
+        if entry.uncounted or entry.references <= 0:
+            self._account.cache.remove(entry)
+
+    def _flush(self, asked: int) -> None:
+        error = None
+        try:
+            self._segments.flush()
+        except (OSError, RuntimeError) as caught:
+            error = SpillError(f"flush: could not write to {self._directory}: {caught}; free space there")
+            error.__cause__ = caught
+        with self._account.lock:
+            self._account.failure = self._account.failure or error
+            self._flush_done = asked
+            self._account.changed.notify_all()

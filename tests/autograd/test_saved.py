@@ -1,0 +1,162 @@
+"""Saved values without hooks: which object comes back, and what a change, a free or a second look does."""
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.autograd.graph import saved_tensors_hooks
+from spillgrad.errors import SavedTensorError
+from tests.ops.checks import leaf
+
+
+def test_without_hooks_a_saved_input_is_the_object_itself():
+    x = leaf([1.0])
+    y = x + 0
+    frozen = sg.Tensor(np.ones(1))
+    assert (x * y).grad_fn._saved_self is x
+    assert (x * y).grad_fn._saved_other is y
+    assert (x * frozen).grad_fn._saved_other is frozen
+
+
+def test_a_saved_input_is_found_again_when_its_object_is_gone():
+    x = leaf([3.0])
+    z = x * (x + 1)
+    saved = z.grad_fn._saved_other
+    assert saved.item() == 4.0 and saved.grad_fn is z.grad_fn.next_functions[1][0]
+
+
+def test_a_saved_output_equals_the_output_and_shares_its_node():
+    y = leaf([1.0]).tanh()
+    saved = y.grad_fn._saved_result
+    assert saved is not y and saved.grad_fn is y.grad_fn and saved.item() == y.item()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_saved_value_keeps_its_place_in_the_graph(hooked):
+    x = leaf([1.0])
+    y = x * 2
+    with saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        z = y * x if hooked else None
+    z = z if hooked else y * x
+    assert z.grad_fn._saved_self.grad_fn is y.grad_fn
+    assert z.grad_fn._saved_other.is_leaf and z.grad_fn._saved_other.requires_grad
+    (gradient,) = sg.grad(z, x, create_graph=True)
+    assert sg.grad(gradient, x)[0].item() == 4.0
+
+
+def test_a_value_that_needs_no_gradient_comes_back_without_graph():
+    x, frozen = leaf([1.0]), sg.Tensor(np.ones(1))
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = x * frozen
+    assert not y.grad_fn._saved_other.requires_grad
+
+
+# Versions
+
+
+def test_a_changed_input_names_the_operation_the_slot_and_both_versions():
+    x = leaf([1.0, 2.0])
+    y = x * 2
+    z = y * y
+    y.add_(1)
+    with pytest.raises(
+        RuntimeError,
+        match=r"modified by an inplace operation: float64 \(2,\), saved by mul as 'self', is at version 1; "
+        "expected version 0",
+    ):
+        z.sum().backward()
+
+
+CHANGES = {
+    "itself": lambda y: y.mul_(2),
+    "through a view": lambda y: y[0].zero_(),
+    "through a reshaped view": lambda y: y.reshape(2, 1).add_(1),
+    "through item assignment": lambda y: y.__setitem__(0, 3.0),
+    "through a mask": lambda y: y.__setitem__(y.detach() > 0, 3.0),
+    "through detach": lambda y: y.detach().fill_(1.0),
+    "without recording": lambda y: sg.no_grad()(y.mul_)(2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_of_the_memory_counts(change):
+    x = leaf([1.0, 2.0])
+    y = x * 2
+    z = y.detach() * x
+    CHANGES[change](y)
+    with pytest.raises(SavedTensorError, match="saved by mul as 'self'"):
+        z.sum().backward()
+
+
+def test_a_change_of_the_base_is_seen_by_a_saved_view():
+    x = leaf([1.0, 2.0])
+    y = x * 2
+    z = y[0] * x[1]
+    y.add_(1)
+    with pytest.raises(SavedTensorError, match="mul as 'self'"):
+        z.backward()
+
+
+def test_a_changed_output_is_an_error():
+    y = leaf([1.0]).tanh()
+    with sg.no_grad():
+        y.zero_()
+    with pytest.raises(SavedTensorError, match="tanh as 'result'"):
+        y.backward()
+
+
+def test_only_operations_that_saved_the_changed_value_complain():
+    x = leaf([1.0, 2.0])
+    y = x * 2
+    total = y + 3  # saves nothing
+    y.mul_(5)
+    total.sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_a_leaf_may_be_changed_without_recording_where_nothing_saved_it():
+    x = leaf([1.0])
+    y = x * 2
+    with sg.no_grad():
+        x.sub_(0.5)
+    y.backward()
+    assert x.item() == 0.5 and x.grad.item() == 2.0
+
+
+def test_changing_a_saved_leaf_is_an_error():
+    x = leaf([1.0])
+    y = x * x
+    with sg.no_grad():
+        x.sub_(0.5)
+    with pytest.raises(SavedTensorError, match="is at version 1; expected version 0"):
+        y.backward()
+
+
+# Freeing
+
+
+def test_saved_tensors_are_freed_by_backward_and_attributes_are_not():
+    x = leaf([1.0, 2.0])
+    y = x.tanh()
+    z = y.sum(0)
+    node = y.grad_fn
+    z.backward()
+    with pytest.raises(RuntimeError, match="after they have already been freed"):
+        node._saved_result  # noqa: B018
+    with pytest.raises(RuntimeError, match="freed"):
+        node._raw_saved_result.data  # noqa: B018
+    product = (x * 3).grad_fn
+    assert product._saved_other == 3
+
+
+def test_reading_a_saved_value_does_not_use_it_up():
+    x = leaf([3.0])
+    y = x * x.detach()
+    assert y.grad_fn._saved_other.item() == y.grad_fn._raw_saved_other.unpack().item() == 3.0
+    y.backward()
+    assert x.grad.item() == 3.0
+
+
+def test_a_name_that_was_not_saved_says_what_was():
+    with pytest.raises(AttributeError, match="MulBackward0 has no attribute '_saved_nothing'; it saved self, other"):
+        (leaf([1.0]) * leaf([1.0])).grad_fn._saved_nothing  # noqa: B018

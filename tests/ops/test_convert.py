@@ -1,0 +1,118 @@
+"""Conversions between dtypes, and copies."""
+
+import math
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.errors import DeviceError, DtypeError
+from tests.ops.checks import check_gradients, leaf
+
+DTYPES = [
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "bool",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", DTYPES)
+@pytest.mark.parametrize("second", DTYPES)
+def test_every_dtype_converts_to_every_other(first, second):
+    x = sg.tensor([0, 1, 3]).to(first)
+    assert str(x.dtype) == first
+    y = x.to(second)
+    assert str(y.dtype) == second
+    assert y.tolist() == ([False, True, True] if second == "bool" else [0, 1, 1] if first == "bool" else [0, 1, 3])
+
+
+def test_what_does_not_fit_is_infinite_truncated_or_wrapped_without_a_warning():
+    assert sg.tensor([1e10]).to("float16").tolist() == [math.inf]
+    assert sg.tensor([1e300], dtype="float64").float().tolist() == [math.inf]
+    assert sg.tensor([1.9, -1.9]).long().tolist() == [1, -1]
+    assert sg.tensor([300]).to("uint8").tolist() == [44]
+    assert sg.tensor([0.0, math.nan]).bool().tolist() == [False, True]
+    assert sg.tensor([math.nan]).int().shape == (1,)
+    assert (sg.tensor([60000.0], dtype="float16") * 2).tolist() == [math.inf]
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("half", "float16"), ("bfloat16", "bfloat16"), ("float", "float32"), ("double", "float64"), ("byte", "uint8"),
+        ("char", "int8"), ("short", "int16"), ("int", "int32"), ("long", "int64"), ("bool", "bool"),
+    ],
+)  # fmt: skip
+def test_a_dtype_method_converts(method, dtype):
+    assert getattr(sg.tensor([1.5]), method)().dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.to("float64"),
+        lambda x: x.to(sg.float64),
+        lambda x: x.to(np.float64),
+        lambda x: x.to("cpu", "float64"),
+        lambda x: x.to(sg.device("cpu"), sg.double, True),
+        lambda x: x.to(device="cpu", dtype="float64", non_blocking=True),
+        lambda x: x.to(sg.ones(1, dtype="float64")),
+        lambda x: x.astype("float64"),
+        lambda x: x.cast("float64"),
+        lambda x: sg.cast(x, "float64"),
+        lambda x: x.type_as(sg.ones(1, dtype="float64")),
+    ],
+)
+def test_every_spelling_of_a_conversion_does_the_same(convert):
+    y = convert(sg.tensor([1, 2]))
+    assert (y.dtype, y.tolist()) == (sg.float64, [1, 2])
+
+
+def test_nothing_to_do_is_the_tensor_itself_unless_a_copy_is_asked_for():
+    x = sg.ones(2)
+    for same in (x.to("float32"), x.to("cpu"), x.float(), x.cpu(), x.contiguous(), x.to(None), x.to(x)):
+        assert same is x
+    copied = x.to("float32", copy=True)
+    assert copied is not x
+    assert not np.shares_memory(copied.numpy(), x.numpy())
+
+
+def test_gradients_come_back_in_the_dtype_of_the_source():
+    x = sg.ones(2, requires_grad=True)
+    (x.double() * 3).sum().backward()
+    assert (x.grad.dtype, x.grad.tolist()) == (sg.float32, [3, 3])
+    y = sg.ones(2, dtype="float16", requires_grad=True)
+    (y.float() * 2 + y.to("bfloat16").float()).sum().backward()
+    assert (y.grad.dtype, y.grad.tolist()) == (sg.float16, [3, 3])
+    check_gradients(lambda t: t.to("float64", copy=True).clone().contiguous() ** 2, [1.0, 2.0])
+    assert not leaf([1.0]).long().requires_grad
+
+
+def test_a_clone_is_dense_and_its_own():
+    x = sg.tensor([[1, 2], [3, 4]]).T
+    y = x.clone()
+    assert y.is_contiguous()
+    y[0, 0] = 9
+    assert x.tolist() == [[1, 3], [2, 4]]
+    assert x.contiguous().is_contiguous()
+
+
+def test_complex_numbers_are_stored_and_moved():
+    x = sg.tensor([[1 + 2j, 3.0]])
+    assert x.to("complex128").T.tolist() == [[1 + 2j], [3]]
+    assert sg.cat([x, x]).shape == (2, 2)
+    assert x[0, 0].item() == 1 + 2j
+    assert x.clone().numpy().dtype == np.complex64
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: x.to("float12"), DtypeError, "dtype: got 'float12'"),
+        (lambda x: x.to("cuda:0"), DeviceError, "device: got 'cuda:0'; this version computes on 'cpu' only"),
+        (lambda x: x.astype(object), DtypeError, "dtype: got"),
+        (lambda x: x.to(3), DtypeError, "dtype: got 3"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
+    with pytest.raises(error, match=message):
+        call(sg.ones(2))
