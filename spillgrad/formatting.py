@@ -65,11 +65,8 @@ def _shown(array: np.ndarray) -> np.ndarray:
     """The values that will be printed: all, or the edges of long dimensions."""
     if array.size <= _THRESHOLD:
         return array
-    for axis, size in enumerate(array.shape):
-        if size > 2 * _EDGE_ITEMS:
-            edges = [*range(_EDGE_ITEMS), *range(size - _EDGE_ITEMS, size)]
-            array = np.take(array, edges, axis)
-    return array
+    edges = [*range(_EDGE_ITEMS), *range(-_EDGE_ITEMS, 0)]
+    return array[np.ix_(*(edges if size > 2 * _EDGE_ITEMS else range(size) for size in array.shape))]
 
 
 def _column(values: np.ndarray) -> _Column:

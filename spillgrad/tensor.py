@@ -72,7 +72,7 @@ class Tensor:
         self._grad: Tensor | None = None
         self._grad_fn: Node | None = None
         self._output_nr = 0
-        self._accumulator: weakref.ref[AccumulateGrad] | None = None
+        self._accumulator: Callable[[], AccumulateGrad | None] | None = None  # a leaf's is a weak reference
         # A view knows the tensor it views: an in-place change of one moves the other in the graph.
         self._base: Tensor | None = None
         self._base_fn: Node | None = None
@@ -316,6 +316,8 @@ class Tensor:
     @property
     def requires_grad(self) -> bool:
         """Whether operations on the tensor are recorded (Paddle: `not stop_gradient`)."""
+        if self._base is not None:
+            return self.grad_fn is not None or self._requires_grad  # a change of the base may have connected the view
         return self._requires_grad
 
     @requires_grad.setter
@@ -341,11 +343,12 @@ class Tensor:
     @property
     def stop_gradient(self) -> bool:
         """Paddle's view of `requires_grad`; setting it to True on a non-leaf cuts the graph there."""
-        return not self._requires_grad
+        return not self.requires_grad
 
     @stop_gradient.setter
     def stop_gradient(self, value: bool) -> None:
-        if value and self._grad_fn is not None:
+        if value and self.grad_fn is not None:
+            self._base = None  # from here on the view is a tensor of its own over the same memory
             self.detach_()
         else:
             self.requires_grad = not value
@@ -410,10 +413,6 @@ class Tensor:
         if accumulator is None:
             accumulator = AccumulateGrad(self)
             self._accumulator = weakref.ref(accumulator)
-        hooks = self.__dict__.get("_leaf_hooks")
-        if hooks is not None:
-            accumulator._tensor_hooks = {0: hooks}
-        accumulator.post_accumulate = self.__dict__.get("_post_accumulate_hooks")
         return Edge(accumulator, 0)
 
     def attach(self, node: Node, output_nr: int) -> None:
@@ -425,8 +424,11 @@ class Tensor:
     def alias(self, edge: Edge | None = None) -> "Tensor":
         """Return another tensor over the same memory, without graph or with the given place in it."""
         tensor = Tensor.wrap(self._array, self._storage)
-        if edge is not None and edge.node is not None:
-            tensor.attach(edge.node, edge.output_nr)
+        node = None if edge is None else edge.node
+        if isinstance(node, AccumulateGrad):  # another look at a leaf: the leaf gets its gradient
+            tensor._requires_grad, tensor._accumulator = True, lambda: node
+        elif edge is not None and node is not None:
+            tensor.attach(node, edge.output_nr)
         return tensor
 
     def detach(self) -> "Tensor":
@@ -435,7 +437,7 @@ class Tensor:
 
     def detach_(self) -> Self:
         """Cut the graph at this tensor: it becomes a leaf without gradient."""
-        if self._base is not None and self._grad_fn is not None:
+        if self._base is not None and self.grad_fn is not None:
             raise GraphError("detach_: a view cannot be detached in place; use detach()")
         self._grad_fn = None
         self._requires_grad = False
@@ -449,19 +451,17 @@ class Tensor:
                 self._grad = graph.add_gradients(self._grad, grad)
             else:
                 self._grad.add_(grad)
-        elif is_grad_enabled() and grad.requires_grad:
-            self._grad = grad
-        elif grad._storage.aliased or not grad.is_contiguous():
-            self._grad = grad.detach().clone()
         else:
-            self._grad = grad if grad._grad_fn is None else grad.detach()
+            if not is_grad_enabled() and grad._grad_fn is not None:
+                grad = grad.detach()
+            self._grad = grad.clone() if grad._storage.aliased or not grad.is_contiguous() else grad
 
     def register_hook(self, hook: Callable[["Tensor"], Any]) -> RemovableHandle:
         """Call `hook(grad)` when the tensor's gradient is computed; a tensor it returns replaces the gradient.
 
         Raises GraphError for a tensor that requires no gradient.
         """
-        if not self._requires_grad:
+        if not self.requires_grad:
             raise GraphError("register_hook: cannot register a hook on a tensor that doesn't require gradient")
         if self.grad_fn is not None:
             return self.grad_fn.register_tensor_hook(self._output_nr, hook)
@@ -481,7 +481,7 @@ class Tensor:
         """Keep the gradient of this non-leaf in `.grad` when backward computes it. Raises GraphError without
         gradient.
         """
-        if not self._requires_grad:
+        if not self.requires_grad:
             raise GraphError("retain_grad: can't retain_grad on a tensor that has requires_grad=False")
         if self.grad_fn is None:
             return
@@ -490,7 +490,8 @@ class Tensor:
         def store(grad: "Tensor") -> None:
             alive = tensor()
             if alive is not None:
-                alive._grad = grad if is_grad_enabled() else grad.detach()
+                grad = grad if is_grad_enabled() else grad.detach()
+                alive._grad = grad if alive._grad is None else graph.add_gradients(alive._grad, grad)
 
         self.grad_fn.retain_gradient(self._output_nr, store)
 

@@ -248,7 +248,7 @@ _IN_PLACE: dict[Any, tuple[str, ...]] = {
 
 def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        return inplace.change(self, name, lambda tensor, *rest: function(tensor, *rest, **options), *arguments)
+        return inplace.change(self, name, function, *arguments, **options)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"Do `{name.rstrip('_')}` in place; return the tensor."
@@ -374,7 +374,7 @@ def bind() -> None:
         "astype": convert.to,
         "cast": convert.to,
         "where": _where,
-        "backward": differentiate.backward,
+        "backward": differentiate.tensor_backward,
         "uniform_": creation.uniform_,
         "normal_": creation.normal_,
     }

@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.convert import clone, to_dtype
+from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
