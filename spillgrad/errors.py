@@ -9,8 +9,9 @@ class SpillgradError(Exception):
 
 
 class ShapeError(SpillgradError, RuntimeError, ValueError):
-    """Shapes do not fit the operation (PyTorch raises RuntimeError, NumPy ValueError: code for either keeps
-    working).
+    """Shapes do not fit the operation.
+
+    PyTorch raises RuntimeError here, NumPy ValueError: code for either keeps working.
     """
 
 

@@ -65,8 +65,7 @@ class Spilled:
 
 
 class save_on_disk(hooks.saved_tensors_hooks):
-    """Keep what operations inside save for backward in files below `directory`, at most `ram_budget` bytes of it in
-    RAM.
+    """Keep what operations inside save for backward on disk, and at most `ram_budget` bytes of it in RAM.
 
     Leaving the context only stops packing: backward may run later. Files are removed when the last graph that uses them
     dies, or at process exit. Re-enterable, and cheap to make anew for each step. `pack_hook` and `unpack_hook` are the

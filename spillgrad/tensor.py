@@ -201,8 +201,7 @@ class Tensor:
     # To Python and NumPy
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
-        """Return a NumPy array over the same memory, also of a tensor that requires a gradient (with or without
-        PyTorch's `force`).
+        """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
 
         Writes through it cannot be tracked: change no value that backward still needs.
         """
@@ -468,8 +467,9 @@ class Tensor:
         return self.__dict__.setdefault("_leaf_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 
     def register_post_accumulate_grad_hook(self, hook: Callable[["Tensor"], None]) -> RemovableHandle:
-        """Call `hook(tensor)` after a gradient was added to the leaf's `.grad`. Raises GraphError on anything but such
-        a leaf.
+        """Call `hook(tensor)` after a gradient was added to the leaf's `.grad`.
+
+        Raises GraphError on anything but such a leaf.
         """
         if not self._requires_grad or self.grad_fn is not None:
             raise GraphError(
@@ -478,8 +478,9 @@ class Tensor:
         return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 
     def retain_grad(self) -> None:
-        """Keep the gradient of this non-leaf in `.grad` when backward computes it. Raises GraphError without
-        gradient.
+        """Keep the gradient of this non-leaf in `.grad` when backward computes it.
+
+        Raises GraphError without gradient.
         """
         if not self.requires_grad:
             raise GraphError("retain_grad: can't retain_grad on a tensor that has requires_grad=False")

@@ -25,8 +25,7 @@ Shape = tuple[int, ...]
 
 @functools.lru_cache(maxsize=4096)
 def plan(shapes: tuple[Shape, ...]) -> tuple[Shape, int, np.ndarray, str]:
-    """Return how to walk operands of these shapes: the broadcast shape, the run length, where runs start, and the
-    pattern.
+    """Return how to walk operands of these shapes: broadcast shape, run length, starts of runs, and pattern.
 
     Shapes: starts is (operands, runs), in elements of each operand. The pattern has a letter per operand: "v" advances
     along a run, "s" stands still. Raises ValueError, as NumPy does, when the shapes do not broadcast.

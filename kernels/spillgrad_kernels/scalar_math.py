@@ -216,8 +216,9 @@ def _erf32(x: Any) -> Any:
 
 
 def _for_dtype(float_type: Any, exp_: Any, log_: Any) -> tuple[Any, Any, Any]:
-    """Return sigmoid, log1p and expm1 built on one dtype's exp and log (its own 1: Numba widens float32 + int to
-    float64).
+    """Return sigmoid, log1p and expm1 built on one dtype's exp and log.
+
+    Its own 1 too: Numba widens float32 + int to float64.
     """
     one = float_type(1)
     infinity = float_type(np.inf)

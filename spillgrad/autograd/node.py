@@ -211,8 +211,9 @@ def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any
 
 
 def _like(hook: Any, new: Any, old: Any) -> Any:
-    """Return what a hook made of a gradient. Raises HookTypeError for no tensor, GraphError for another shape or
-    dtype.
+    """Return what a hook made of a gradient.
+
+    Raises HookTypeError for no tensor, GraphError for another shape or dtype.
     """
     if not isinstance(new, _tensor_type):
         raise HookTypeError(

@@ -97,8 +97,9 @@ def gradgradcheck(
     rtol: float = 1e-3,
     raise_exception: bool = True,
 ) -> bool:
-    """Return whether the second derivatives of `func` equal central differences of its gradients. Arguments as
-    `gradcheck`.
+    """Return whether the second derivatives of `func` equal central differences of its gradients.
+
+    Arguments as `gradcheck`.
     """
     arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     with enable_grad():

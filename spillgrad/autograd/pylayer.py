@@ -167,8 +167,9 @@ class CustomNode(Node):
 
 
 class _Inputs:
-    """The tensors among a call's arguments: `layout` has an entry per argument, the number of tensors in a list, 1 or
-    0.
+    """The tensors among a call's arguments.
+
+    `layout` has an entry per argument: 1 for a tensor, the number of tensors in a list as a tuple, else 0.
     """
 
     def __init__(self, arguments: Sequence[Any], into_lists: bool) -> None:
@@ -311,9 +312,9 @@ class _Custom:
 
 
 class Function(_Custom):
-    """A custom function in PyTorch's dialect: static `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`, called by
-    `apply`.
+    """A custom function in PyTorch's dialect, called by `apply`.
 
+    Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`.
     With a static `setup_context(ctx, inputs, output)`, forward takes no ctx. Raises RuntimeError for wrong gradients.
     """
 

@@ -39,8 +39,9 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
 
 
 def expand_to(tensor: Tensor, shape: Shape) -> Tensor:
-    """Return a view of `shape` in which dimensions of size 1 repeat without copies. Raises ShapeError where they
-    cannot.
+    """Return a view of `shape` in which dimensions of size 1 repeat without copies.
+
+    Raises ShapeError where they cannot.
     """
     if tensor.shape == shape:
         return tensor

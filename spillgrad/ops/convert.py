@@ -43,8 +43,9 @@ def to(
     non_blocking: bool = False,
     copy: bool = False,
 ) -> Tensor:
-    """Return the tensor as a dtype and on a device (in either order, or another tensor's); itself where nothing
-    changes.
+    """Return the tensor as a dtype and on a device; itself where nothing changes.
+
+    The two come in either order, or as another tensor that has them.
     """
     for argument in arguments:
         if isinstance(argument, Tensor):

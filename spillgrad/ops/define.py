@@ -28,9 +28,7 @@ from spillgrad.tensor import Tensor
 
 @dataclass(frozen=True)
 class Derivative:
-    """The gradient of `inputs` (one, or several computed together) as a function whose parameters name what it
-    needs.
-    """
+    """The gradient of one input, or of several at once, as a function whose parameters name what it needs."""
 
     inputs: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -129,8 +127,9 @@ class Operation:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
-        """Return what is saved when the inputs at positions `needs` want a gradient: position and name among inputs,
-        outputs and auxiliaries, in that order.
+        """Return what is saved when the inputs at positions `needs` want a gradient.
+
+        Position and name among inputs, outputs and auxiliaries, in that order.
         """
         found = self._wanted.get(needs)
         if found is None:

@@ -305,8 +305,9 @@ def lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
 
 
 def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """Return each element moved into [min, max]; max where min exceeds it. Raises ArgumentError when neither bound is
-    given.
+    """Return each element moved into [min, max]; max where min exceeds it.
+
+    Raises ArgumentError when neither bound is given.
     """
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
@@ -336,8 +337,9 @@ def clamp_max(input: Tensor, max: Operand) -> Tensor:
 
 
 def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
-    """Return elements of `input` where `condition` holds, else of `other`; with the condition alone, the indices where
-    it holds.
+    """Return elements of `input` where `condition` holds, else of `other`.
+
+    With the condition alone, return the indices where it holds.
     """
     condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
     if input is None or other is None:

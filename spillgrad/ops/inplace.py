@@ -79,8 +79,9 @@ def _refuse_custom_view(view: Tensor, name: str) -> None:
 
 
 def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
-    """Copy values into the tensor's memory. The version moves first, so that whoever reads the memory meanwhile can
-    tell.
+    """Copy values into the tensor's memory.
+
+    The version moves first, so that whoever reads the memory meanwhile can tell.
     """
     if values.shape != tensor.shape:
         raise ShapeError(

@@ -35,8 +35,7 @@ def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
 
 
 def on_floats(kernel: Callable[..., Any], *arrays: Any, exact_aux: bool = False) -> Any:
-    """Call a kernel for float32 and float64 on arrays of one floating dtype; results of half-precision ones are rounded
-    back.
+    """Call a kernel for float32 and float64 on arrays of one floating dtype; round half-precision results back.
 
     Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
     result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32.
@@ -63,9 +62,7 @@ def run_formula(
     formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
     out: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Compute an elementwise formula on arrays and Python numbers: kernels for floating dtypes, NumPy for the
-    others.
-    """
+    """Compute an elementwise formula: by kernels for floating dtypes, by NumPy for the others."""
     computed = compute_dtype(dtype)
     if not dtypes.is_floating_point(computed):
         # Comparisons see Python numbers as they are: 300 is above every uint8.

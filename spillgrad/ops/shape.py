@@ -29,8 +29,9 @@ def normalize_dim(name: str, dim: int, ndim: int) -> int:
 
 
 def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
-    """Return several dimensions counted from the front. Raises DimensionError when one is out of range or named
-    twice.
+    """Return several dimensions counted from the front.
+
+    Raises DimensionError when one is out of range or named twice.
     """
     normalized = tuple(normalize_dim(name, d, ndim) for d in ((dims,) if isinstance(dims, int) else dims))
     if len(set(normalized)) != len(normalized):
@@ -374,8 +375,9 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Return a view of `length` indices of one dimension from `start` on. Raises ArgumentError when they are not all
-    there.
+    """Return a view of `length` indices of one dimension from `start` on.
+
+    Raises ArgumentError when they are not all there.
     """
     dim = normalize_dim("narrow", dim, input.ndim)
     size = input.shape[dim]
@@ -513,8 +515,9 @@ _roll: Any = operation("roll", _rolled, self=lambda g, shifts, dims: _roll(g, tu
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
 ) -> Tensor:
-    """Return a copy whose elements moved along some dimensions, or along the flattened tensor; those pushed out come in
-    again at the other end.
+    """Return a copy whose elements moved along some dimensions, or along the flattened tensor.
+
+    Those pushed out come in again at the other end.
     """
     steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     dims = axis if dims is None else dims
@@ -545,8 +548,9 @@ _constant_pad: Any = operation("constant_pad_nd", _padded, self=lambda g, widths
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Return the tensor with `value` around it; `pad` lists (before, after) from the last dimension on; negative widths
-    crop.
+    """Return the tensor with `value` around it.
+
+    `pad` lists (before, after) from the last dimension on; negative widths crop.
 
     Raises ArgumentError for an odd or too long list, or another mode.
     """
@@ -567,9 +571,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
 
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
-    """Return the tensor tiled `repeats` times along each dimension, new ones first (PyTorch's `repeat`, NumPy's
-    `tile`).
-    """
+    """Return the tensor tiled `repeats` times along each dimension, new ones first."""
     counts = shape_arguments(repeats)
     if len(counts) < input.ndim:
         raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")

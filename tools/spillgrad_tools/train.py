@@ -12,6 +12,7 @@ import psutil
 import xxhash
 
 import spillgrad as sg
+from spillgrad import labels
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad_tools.train_settings import TrainSettings
 
@@ -124,6 +125,7 @@ class Training:
 
     def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
         started, waited_before_s = time.perf_counter(), self._waited_s()
+        labels.set_step(self.step + 1)
         self.optimizer.zero_grad()
         with self.spill or contextlib.nullcontext():
             _, loss = self.model(x, y)
