@@ -185,7 +185,7 @@ def test_parameters_and_their_views_stay_where_they_are(directory: Path):
         hidden = weight() * 1
         y = hidden @ layer.weight.T
     assert isinstance(y.grad_fn._raw_saved_self.data, Spilled)
-    other = y.grad_fn._raw_saved_other.data
+    other = y.grad_fn._raw_saved_mat2.data
     assert isinstance(other, sg.Tensor)
     assert other.storage is layer.weight.storage
     assert spill.stats().packed_bytes == NBYTES
