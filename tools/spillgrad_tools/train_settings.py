@@ -10,7 +10,7 @@ class TrainSettings:
     """What, together with the text, decides every number of a run; a checkpoint carries it."""
 
     model: str = "small"
-    steps: int = 300
+    steps: int = 240
     batch: int = 16
     context: int = 256
     lr: float = 2e-3
