@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage, utils
+from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from spillgrad.device import Device as device

@@ -1,1 +1,0 @@
-"""Utilities, in the places where PyTorch has them."""
