@@ -19,6 +19,7 @@ from spillgrad_tools.train_settings import TrainSettings
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
+SAMPLE_PROMPT = b"The "
 # The learning rate rises for this share of the steps.
 WARMUP_SHARE = 0.1
 
@@ -90,10 +91,10 @@ class Training:
         return total / count
 
     def sample(self, length: int) -> str:
-        """Return `length` bytes that the model makes up, as text."""
-        newline = np.full((1, 1), ord("\n"))
-        made = self.model.generate(newline, length, temperature=0.8, top_k=40, seed=self.settings.seed)
-        return bytes(made.numpy()[0, 1:].astype(np.uint8)).decode(errors="replace")
+        """Return `length` bytes that the model makes up after a first word, as text."""
+        prompt = np.frombuffer(SAMPLE_PROMPT, np.uint8).astype(np.int64)[np.newaxis]
+        made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
+        return bytes(made.numpy()[0].astype(np.uint8)).decode(errors="replace")
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint to resume from.
