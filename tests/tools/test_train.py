@@ -68,7 +68,8 @@ def test_the_held_out_loss_of_a_new_model_is_that_of_a_uniform_guess():
 def test_a_sample_has_the_asked_length_and_is_the_same_again():
     training = Training(SETTINGS, TEXT)
     sample = training.sample(20)
-    assert 1 <= len(sample) <= 20
+    assert sample.startswith("The ")
+    assert 5 <= len(sample) <= 24
     assert training.sample(20) == sample
 
 
