@@ -3,7 +3,8 @@
 Where to look:
 
 * tensors: `tensor zeros ones full arange rand randn …`, their methods and operators (PyTorch's names and meanings);
-* gradients: `backward grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors, gradcheck);
+* gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
+  gradcheck);
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint`.
 """

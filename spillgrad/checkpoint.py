@@ -87,7 +87,8 @@ def save(
             os.replace(root / f"{_POINTER}.new", root / _POINTER)
             _sync(root)
         except BaseException:
-            shutil.rmtree(target, ignore_errors=True)
+            if not _is_current(target):  # an interrupt may come just after the rename
+                shutil.rmtree(target, ignore_errors=True)
             raise
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -191,6 +192,11 @@ def _open(root: Path) -> tuple[Path, dict[str, Any]]:
     current = root / Path(str(pointer["current"])).name
     _verify(current, _STATE, {"checksums": {_STATE: pointer["checksum"]}})
     return current, _read_json(current / _STATE)
+
+
+def _is_current(target: Path) -> bool:
+    pointer = target.parent / _POINTER
+    return pointer.is_file() and target.name in pointer.read_text(encoding="utf-8")
 
 
 def _verify(current: Path, name: str, state: dict[str, Any]) -> None:

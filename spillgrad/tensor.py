@@ -325,13 +325,13 @@ class Tensor:
             raise DtypeError(
                 f"requires_grad: got a tensor of {self.dtype}; only floating-point tensors can require gradients"
             )
-        if not value and self._grad_fn is not None:
+        if not value and not self.is_leaf:
             raise GraphError(
                 "requires_grad: you can only change requires_grad flags of leaf tensors; use detach() to get "
                 "one without graph"
             )
         self._requires_grad = bool(value)
-        if value and self._grad_fn is None:
+        if value and self.is_leaf:
             self._storage.trainable = True
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -395,6 +395,11 @@ class Tensor:
     def data(self, value: "Tensor") -> None:
         if not isinstance(value, Tensor):
             raise HookTypeError(f"data: got {type(value).__name__}; wanted a Tensor")
+        if self.requires_grad and not (value.is_floating_point() or value.is_complex()):
+            raise DtypeError(
+                f"data: got {value.dtype} for a tensor that requires a gradient; only floating-point tensors can"
+            )
+        self._base = None  # it shares no memory with what it viewed any more
         self._array, self._storage = value._array, value._storage
         self._storage.aliased = True
         self._accumulator = None
@@ -499,11 +504,8 @@ class Tensor:
     retain_grads = retain_grad
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Reset the gradient to zeros, or to None (Paddle's name)."""
-        if set_to_zero and self._grad is not None:
-            self._grad = Tensor.wrap(np.zeros(self.shape, self.dtype))
-        else:
-            self._grad = None
+        """Fill the gradient with zeros in place, or forget it (Paddle's name)."""
+        self._grad = self._grad.detach().zero_() if set_to_zero and self._grad is not None else None
 
     clear_gradient = clear_grad
 

@@ -151,6 +151,27 @@ def _environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
+@pytest.mark.parametrize(("function", "step"), [(os.fsync, 1), (os.replace, 2)])
+def test_an_interrupt_at_any_point_leaves_a_checkpoint(tmp_path, function, step):
+    run = Run()
+    run.save(tmp_path, step=1)
+
+    def interrupt(frame, event, argument):
+        if event == "c_return" and argument is function:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.save(tmp_path, step=2)
+    finally:
+        sys.setprofile(None)
+    assert Run().load(tmp_path)["step"] == step
+    latest = run.save(tmp_path, step=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
 def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path):
     run = Run()
     run.save(tmp_path, step=1)

@@ -1,7 +1,6 @@
 """`save_on_disk`: what is spilled, what comes back, and when the files go."""
 
 import dataclasses
-import gc
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ import spillgrad as sg
 from spillgrad.errors import BudgetError, GraphError, SavedTensorError, SpillError
 from spillgrad.save_on_disk import Spilled
 from spillgrad.storage import is_ram_disk
+from tests.waiting import wait_until
 
 ARRAY = np.random.default_rng(0).standard_normal((80, 60)).astype(np.float32)
 NBYTES = ARRAY.nbytes
@@ -42,14 +42,6 @@ def files(place: Path) -> list[Path]:
 
 def segments(place: Path) -> list[Path]:
     return [path for path in files(place) if path.suffix == ".h5"]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        gc.collect()
-        time.sleep(0.005)
 
 
 def batch() -> sg.Tensor:

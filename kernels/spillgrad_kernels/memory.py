@@ -7,6 +7,7 @@ last array over them dies, and are handed out again without a fault.
 import collections
 import math
 import mmap
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -144,6 +145,8 @@ def _size_class(nbytes: int) -> int:
 
 pool = BufferPool()
 empty = pool.empty
+# A fork waits until no other thread is in the middle of a change: its child has none of them to finish it.
+os.register_at_fork(before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

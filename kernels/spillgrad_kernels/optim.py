@@ -1,4 +1,4 @@
-"""Optimizer updates in place, one pass over memory each, and the two kernels of gradient clipping."""
+"""Optimizer updates in place, one pass over memory each, and the norm for gradient clipping."""
 
 import math
 from typing import Any
@@ -62,13 +62,6 @@ def _sum_of_squares(start: int, stop: int, a: Any, partials: Any) -> None:
             x = np.float64(row[j])
             total += x * x
         partials[chunk] = total
-
-
-@jit
-def _scale(start: int, stop: int, a: Any, factor: Any) -> None:
-    row = a[start * _CHUNK : stop * _CHUNK]
-    for j in range(row.size):
-        row[j] *= factor
 
 
 def _flat(who: str, array: np.ndarray) -> np.ndarray:
@@ -162,8 +155,3 @@ def sum_of_squares(a: np.ndarray) -> float:
     partials = np.empty(_chunks(flat))
     parallel_for(_sum_of_squares, partials.size, _GRAIN_CHUNKS, flat, partials)
     return float(partials.sum())
-
-
-def scale(a: np.ndarray, factor: float) -> None:
-    """Multiply a contiguous array by `factor` in place."""
-    parallel_for(_scale, _chunks(a), _GRAIN_CHUNKS, _flat("scale", a), a.dtype.type(factor))

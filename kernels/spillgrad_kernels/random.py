@@ -209,8 +209,3 @@ def dropout(a: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
     threshold, scale = np.uint32(min(round(p * 2**32), 2**32 - 1)), a.dtype.type(1 / (1 - p))
     flat = np.ascontiguousarray(a).reshape(-1)
     return _run(_dropout, out, flat, out.reshape(-1), threshold, scale, _seed(seed), np.uint64(offset))
-
-
-def dropout_backward(grad: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-    """Return the gradient of `dropout` by its input: the same operation, whose mask is drawn again."""
-    return dropout(grad, p, seed, offset)

@@ -1,4 +1,4 @@
-"""Reductions over any axes, and cumulative sums and products.
+"""Reductions over any axes, and cumulative sums.
 
 Every reduction is brought to a contiguous problem of shape (outer, n, inner) and folded over n by one kind of kernel:
 `term` maps an element, `combine` folds it in. Long folds are cut into blocks of a fixed size whose partial results are
@@ -311,48 +311,31 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
     return total
 
 
-def _scan_kernel(name: str, combine: Callable[..., Any], identity: float) -> Any:
-
-    @jit(name=f"reductions.{name}")
-    def kernel(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
-        column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
-        accumulators = np.empty(_BLOCK_COLUMNS)
-        for unit in range(start, stop):
-            column = unit % column_blocks * _BLOCK_COLUMNS
-            width = inner - column if inner - column < _BLOCK_COLUMNS else _BLOCK_COLUMNS
-            accumulators[:] = identity
-            for j in range(n):
-                begin = (unit // column_blocks * n + j) * inner + column
-                row, result = a[begin : begin + width], out[begin : begin + width]
-                for c in range(width):
-                    accumulators[c] = combine(accumulators[c], row[c])
-                    result[c] = accumulators[c]
-
-    return kernel
+@jit
+def _cumsum(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
+    column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
+    accumulators = np.empty(_BLOCK_COLUMNS)
+    for unit in range(start, stop):
+        column = unit % column_blocks * _BLOCK_COLUMNS
+        width = inner - column if inner - column < _BLOCK_COLUMNS else _BLOCK_COLUMNS
+        accumulators[:] = 0
+        for j in range(n):
+            begin = (unit // column_blocks * n + j) * inner + column
+            row, result = a[begin : begin + width], out[begin : begin + width]
+            for c in range(width):
+                accumulators[c] += row[c]
+                result[c] = accumulators[c]
 
 
-_CUMSUM = _scan_kernel("cumsum", _add, 0.0)
-_CUMPROD = _scan_kernel("cumprod", _multiply, 1.0)
-
-
-def _scan(kernel: Any, a: np.ndarray, axis: int) -> np.ndarray:
+def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return the running sums along `axis`."""
     out = memory.empty(a.shape, a.dtype)
     flat, outer, n, inner = _contiguous(a, (axis,))
     if out.size:
         units = outer * -(-inner // _BLOCK_COLUMNS)
         grain = -(-_BLOCK_ELEMENTS // (n * builtins.min(inner, _BLOCK_COLUMNS)))
-        parallel_for(kernel, units, grain, flat, out.reshape(-1), n, inner)
+        parallel_for(_cumsum, units, grain, flat, out.reshape(-1), n, inner)
     return out
-
-
-def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
-    """Return the running sums along `axis`."""
-    return _scan(_CUMSUM, a, axis)
-
-
-def cumprod(a: np.ndarray, axis: int) -> np.ndarray:
-    """Return the running products along `axis`."""
-    return _scan(_CUMPROD, a, axis)
 
 
 def _require_elements(who: str, a: np.ndarray, axes: tuple[int, ...]) -> None:

@@ -60,17 +60,16 @@ def gradcheck(
     arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     rng = np.random.default_rng(0)
     with enable_grad():
-        outputs = [o for o in _outputs(func, arguments) if o.requires_grad]
-        direction = [rng.standard_normal(o.shape) for o in _outputs(func, arguments)]
-        chosen = [w for w, o in zip(direction, _outputs(func, arguments), strict=True) if o.requires_grad]
+        outputs = _outputs(func, arguments)
+        direction = [rng.standard_normal(o.shape) for o in outputs]
+        roots = [o for o in outputs if o.requires_grad]
+        seeds = [w.astype(o.dtype) for o, w in zip(outputs, direction, strict=True) if o.requires_grad]
         sources = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
-        if not outputs or not sources:
-            raise GraphError("gradcheck: no output depends on an input that requires a gradient")
-        found = grad(
-            outputs, sources, [Tensor.wrap(w.astype(o.dtype)) for w, o in zip(chosen, outputs, strict=True)],
-            allow_unused=True,
-            materialize_grads=True,
-        )  # fmt: skip
+        if not roots or not sources:
+            raise GraphError(
+                "gradcheck: no output depends on an input that requires a gradient; set requires_grad=True on one"
+            )
+        found = grad(roots, sources, [Tensor.wrap(w) for w in seeds], allow_unused=True, materialize_grads=True)
     for number, (source, gradient) in enumerate(zip(sources, found, strict=True)):
         analytical = gradient.numpy().astype(np.float64)  # type: ignore[union-attr]
         numerical = _numerical(func, arguments, source, direction, eps)

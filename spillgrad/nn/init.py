@@ -13,13 +13,13 @@ _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "s
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Fill with draws from U(a, b)."""
     with no_grad():
-        return inplace.copy_(tensor, creation.rand(tensor.shape, dtype=tensor.dtype) * (b - a) + a)
+        return creation.uniform_(tensor, a, b)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill with draws from N(mean, std²)."""
     with no_grad():
-        return inplace.copy_(tensor, creation.randn(tensor.shape, dtype=tensor.dtype) * std + mean)
+        return creation.normal_(tensor, mean, std)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:

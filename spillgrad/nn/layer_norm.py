@@ -7,6 +7,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import creation, normalization
+from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 
 
@@ -30,7 +31,7 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = shape_arguments((normalized_shape,))
         self.eps = eps
         self.elementwise_affine = elementwise_affine
         for name, present in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):

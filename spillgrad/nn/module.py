@@ -329,10 +329,7 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the parameters' gradients, or fill them with zeros."""
         for parameter in self.parameters():
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach_().zero_()
+            parameter.clear_grad(set_to_zero=not set_to_none)
 
     def apply(self, fn: "Callable[[Module], None]") -> Self:
         """Call `fn` on every module below, then on this one."""
@@ -363,14 +360,11 @@ class Module:
 
     def _convert(self, convert: Callable[[Tensor], Tensor]) -> Self:
         with no_grad():
-            for parameter in self.parameters():
-                parameter.data = convert(parameter.data)
-                if parameter.grad is not None:
-                    parameter.grad = convert(parameter.grad)
-            for module in self.modules():
-                for name, buffer in module._buffers.items():
-                    if buffer is not None and buffer.is_floating_point():
-                        module._buffers[name] = convert(buffer)
+            for tensor in (*self.parameters(), *self.buffers()):
+                if tensor.is_floating_point():
+                    tensor.data = convert(tensor.data)
+                    if tensor.grad is not None:
+                        tensor.grad = convert(tensor.grad)
         return self
 
     # -- display

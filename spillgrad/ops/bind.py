@@ -205,45 +205,77 @@ _DTYPE_METHODS = {
 
 _NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
 
-# In-place methods besides those of `inplace.METHODS`: the function of the name without the underscore.
-_IN_PLACE: dict[Any, tuple[str, ...]] = {
-    elementwise: (
-        "absolute",
-        "acos",
-        "addcdiv",
-        "addcmul",
-        "asin",
-        "atan",
-        "atan2",
-        "bitwise_and",
-        "bitwise_left_shift",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_right_shift",
-        "bitwise_xor",
-        "clamp_max",
-        "clamp_min",
-        "clip",
-        "cosh",
-        "divide",
-        "erf",
-        "expm1",
-        "log10",
-        "log1p",
-        "log2",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "negative",
-        "sign",
-        "sinh",
-        "tan",
-        "true_divide",
-    ),
-    shape: ("tril", "triu"),
-    indexing: ("index_add", "masked_fill", "scatter", "scatter_add"),
-}
+# Methods that exist in place too, under the name with an underscore.
+_IN_PLACE = (
+    "abs",
+    "absolute",
+    "acos",
+    "add",
+    "addcdiv",
+    "addcmul",
+    "asin",
+    "atan",
+    "atan2",
+    "bitwise_and",
+    "bitwise_left_shift",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "ceil",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
+    "cos",
+    "cosh",
+    "div",
+    "divide",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "index_add",
+    "lerp",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "mul",
+    "multiply",
+    "neg",
+    "negative",
+    "pow",
+    "reciprocal",
+    "relu",
+    "remainder",
+    "round",
+    "rsqrt",
+    "scatter",
+    "scatter_add",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "subtract",
+    "tan",
+    "tanh",
+    "tril",
+    "triu",
+    "true_divide",
+    "trunc",
+)
 
 
 def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -358,12 +390,7 @@ def _matrix_transpose(self: Tensor) -> Tensor:
 def bind() -> None:
     """Put every operation onto `Tensor` and tell the autograd core about it."""
     methods: dict[str, Any] = {name: getattr(module, name) for module, names in _METHODS.items() for name in names}
-    methods |= inplace.METHODS
-    methods |= {
-        f"{name}_": _in_place(f"{name}_", getattr(module, name))
-        for module, names in _IN_PLACE.items()
-        for name in names
-    }
+    methods |= {f"{name}_": _in_place(f"{name}_", methods[name]) for name in _IN_PLACE}
     methods |= {name: _conversion(dtype) for name, dtype in _DTYPE_METHODS.items()}
     methods |= {f"new_{function.__name__}": _new(function) for function in _NEW}
     methods |= {
@@ -375,6 +402,9 @@ def bind() -> None:
         "cast": convert.to,
         "where": _where,
         "backward": differentiate.tensor_backward,
+        "copy_": inplace.copy_,
+        "fill_": inplace.fill_,
+        "zero_": inplace.zero_,
         "uniform_": creation.uniform_,
         "normal_": creation.normal_,
     }

@@ -16,8 +16,6 @@ Shape = tuple[int, ...]
 def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
     lead = self.ndim - len(shape)
     axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
-    if not axes:
-        return self.reshape(shape)
     if self.dtype.kind in "biu":
         return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
     return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)  # type: ignore[no-any-return]

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from spillgrad import dtypes
 from spillgrad.device import Device, as_device
 from spillgrad.ops.define import operation
@@ -21,7 +19,9 @@ _clone = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: 
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
     """Return the tensor's values as `dtype`; the tensor itself where it has that dtype."""
-    dtype = dtype if isinstance(dtype, np.dtype) else dtypes.as_dtype(dtype)
+    if tensor.dtype is dtype:
+        return tensor
+    dtype = dtypes.as_dtype(dtype)
     return tensor if tensor.dtype == dtype else _to(tensor, dtype)
 
 

@@ -241,9 +241,11 @@ ones_like = _like(ones, "Return ones in the shape and dtype of `input`.")
 empty_like = _like(empty, "Return uninitialised memory in the shape and dtype of `input`.")
 
 
-def full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def full_like(
+    input: Tensor, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Return a tensor in the shape and dtype of `input` filled with one value."""
-    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, None, requires_grad)
+    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, device, requires_grad)
 
 
 def _drawn(
@@ -329,5 +331,6 @@ def randint(
 
 def randperm(n: int, generator: Generator | None = None) -> Tensor:
     """Return the integers 0 to n - 1 in random order."""
+    (n,) = _sizes("randperm", (n,))
     seed, offset = (generator or default_generator).take(kernels.counters_needed(n))
     return Tensor.wrap(kernels.permutation(n, seed, offset))

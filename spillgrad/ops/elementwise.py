@@ -342,6 +342,8 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     With the condition alone, return the indices where it holds.
     """
     condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
+    if (input is None) != (other is None):
+        raise ArgumentError("where: got one of input and other; give both, or the condition alone")
     if input is None or other is None:
         return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
     if condition.dtype != dtypes.bool_:

@@ -9,7 +9,7 @@ from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandE
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add, mul, where
+from spillgrad.ops.elementwise import Number, add, mul, where
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import flatten, normalize_dim, reshape
 from spillgrad.ops.subscript import getitem
@@ -18,7 +18,6 @@ from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.memory import empty, zeros
 
 Shape = tuple[int, ...]
-Number = bool | int | float
 
 
 def _check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> None:

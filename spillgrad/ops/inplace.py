@@ -13,7 +13,6 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import Edge, Node, OutputMeta
 from spillgrad.errors import DtypeError, GraphError, ShapeError
-from spillgrad.ops import elementwise
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
@@ -122,7 +121,9 @@ def _move(tensor: Tensor, edge: Edge) -> None:
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
-    """Return where a view lies in its base. Raises GraphError for a base that is not dense."""
+    """Return where a view lies in its base. Raises GraphError for a base that is not dense, or has other memory now."""
+    if view.storage is not base.storage:
+        raise GraphError("in-place: the view's base got other memory, by assigning its data; make the view again")
     if not base.is_contiguous():
         raise GraphError("in-place: cannot record a change of a view whose base is not contiguous; clone() it first")
     start = view.array.__array_interface__["data"][0] - base.array.__array_interface__["data"][0]
@@ -148,7 +149,7 @@ class ChangedSlice(Node):
         part = as_strided(g, self._place) if self.edges[1].node is not None else None
         rest = None
         if self.edges[0].node is not None:
-            rest = _put_strided(g, Tensor.wrap(np.zeros(self._place[0], g.dtype)), self._place)
+            rest = _rest_gradient(g, self._place)
         return [rest, part]
 
 
@@ -219,11 +220,7 @@ register_view_again(_view_again)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(np.asarray(source))
-    return change(tensor, "copy_", _copied, from_array)
-
-
-def _copied(tensor: Tensor, source: Tensor) -> Tensor:
-    return _copy(tensor, source)  # type: ignore[no-any-return]
+    return change(tensor, "copy_", _copy, from_array)
 
 
 def _copy_forward(self: np.ndarray, source: np.ndarray) -> np.ndarray:
@@ -256,49 +253,3 @@ def fill_(tensor: Tensor, value: Any) -> Tensor:
 def zero_(tensor: Tensor) -> Tensor:
     """Overwrite the tensor with zeros."""
     return fill_(tensor, 0)
-
-
-def _method(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def method(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        return change(tensor, name, function, *arguments, **options)
-
-    method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"Do `{name.rstrip('_')}` in place; return the tensor."
-    return method
-
-
-NAMES = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "remainder",
-    "floor_divide",
-    "neg",
-    "abs",
-    "square",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "exp",
-    "log",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "relu",
-    "clamp",
-    "maximum",
-    "minimum",
-    "lerp",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-)
-METHODS: dict[str, Callable[..., Tensor]] = {
-    f"{name}_": _method(f"{name}_", getattr(elementwise, name)) for name in NAMES
-}
-METHODS["subtract_"], METHODS["multiply_"] = METHODS["sub_"], METHODS["mul_"]
-METHODS |= {"copy_": copy_, "fill_": fill_, "zero_": zero_}

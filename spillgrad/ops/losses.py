@@ -9,13 +9,11 @@ from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import abs, div, mul, softplus, square, sub, where
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
-
-Number = bool | int | float
 
 
 def _reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
@@ -120,8 +118,7 @@ def _cross_entropy_of_probabilities(
 
 
 def _check_class_weight(name: str, input: Tensor, weight: Tensor | None) -> None:
-    if not input.is_floating_point():
-        raise DtypeError(f"{name}: got input of {input.dtype}; wanted floating-point numbers")
+    require_floats(name, input.dtype)
     if not input.ndim:
         raise ShapeError(f"{name}: got a 0-d input; wanted (C,), (N, C) or (N, C, d1, ...)")
     classes = input.shape[0 if input.ndim == 1 else 1]

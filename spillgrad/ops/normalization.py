@@ -11,9 +11,9 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import exp, mul, rsqrt, square, sub
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import mean, sum
-from spillgrad.ops.shape import normalize_dim, reshape
+from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import normalization as kernels
 
@@ -53,8 +53,7 @@ _log_softmax: Any = operation(
 def _along(name: str, function: Any, input: Tensor, dim: int, dtype: Any) -> Tensor:
     if dtype is not None:
         input = to_dtype(input, dtype)
-    if not input.is_floating_point():
-        raise DtypeError(f"{name}: got a tensor of {input.dtype}; wanted floating-point numbers: pass dtype=float32")
+    require_floats(name, input.dtype)
     dim = normalize_dim(name, dim, input.ndim)
     if not input.ndim:
         return reshape(function(reshape(input, 1), 0), ())
@@ -140,13 +139,12 @@ def _checked_rows(
     name: str, input: Tensor, normalized_shape: int | Sequence[int], **parameters: Tensor | None
 ) -> Shape:
     """Return the rows' shape. Raises ShapeError or DtypeError for an input or parameters that do not have it."""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(size) for size in normalized_shape)
+    shape = shape_arguments((normalized_shape,))
     if not shape or input.shape[-len(shape) :] != shape:
         raise ShapeError(
             f"{name}: got input {input.shape} and normalized_shape {shape}; wanted the input's last dimensions"
         )
-    if not input.is_floating_point():
-        raise DtypeError(f"{name}: got a tensor of {input.dtype}; wanted floating-point numbers")
+    require_floats(name, input.dtype)
     for parameter_name, parameter in parameters.items():
         if parameter is not None and parameter.shape != shape:
             raise ShapeError(

@@ -34,6 +34,14 @@ def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
     return dtype
 
 
+def require_floats(name: str, dtype: dtypes.DType) -> None:
+    """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold real floating-point numbers."""
+    if not dtypes.is_floating_point(dtype):
+        raise DtypeError(
+            f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)"
+        )
+
+
 def on_floats(kernel: Callable[..., Any], *arrays: Any, exact_aux: bool = False) -> Any:
     """Call a kernel for float32 and float64 on arrays of one floating dtype; round half-precision results back.
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.errors import ArgumentError
 from spillgrad.generator import default_generator
 from spillgrad.ops.define import operation
 from spillgrad.ops.inplace import change
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
 
@@ -27,8 +27,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if not 0 <= p <= 1:
         raise ArgumentError(f"dropout: got p={p}; wanted a probability from 0 to 1")
-    if not input.is_floating_point():
-        raise DtypeError(f"dropout: got a tensor of {input.dtype}; wanted floating-point numbers")
+    require_floats("dropout", input.dtype)
     if not training or p == 0:
         return input
     seed, offset = default_generator.take(kernels.counters_needed(input.numel()))

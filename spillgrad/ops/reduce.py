@@ -10,19 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, DimensionError, DtypeError
+from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.elementwise import abs, div, exp, maximum, minimum, mul, pow, where
 from spillgrad.ops.indexing import scattered_into_zeros
-from spillgrad.ops.numeric import compute_dtype, on_floats
+from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
 from spillgrad.ops.shape import (
+    as_tuple,
     flatten,
     flip,
     narrow,
     normalize_dim,
     normalize_dims,
+    one_dim,
     pad,
     permute,
     reshape,
@@ -46,7 +48,7 @@ class ValuesAndIndices(NamedTuple):
 def _dims(name: str, dim: Dims, axis: Dims, ndim: int) -> Shape:
     """Return the dimensions to reduce, counted from the front: all of them where none is named."""
     dim = axis if dim is None else dim
-    if dim is None or (not isinstance(dim, int) and not len(dim)):
+    if dim is None or as_tuple(dim) == ():
         return tuple(range(ndim))
     dims = normalize_dims(name, dim, ndim)
     return dims if ndim else ()
@@ -63,13 +65,6 @@ def _kept(tensor: Any, self_shape: Shape, dims: Shape) -> Any:
 
 def _count(shape: Shape, dims: Shape) -> int:
     return math.prod(shape[i] for i in dims)
-
-
-def _require_floats(name: str, input: Tensor) -> None:
-    if not input.is_floating_point():
-        raise DtypeError(
-            f"{name}: got a tensor of {input.dtype}; wanted floating-point numbers: convert it with .to(float32)"
-        )
 
 
 def _folded(
@@ -148,7 +143,7 @@ def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = 
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the average over dimensions. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
-    _require_floats("mean", input)
+    require_floats("mean", input.dtype)
     return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
 
 
@@ -194,7 +189,7 @@ def _spread(
     correction: float | None,
     axis: Dims,
 ) -> Tensor:
-    _require_floats(name, input)
+    require_floats(name, input.dtype)
     if isinstance(dim, bool):  # PyTorch: var(x, False) gives `unbiased`
         dim, unbiased = None, dim
     if correction is None:
@@ -290,7 +285,7 @@ def _extreme(
     dim = axis if dim is None else dim
     if isinstance(dim, Tensor):
         return elementwise(input, dim)
-    if not isinstance(dim, int):
+    if dim is None or hasattr(dim, "__iter__"):
         return _over(name, over, input, dim, keepdim)
     dim = normalize_dim(name, dim, input.ndim)
     if not input.ndim:
@@ -363,7 +358,7 @@ _logsumexp: Any = operation(
 
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return log(sum(exp(x))) over dimensions, without overflow."""
-    _require_floats("logsumexp", input)
+    require_floats("logsumexp", input.dtype)
     return _logsumexp(input, _dims("logsumexp", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
 
 
@@ -378,11 +373,8 @@ _cumsum: Any = operation("cumsum", _cumsum_forward, self=lambda g, dim: flip(_cu
 
 def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
     """Return the running sums along a dimension; integers and bool sum to int64."""
-    dim = axis if dim is None else dim
-    if dim is None:
-        raise ArgumentError("cumsum: got no dim; give the dimension to sum along, or flatten() the tensor first")
+    dim = one_dim("cumsum", dim, axis, input.ndim)
     input = input if dtype is None else to_dtype(input, dtype)
-    dim = normalize_dim("cumsum", dim, input.ndim)
     if not input.ndim:
         return reshape(_cumsum(reshape(input, 1), 0), ())
     return _cumsum(input, dim)  # type: ignore[no-any-return]
@@ -414,7 +406,7 @@ def norm(
     "fro" is 2. Raises ArgumentError for another name.
     """
     input = input if dtype is None else to_dtype(input, dtype)
-    _require_floats("norm", input)
+    require_floats("norm", input.dtype)
     if isinstance(p, str) and p != "fro":
         raise ArgumentError(f'norm: got p={p!r}; wanted a number or "fro"')
     order = 2.0 if p is None or isinstance(p, str) else float(p)

@@ -21,11 +21,20 @@ Shape = tuple[int, ...]
 
 
 def normalize_dim(name: str, dim: int, ndim: int) -> int:
-    """Return `dim` counted from the front. Raises DimensionError when it is out of range."""
+    """Return `dim` counted from the front. Raises DimensionError out of range, OperandError for what is no integer."""
+    try:
+        index = operator.index(dim)
+    except TypeError as error:
+        raise OperandError(f"{name}: got dim {dim!r}; wanted an integer") from error
     span = max(ndim, 1)
-    if not -span <= dim < span:
-        raise DimensionError(f"{name}: got dim {dim}; a tensor of {ndim} dimensions takes {-span} to {span - 1}")
-    return dim % span
+    if not -span <= index < span:
+        raise DimensionError(f"{name}: got dim {index}; a tensor of {ndim} dimensions takes {-span} to {span - 1}")
+    return index % span
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """Return one value, or a sequence of them, as a tuple."""
+    return tuple(values) if hasattr(values, "__iter__") else (values,)
 
 
 def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
@@ -33,7 +42,7 @@ def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
 
     Raises DimensionError when one is out of range or named twice.
     """
-    normalized = tuple(normalize_dim(name, d, ndim) for d in ((dims,) if isinstance(dims, int) else dims))
+    normalized = tuple(normalize_dim(name, d, ndim) for d in as_tuple(dims))
     if len(set(normalized)) != len(normalized):
         raise DimensionError(f"{name}: got dims {tuple(dims)}; a dimension appears twice")
     return normalized
@@ -50,11 +59,11 @@ def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
         raise OperandError(f"shape: got {sizes!r}; sizes are integers") from error
 
 
-def _one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
+def one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
     """Return the dimension given under either name, counted from the front."""
     chosen = axis if dim is None else dim
     if chosen is None:
-        raise ArgumentError(f"{name}: got no dim; give one")
+        raise ArgumentError(f"{name}: got no dim; give one, such as -1 for the last")
     return normalize_dim(name, chosen, ndim)
 
 
@@ -185,7 +194,7 @@ def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any 
 
 def unsqueeze(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return a view with a new dimension of size 1 at `dim`."""
-    dim = _one_dim("unsqueeze", dim, axis, input.ndim + 1)
+    dim = one_dim("unsqueeze", dim, axis, input.ndim + 1)
     return _unsqueeze(input, (*input.shape[:dim], 1, *input.shape[dim:]))  # type: ignore[no-any-return]
 
 
@@ -418,12 +427,13 @@ def split(
     """
     dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
     size = input.shape[dim]
-    if isinstance(split_size_or_sections, int):
-        if split_size_or_sections < 0 or (size and not split_size_or_sections):
-            raise ArgumentError(f"split: got a size of {split_size_or_sections}; pieces have at least one index")
-        sizes = [min(split_size_or_sections, size - i) for i in range(0, size, max(split_size_or_sections, 1))] or [0]
+    if isinstance(split_size_or_sections, int | np.integer):
+        length = int(split_size_or_sections)
+        if length < 0 or (size and not length):
+            raise ArgumentError(f"split: got a size of {length}; pieces have at least one index")
+        sizes = [min(length, size - i) for i in range(0, size, max(length, 1))] or [0]
     else:
-        sizes = [operator.index(s) for s in split_size_or_sections]
+        sizes = list(shape_arguments((split_size_or_sections,)))
         if sum(sizes) != size or min(sizes, default=0) < 0:
             raise ArgumentError(
                 f"split: got sizes {sizes}; dimension {dim} has {size} indices, so they must sum to that"
@@ -499,7 +509,7 @@ _flip: Any = operation("flip", _flipped, self=lambda g, dims: _flip(g, dims))
 def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
     """Return a copy with the order along some dimensions reversed."""
     named = axis if dims is None else dims
-    named = (named,) if isinstance(named, int) else named
+    named = None if named is None else as_tuple(named)
     return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))  # type: ignore[no-any-return]
 
 
@@ -519,9 +529,9 @@ def roll(
 
     Those pushed out come in again at the other end.
     """
-    steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    steps = as_tuple(shifts)
     dims = axis if dims is None else dims
-    along = None if dims is None else tuple(normalize_dim("roll", d, input.ndim) for d in np.atleast_1d(dims).tolist())
+    along = None if dims is None else tuple(normalize_dim("roll", d, input.ndim) for d in as_tuple(dims))
     if len(steps) != (1 if along is None else len(along)):
         raise ArgumentError(f"roll: got shifts {shifts} and dims {dims}; give one shift for each dimension")
     return _roll(input, steps, along)  # type: ignore[no-any-return]

@@ -71,10 +71,7 @@ class Optimizer:
         """Forget all gradients, or fill them with zeros."""
         for group in self.param_groups:
             for param in group["params"]:
-                if set_to_none:
-                    param.grad = None
-                elif param.grad is not None:
-                    param.grad = param.grad.detach().zero_()
+                param.clear_grad(set_to_zero=not set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and options; parameters are numbered in order. Tensors share memory with the optimizer's."""

@@ -349,3 +349,20 @@ def test_hooks_pack_what_was_there_before():
     assert packed == [[2.0, 3.0]]
     y.sum().backward()
     assert x.grad.tolist() == [4.0, 6.0]
+
+
+def test_a_view_whose_memory_or_base_was_replaced_changes_nothing_else():
+    weight = sg.ones(4, requires_grad=True)
+    base = weight * 2
+    view = base[1:3]
+    view.data = sg.ones(2)
+    view.mul_(weight[:2] * 3)
+    assert (base.tolist(), view.tolist()) == ([2, 2, 2, 2], [3, 3])
+    (base.sum() + view.sum()).backward()
+    assert weight.grad.tolist() == [5, 11, 8, 2]
+
+    base = weight * 2
+    view = base[1:3]
+    base.data = sg.ones(4)
+    with pytest.raises(GraphError, match="base got other memory"):
+        view.mul_(3)

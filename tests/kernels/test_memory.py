@@ -1,11 +1,14 @@
 """The buffer pool: aligned, reused, never lent twice, given back on request."""
 
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from spillgrad_kernels.memory import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool
+from spillgrad_kernels.memory import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
 
 LARGE = (POOLED_MIN_BYTES,)
 
@@ -75,3 +78,24 @@ def test_threads_never_share_a_buffer():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_allocates_gets_memory():
+    held = threading.Event()
+
+    def hold_the_lock():
+        with pool._lock:
+            held.set()
+            time.sleep(0.2)
+
+    holder = threading.Thread(target=hold_the_lock)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # what hangs must die
+        pool.empty(LARGE, np.uint8)
+        os._exit(0)
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

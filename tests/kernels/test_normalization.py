@@ -188,7 +188,7 @@ target, results = np.array([0, 8, 3, -100, 4, 1]), []
 for name in ("sum", "prod", "max", "min", "logsumexp"):
     results += [getattr(reductions, name)(a, axes) for axes in ((0,), (1,), (0, 1))]
 results += [reductions.argmax(a, 0), reductions.argmin(a, 1), *reductions.var(a, (0,))]
-results += [reductions.cumsum(a, 1), reductions.cumprod(a, 0)]
+results += [reductions.cumsum(a, 1), reductions.cumsum(a, 0)]
 soft, logs = normalization.softmax(a, 1), normalization.log_softmax(a, 0)
 results += [soft, normalization.softmax_backward(grad, soft, 1)]
 results += [logs, normalization.log_softmax_backward(grad, logs, 0)]
@@ -207,7 +207,6 @@ results += [indexing.gather(a, 0, index), indexing.scatter_add(a, 1, index, grad
 param, square = a.copy(), abs(grad)
 optim.adamw(param, grad, a.copy(), square, 0.1, 0.9, 0.99, 1e-8, 0.1, 2)
 optim.sgd(param, grad, a.copy(), 0.1, 0.9, 0.1, 0.1, True, False)
-optim.scale(square, 0.5)
 results += [param, square, np.array(optim.sum_of_squares(a))]
 """
 

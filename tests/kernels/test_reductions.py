@@ -158,11 +158,9 @@ def test_the_variance_of_too_few_elements_is_nan():
 @pytest.mark.parametrize(
     ("shape", "axis"), [((9,), 0), ((4, 7), 0), ((4, 7), 1), ((2, 5, 3), 1), ((3, 0), 1), ((3, 1030), 0)]
 )
-@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
-def test_a_scan_agrees_with_numpy(name, shape, axis, dtype):
+def test_running_sums_agree_with_numpy(shape, axis, dtype):
     a = draw(shape, dtype)
-    expected = getattr(np, name)(a.astype(np.float64), axis=axis)
-    np.testing.assert_allclose(getattr(reductions, name)(a, axis), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(reductions.cumsum(a, axis), np.cumsum(a.astype(np.float64), axis), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

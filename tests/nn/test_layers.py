@@ -99,6 +99,9 @@ def test_dropout_drops_in_training_only():
     assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / 0.75)}
     assert abs((dropped == 0).mean() - 0.25) < 0.02
     assert layer.eval()(x).tolist() == x.tolist()
+    in_place = nn.Dropout(0.25, inplace=True)
+    assert in_place(x) is x
+    assert (x == 0).any()
 
 
 def test_the_losses_are_those_of_their_formulas():

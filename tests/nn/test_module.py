@@ -178,6 +178,19 @@ def test_conversion_keeps_parameters_ties_and_integer_buffers(dtype):
     assert weight.is_leaf
 
 
+def test_conversion_leaves_integers_and_ties_of_buffers():
+    model = nn.Module()
+    model.first, model.second = nn.Module(), nn.Module()
+    model.first.register_buffer("shared", sg.ones(2))
+    model.second.register_buffer("shared", model.first.shared)
+    model.order = nn.Parameter(sg.tensor([2, 1]), requires_grad=False)
+    model.half()
+    assert model.first.shared is model.second.shared
+    assert (model.first.shared.dtype, model.order.dtype) == (sg.float16, sg.int64)
+    with pytest.raises(TypeError, match="data: got int64 for a tensor that requires a gradient"):
+        nn.Linear(2, 2).to("int64")
+
+
 def test_gradients_are_forgotten_or_zeroed():
     model = nn.Linear(2, 1)
     model(sg.ones(1, 2)).sum().backward()
@@ -299,7 +312,7 @@ def test_the_representation_is_pytorchs():
         "  (blocks): ModuleList(\n"
         "    (0-1): 2 x Sequential(\n"
         "      (0): Tanh()\n"
-        "      (1): Dropout(p=0.5)\n"
+        "      (1): Dropout(p=0.5, inplace=False)\n"
         "    )\n"
         "  )\n"
         ")"

@@ -67,6 +67,10 @@ def test_every_spelling_of_a_conversion_does_the_same(convert):
     assert (y.dtype, y.tolist()) == (sg.float64, [1, 2])
 
 
+def test_a_dtype_of_another_byte_order_means_this_machines():
+    assert sg.ones(2).to(np.dtype(">f8")).dtype.isnative
+
+
 def test_nothing_to_do_is_the_tensor_itself_unless_a_copy_is_asked_for():
     x = sg.ones(2)
     for same in (x.to("float32"), x.to("cpu"), x.float(), x.cpu(), x.contiguous(), x.to(None), x.to(x)):
@@ -111,6 +115,7 @@ def test_complex_numbers_are_stored_and_moved():
         (lambda x: x.to("cuda:0"), DeviceError, "device: got 'cuda:0'; this version computes on 'cpu' only"),
         (lambda x: x.astype(object), DtypeError, "dtype: got"),
         (lambda x: x.to(3), DtypeError, "dtype: got 3"),
+        (lambda x: x.to(np.dtype("U5")), DtypeError, "dtype: got dtype"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):

@@ -237,6 +237,7 @@ def test_filling_in_place_counts_as_a_change_and_needs_no_leaf():
         (lambda: sg.linspace(0, 1, -1), ArgumentError, "linspace: got -1 steps"),
         (lambda: sg.rand(2, dtype="int64"), ArgumentError, "rand: got dtype int64"),
         (lambda: sg.zeros(2, dtype="int8").normal_(), ArgumentError, "normal_: got dtype int8"),
+        (lambda: sg.randperm(-1), ShapeError, r"randperm: got shape \(-1,\)"),
         (lambda: sg.randint(3, 3, (2,)), ArgumentError, r"randint: got \[3, 3\); high must exceed low"),
         (lambda: sg.Tensor(2, 3), ArgumentError, "Tensor: got requires_grad=3"),
     ],

@@ -380,6 +380,11 @@ def test_a_number_wraps_around_only_where_that_is_modular_arithmetic():
         (lambda: sg.tensor([2]) ** -1, ArgumentError, "pow: got integers and a negative exponent"),
         (lambda: sg.clamp(sg.ones(2)), ArgumentError, "clamp: got neither min nor max"),
         (lambda: sg.div(sg.ones(2), 2, rounding_mode="up"), ArgumentError, "got rounding_mode='up'; accepted are"),
+        (
+            lambda: sg.where(sg.tensor([True]), sg.ones(1)),
+            ArgumentError,
+            "where: got one of input and other; give both",
+        ),
         (lambda: sg.where(sg.ones(2), 1, 2), DtypeError, "where: got a condition of float32; wanted bool"),
         (lambda: sg.nn.functional.gelu(sg.ones(2), "sigmoid"), ArgumentError, "got approximate='sigmoid'"),
     ],

@@ -172,7 +172,7 @@ X, T = sg.zeros(2, 3), sg.tensor([0, 1])
         (lambda: losses.cross_entropy(X, T, sg.ones(2)), ShapeError, r"got weight \(2,\) for input \(2, 3\)"),
         (lambda: losses.cross_entropy(X, T, reduction="avg"), ArgumentError, "got reduction='avg'; accepted are"),
         (lambda: losses.cross_entropy(X, T, label_smoothing=2.0), ArgumentError, "label_smoothing=2.0"),
-        (lambda: losses.nll_loss(sg.tensor([[1, 2]]), T), DtypeError, "nll_loss: got input of int64"),
+        (lambda: losses.nll_loss(sg.tensor([[1, 2]]), T), DtypeError, "nll_loss: got a tensor of int64"),
         (lambda: losses.mse_loss(X, sg.zeros(2, 4)), ShapeError, r"mse_loss: got input \(2, 3\) and target \(2, 4\)"),
         (lambda: losses.huber_loss(X, X, delta=0), ArgumentError, "huber_loss: got delta=0"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import ArgumentError, DimensionError, DtypeError
+from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError
 from spillgrad.ops import reduce
 from spillgrad.ops.elementwise import isnan
 from tests.ops.checks import check_gradients, check_half_precision, leaf
@@ -120,6 +120,14 @@ def test_axis_is_dim():
     x = sg.tensor(A)
     np.testing.assert_array_equal(reduce.sum(x, axis=[0, 1]).numpy(), reduce.sum(x, (0, 1)).numpy())
     np.testing.assert_array_equal(reduce.max(x, axis=1).indices.numpy(), A.argmax(1))
+
+
+def test_a_numpy_integer_is_a_dim():
+    x, one = sg.tensor(A), np.int64(1)
+    assert reduce.sum(x, one).tolist() == reduce.sum(x, (one,)).tolist() == reduce.sum(x, 1).tolist()
+    assert reduce.max(x, one).indices.tolist() == reduce.max(x, 1).indices.tolist()
+    assert reduce.max(x, (0, one)).tolist() == reduce.amax(x, (0, 1)).tolist()
+    assert reduce.cumsum(x, one).tolist() == reduce.cumsum(x, 1).tolist()
 
 
 def test_dtype_converts_before_the_sum():
@@ -269,6 +277,8 @@ def test_topk_gives_the_first_of_the_sorted():
         (lambda: reduce.sum(sg.zeros(2, dtype="complex64")), DtypeError, "got complex64"),
         (lambda: reduce.norm(sg.zeros(2), "nuc"), ArgumentError, "norm: got p='nuc'"),
         (lambda: reduce.cumsum(sg.zeros(2)), ArgumentError, "cumsum: got no dim"),
+        (lambda: reduce.sum(sg.zeros(2), 0.5), OperandError, "sum: got dim 0.5; wanted an integer"),
+        (lambda: reduce.sort(sg.zeros(2), 0.0), OperandError, "sort: got dim 0.0; wanted an integer"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):

@@ -192,6 +192,15 @@ def test_a_view_can_read_the_bytes_as_another_dtype():
     assert sg.zeros(2, 4).view("float64").shape == (2, 2)
 
 
+def test_numpy_integers_are_dims_and_sizes():
+    x, one = sg.tensor(A), np.int64(1)
+    assert x.movedim(one, np.int64(0)).shape == (3, 2, 4)
+    assert x[:, :1].squeeze(one).shape == (2, 4)
+    assert [piece.shape for piece in x.split(np.int64(2), one)] == [(2, 2, 4), (2, 1, 4)]
+    assert x.roll(one, one).tolist() == x.roll(1, 1).tolist()
+    assert sg.flip(x, axis=one).tolist() == x.flip(1).tolist()
+
+
 def test_paddles_spellings_are_understood():
     x = sg.tensor(A)
     assert sg.reshape(x, shape=[4, 6]).shape == (4, 6)

@@ -20,6 +20,7 @@ import pytest
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
+from tests.waiting import wait_until
 
 MakeStore = Callable[..., DiskStore]
 
@@ -28,13 +29,6 @@ def run_script(script: str, directory: Path, *wrapper: str) -> subprocess.Comple
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [*wrapper, sys.executable, "-c", textwrap.dedent(script), str(directory)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 40_000, 100_000, 1_000_000])
