@@ -26,7 +26,8 @@ def run_script(script: str, directory: Path, wanted_stderr: str = "") -> None:
     command = [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(script), str(directory)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
-    assert ran.stderr.endswith(wanted_stderr) if wanted_stderr else ran.stderr == ""
+    fits = ran.stderr.endswith(wanted_stderr) if wanted_stderr else ran.stderr == ""
+    assert fits, f"stderr: {ran.stderr!r}"
 
 
 HEAD = """
@@ -207,11 +208,13 @@ def test_control_c_ends_a_process_that_waits_and_leaves_nothing(directory: Path,
 def test_control_c_while_the_process_ends_and_the_disk_hangs_leaves_nothing(directory: Path):
     run_script(
         """
+        hanging = threading.Event()
         slow = DiskStore(sys.argv[1], ram_budget=500_000)
-        slow.put(np.ones(40_000), unchanged=lambda: time.sleep(30) is None)
+        slow.put(np.ones(40_000), unchanged=lambda: (hanging.set(), time.sleep(30)) is None)
         with slow._account.lock:
             slow._account.waiting_puts = 1  # which makes the writer write
             slow._writer.wake()
+        hanging.wait()  # a store that closes before would not write at all
 
         def interrupt():
             time.sleep(0.5)
