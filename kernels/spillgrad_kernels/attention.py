@@ -41,7 +41,8 @@ def _score_gradients(p: np.ndarray, dp: np.ndarray, scale: float, normalizer: fl
 def _forward_range(
     start: int,
     stop: int,
-    workspace: np.ndarray,
+    worker: int,
+    workspaces: np.ndarray,
     places: np.ndarray,
     strides: np.ndarray,
     queries: int,
@@ -52,6 +53,7 @@ def _forward_range(
     causal: bool,
 ) -> None:
     """Compute tiles of queries, numbered over all heads. Operands: q, k, v, out, lse."""
+    workspace = workspaces[worker]
     size = workspace.itemsize
     # Not plain `False`: Numba would compile `product` once more for each literal.
     fresh = np.bool_(False)
@@ -109,7 +111,8 @@ def _forward_range(
 def _backward_range(
     start: int,
     stop: int,
-    workspace: np.ndarray,
+    worker: int,
+    workspaces: np.ndarray,
     places: np.ndarray,
     strides: np.ndarray,
     queries: int,
@@ -124,6 +127,7 @@ def _backward_range(
 
     Operands: grad_out, q, k, v, out, lse, dq, dk, dv. Every gradient is a sum of tiles in ascending order on each side.
     """
+    workspace = workspaces[worker]
     size = workspace.itemsize
     fresh, added = np.bool_(False), np.bool_(True)
     key_blocks = (keys + _KEYS - 1) // _KEYS
@@ -194,14 +198,6 @@ def _backward_range(
                     )  # fmt: skip
 
 
-def _forward_share(start: int, stop: int, scratch_size: int, dtype: np.dtype, *operands: object) -> None:
-    _forward_range(start, stop, memory.empty((scratch_size,), dtype), *operands)
-
-
-def _backward_share(start: int, stop: int, scratch_size: int, dtype: np.dtype, *operands: object) -> None:
-    _backward_range(start, stop, memory.empty((scratch_size,), dtype), *operands)
-
-
 def attention_forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -222,11 +218,10 @@ def attention_forward(
     elif lse.size:
         places, strides = _places_and_strides(q, k, v, out, lse[..., None])
         parallel_for(
-            _forward_share,
+            _forward_range,
             heads * -(-queries // _QUERIES),
             1 + _GRAIN // (_QUERIES * keys * (width + value_width)),
-            _workspace_size(width, value_width, q.itemsize),
-            q.dtype,
+            _workspaces(width, value_width, q.dtype),
             places,
             strides,
             queries,
@@ -277,11 +272,10 @@ def attention_backward(
             sides = [(_KEY_SIDE, -(-keys // _KEYS)), (_QUERY_SIDE, -(-queries // _QUERIES))]
         for side, blocks in sides:
             parallel_for(
-                _backward_share,
+                _backward_range,
                 heads * blocks,
                 1 + _GRAIN * blocks // (2 * queries * keys * (width + value_width)),
-                _workspace_size(width, value_width, q.itemsize),
-                q.dtype,
+                _workspaces(width, value_width, q.dtype),
                 places,
                 strides,
                 queries,
@@ -325,9 +319,9 @@ def _places_and_strides(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return batch_offsets(operands[0].shape[:2], *operands) + starts, strides
 
 
-def _workspace_size(width: int, value_width: int, itemsize: int) -> int:
-    """Return how many elements of scratch memory a thread needs: two tiles, and what the products need."""
+def _workspaces(width: int, value_width: int, dtype: np.dtype) -> np.ndarray:
+    """Return scratch memory, a row for each thread: two tiles, and what the products need."""
     widest = max(width, value_width)
     depth = max(_KEYS, _QUERIES, widest)
-    products = workspace_size(max(_KEYS, _QUERIES), max(_KEYS, _QUERIES, widest), depth, itemsize)
-    return 2 * _QUERIES * _KEYS + products + VECTOR_BYTES // itemsize
+    products = workspace_size(max(_KEYS, _QUERIES), max(_KEYS, _QUERIES, widest), depth, dtype.itemsize)
+    return memory.empty((get_num_threads(), 2 * _QUERIES * _KEYS + products + VECTOR_BYTES // dtype.itemsize), dtype)

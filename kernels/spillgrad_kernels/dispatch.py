@@ -1,16 +1,21 @@
 """Run one kernel over a range, on as many threads as the work deserves.
 
 A kernel is a compiled function `kernel(start, stop, *operands)` that works through its share of a range and never holds
-the GIL. A small team of Python threads takes shares in turn (a core lent to I/O does not stall the others), so that
-kernels need no parallel compilation, no threading layer and no care after a fork: where the team is busy, kernels run
-in the caller.
+the GIL. The threads of a team take shares in turn (a core lent to I/O does not stall the others), so that kernels need
+no parallel compilation, no threading layer and no care after a fork.
 """
 
+import atexit
+import functools
+import inspect
 import os
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
+
+import numba
+
+from spillgrad_kernels.compile import jit
+from spillgrad_kernels.team import Team, launch, takes_worker
 
 Kernel = Callable[..., Any]
 
@@ -36,97 +41,62 @@ def get_num_threads() -> int:
     return _num_threads
 
 
-class _Shares:
-    """Iterate over (start, stop) pairs; safe to advance from several threads, as a generator is not."""
-
-    def __init__(self, count: int, length: int) -> None:
-        self._count = count
-        self._length = length
-        self._starts = iter(range(0, count, length))
-
-    def __iter__(self) -> "_Shares":
-        return self
-
-    def __next__(self) -> tuple[int, int]:
-        start = next(self._starts)
-        return start, min(start + self._length, self._count)
-
-
-class _Job:
-    """One kernel launch: shares of a range that any thread may take; the iterator is shared."""
-
-    def __init__(self, kernel: Kernel, shares: _Shares, operands: tuple[Any, ...]) -> None:
-        self.kernel = kernel
-        self.shares = shares
-        self.operands = operands
-        self.error: BaseException | None = None
-        self.helper_done: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def work(self) -> None:
-        try:
-            for start, stop in self.shares:
-                self.kernel(start, stop, *self.operands)
-        except BaseException as error:  # raised again in the launching thread
-            self.error = error
-
-    def help(self) -> None:
-        self.work()
-        self.helper_done.put(None)
-
-
-class _Team:
-    """Daemon threads that help with one job at a time; `busy` is held while a job runs."""
-
-    def __init__(self) -> None:
-        self.busy = threading.Lock()
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._size = 0
-
-    def run(self, job: _Job, helpers: int) -> None:
-        while self._size < helpers:
-            threading.Thread(target=self._serve, name=f"spillgrad-kernel-{self._size}", daemon=True).start()
-            self._size += 1
-        for _ in range(helpers):
-            self._jobs.put(job)
-        job.work()
-        for _ in range(helpers):
-            job.helper_done.get()
-
-    def _serve(self) -> None:
-        while True:
-            self._jobs.get().help()
-
-
-_team = _Team()
+_team = Team()
+_team_size = 0
 
 
 def _forget_team() -> None:
     """A forked child has none of its parent's threads."""
-    global _team
-    _team = _Team()
+    global _team, _team_size
+    _team = Team()
+    _team_size = 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_team)
+def _stop_team() -> None:
+    _team.stop()
+
+
+os.register_at_fork(after_in_child=_forget_team)
+atexit.register(_stop_team)
+
+
+@functools.cache
+def _launcher(kernel: Kernel) -> Callable[..., None]:
+    """Return `launcher(team, count, grain, threads, *operands)`, compiled: it costs one call from Python.
+
+    Kernels differ in how many operands they have, so its source is written for each number.
+    """
+    names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]  # type: ignore[attr-defined]
+    source = f"""
+def launcher(team, count, grain, threads, {", ".join(names)}):
+    threads = min(threads, (count + grain - 1) // grain)
+    shares = threads * {_SHARES_PER_THREAD}
+    if launch(team, kernel, count, max(grain, (count + shares - 1) // shares), threads - 1, ({", ".join(names)},)):
+        raise MemoryError("a kernel found no memory for its scratch space")
+"""
+    name = f"{kernel.py_func.kernel_name}.launcher"  # type: ignore[attr-defined]
+    namespace: dict[str, Any] = {"kernel": kernel, "launch": launch, "__name__": __name__}
+    exec(compile(source, f"<{name}>", "exec"), namespace)
+    return jit(namespace["launcher"], name=name)  # type: ignore[no-any-return]
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None:
     """Call `kernel(start, stop, *operands)` until [0, count) is done; a share is at least `grain` long.
 
-    `grain` is the length below which a thread of its own does not pay (handing work over costs about 50 microseconds).
-    Every element is computed by the same code whatever the number of threads, so results do not depend on it.
+    A kernel whose third parameter is named `worker` also gets the number of the thread, below `get_num_threads()`: its
+    place in scratch memory. `grain`, at least 1, is the length below which a thread of its own does not pay: handing
+    work over costs about a microsecond, waking a thread that sleeps 20. Every element is computed by the same code
+    whatever the number of threads, so results do not depend on it.
+    Raises MemoryError where a kernel could not allocate.
     """
+    global _team_size
     if count <= 0:
         return
-    threads = min(_num_threads, -(-count // max(grain, 1)))
-    if threads > 1 and _team.busy.acquire(blocking=False):
-        try:
-            length = max(grain, -(-count // (threads * _SHARES_PER_THREAD)))
-            job = _Job(kernel, _Shares(count, length), operands)
-            _team.run(job, threads - 1)
-        finally:
-            _team.busy.release()
-        if job.error is not None:
-            raise job.error
-    else:
-        kernel(0, count, *operands)
+    if numba.config.DISABLE_JIT:
+        kernel(0, count, *((0,) if takes_worker(kernel) else ()), *operands)
+        return
+    threads = _num_threads if count > grain else 1
+    if threads > _team_size:
+        _team.grow(threads - 1)
+        _team_size = threads
+    _launcher(kernel)(_team.address, count, grain, threads, *operands)

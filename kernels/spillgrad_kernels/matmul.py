@@ -8,16 +8,19 @@ Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating B
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
 
 from spillgrad_kernels import memory
+from spillgrad_kernels.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import get_num_threads, parallel_for
 from spillgrad_kernels.microkernel import (
     TILE_ROWS,
     VECTOR_BYTES,
+    address_of,
     array_at,
     copy_tile_line,
     multiply_panels,
@@ -29,12 +32,21 @@ from spillgrad_kernels.microkernel import (
 _DEPTH = 256
 _ROWS = 12 * TILE_ROWS
 _COLUMNS = 2048
+# In a product shared by threads: rows packed at once, columns of a group, and tiles that balance uneven cores.
+_SHARED_ROWS = 160 * TILE_ROWS
+_GROUP_COLUMNS = 256
+_TILES_PER_THREAD = 4
+# Panels that are packed together where lines lie side by side.
+_PANEL_RUN = 8
 # A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
 _VECTOR_CHUNK = 2048
-# Multiply-adds that take about 50 microseconds, below which a thread of its own does not pay.
-_GRAIN = 1 << 21
-# Four blocks a thread balance uneven cores better than two, if each is large enough that packing it costs little.
-_LARGE_BLOCK = 512 * 512
+# Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
+# where many products wait.
+_SHARED_WORK = 1 << 20
+_LARGE_WORK = 1 << 24
+# Multiply-adds that pay for a share: about 2 microseconds; of a matrix-vector product, which waits for memory.
+_GRAIN = 1 << 17
+_VECTOR_GRAIN = 1 << 14
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _ONE_PRODUCT = np.zeros((1, 3), np.int64)
 
@@ -55,7 +67,7 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
 
 
 @jit
-def _pack(
+def pack(
     like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
 ) -> None:
     """Copy `count` lines of `depth` elements into panels of `width` lines, in which equal depths are neighbours.
@@ -64,7 +76,14 @@ def _pack(
     """
     size = like.itemsize
     lanes = VECTOR_BYTES // size
-    for first in range(0, count, width):
+    whole = count // width if across == size else 0
+    # Runs of several panels at a time: memory gives long runs faster, and the caches take only so many targets.
+    for first in range(0, whole, _PANEL_RUN):
+        for d in range(depth):
+            for panel in range(first, min(first + _PANEL_RUN, whole)):
+                place = target + (panel * depth + d) * width * size
+                copy_tile_line(like, width, source + panel * width * size + d * along, place)
+    for first in range(whole * width, count, width):
         present = min(width, count - first)
         corner = source + first * across
         panel = target + first * depth * size
@@ -77,15 +96,63 @@ def _pack(
                     lines = min(lanes, present - line)
                     block = corner + d * size + (line * across if lines > 0 else 0)
                     transpose_block(like, block, across, lines, panel + (d * width + line) * size, width)
-        elif across == size and present == width:
-            done = depth
-            for d in range(depth):
-                copy_tile_line(like, width, corner + d * along, panel + d * width * size)
         for d in range(done, depth):
             packed = array_at(like, panel + d * width * size, width)
-            for line in range(present):
-                packed[line] = array_at(like, corner + line * across + d * along, 1)[0]
+            if across == size:
+                packed[:present] = array_at(like, corner + d * along, present)
+            else:
+                for line in range(present):
+                    packed[line] = array_at(like, corner + line * across + d * along, 1)[0]
             packed[present:] = 0
+
+
+@jit
+def multiply_block(
+    like: np.ndarray,
+    height: int,
+    width: int,
+    depth: int,
+    packed_a: int,
+    packed_b: int,
+    c: int,
+    c_row: int,
+    c_col: int,
+    accumulate: bool,
+    tile: int,
+) -> None:
+    """Set or add to a block of C the product of packed panels; `tile` is room for one tile, used at C's edges."""
+    size = like.itemsize
+    columns = tile_columns(like)
+    tile_row = columns * size
+    spare = array_at(like, tile, TILE_ROWS * columns)
+    for j in range(0, width, columns):
+        for i in range(0, height, TILE_ROWS):
+            place = c + i * c_row + j * c_col
+            fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
+            multiply_panels(
+                like,
+                depth,
+                packed_a + i * depth * size,
+                packed_b + j * depth * size,
+                tile_row,
+                place if fits else tile,
+                c_row if fits else tile_row,
+                accumulate and fits,
+            )
+            if not fits:
+                for r in range(min(TILE_ROWS, height - i)):
+                    present = min(columns, width - j)
+                    values = spare[r * columns : r * columns + present]
+                    if c_col == size:
+                        row = array_at(like, place + r * c_row, present)
+                        if accumulate:
+                            row += values
+                        else:
+                            row[:] = values
+                    else:
+                        for s in range(present):
+                            element = array_at(like, place + r * c_row + s * c_col, 1)
+                            element[0] = element[0] + values[s] if accumulate else values[s]
 
 
 @jit
@@ -113,39 +180,122 @@ def product(
     """
     size = like.itemsize
     columns = tile_columns(like)
-    tile = array_at(like, workspace, TILE_ROWS * columns)
-    tile_row = columns * size
-    packed_b = workspace + TILE_ROWS * tile_row
+    packed_b = workspace + TILE_ROWS * columns * size
     # Packing A may write a vector beyond its end, so A comes last.
     packed_a = packed_b + round_up(min(n, _COLUMNS), columns) * min(k, _DEPTH) * size
     for j0 in range(0, n, _COLUMNS):
         width = min(_COLUMNS, n - j0)
         for k0 in range(0, k, _DEPTH):
             depth = min(_DEPTH, k - k0)
-            adds = accumulate or k0 > 0
-            _pack(like, columns, b + k0 * b_row + j0 * b_col, b_col, b_row, width, depth, packed_b)
+            pack(like, columns, b + k0 * b_row + j0 * b_col, b_col, b_row, width, depth, packed_b)
             for i0 in range(0, m, _ROWS):
                 height = min(_ROWS, m - i0)
-                _pack(like, TILE_ROWS, a + i0 * a_row + k0 * a_col, a_row, a_col, height, depth, packed_a)
-                for j in range(0, width, columns):
-                    for i in range(0, height, TILE_ROWS):
-                        place = c + (i0 + i) * c_row + (j0 + j) * c_col
-                        fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
-                        multiply_panels(
-                            like,
-                            depth,
-                            packed_a + i * depth * size,
-                            packed_b + j * depth * size,
-                            place if fits else workspace,
-                            c_row if fits else tile_row,
-                            adds and fits,
-                        )
-                        if not fits:
-                            for r in range(min(TILE_ROWS, height - i)):
-                                for s in range(min(columns, width - j)):
-                                    element = array_at(like, place + r * c_row + s * c_col, 1)
-                                    value = tile[r * columns + s]
-                                    element[0] = element[0] + value if adds else value
+                pack(like, TILE_ROWS, a + i0 * a_row + k0 * a_col, a_row, a_col, height, depth, packed_a)
+                corner = c + i0 * c_row + j0 * c_col
+                adds = accumulate or k0 > 0
+                multiply_block(
+                    like, height, width, depth, packed_a, packed_b, corner, c_row, c_col, adds, workspace
+                )  # fmt: skip
+
+
+# The words of a shared product: the ticket, then for each phase how many of its packings and tiles are done, then for
+# each tile of a phase the number of the last phase that added to it.
+_TICKET, _COUNTERS = 0, 8
+
+
+@jit
+def _shared_product(
+    start: int,
+    stop: int,
+    worker: int,
+    workspace: np.ndarray,
+    workers: int,
+    words: int,
+    phases: int,
+    m: int,
+    n: int,
+    k: int,
+    rows: int,
+    columns: int,
+    a: int,
+    a_row: int,
+    a_col: int,
+    b: int,
+    b_row: int,
+    b_col: int,
+    c: int,
+    c_row: int,
+    c_col: int,
+    accumulate: bool,
+) -> None:
+    """Take part in one large product until nothing is left of it to begin; every share is a thread's part.
+
+    A phase is a slab of depth `_DEPTH` of a block of C. Its tasks pack groups of `columns` of B and of `rows` of A,
+    once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
+    tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
+    """
+    size = workspace.itemsize
+    scratch = round_up(np.intp(workspace.ctypes.data), VECTOR_BYTES)
+    tile_size = TILE_ROWS * tile_columns(workspace) * size
+    tile = scratch + worker * tile_size
+    packed, made, added = _COUNTERS, _COUNTERS + phases, _COUNTERS + 2 * phases
+    b_group = columns * min(k, _DEPTH) * size
+    a_group = rows * min(k, _DEPTH) * size + VECTOR_BYTES  # packing may write a vector beyond the end
+    b_size = (min(n, _COLUMNS) + columns - 1) // columns * b_group
+    place_size = b_size + (min(m, _SHARED_ROWS) + rows - 1) // rows * a_group
+
+    phase = 0
+    first = 0  # the phase's first ticket
+    tiles_before, tiles_last = 0, 0  # of the phase before the last, and of the last
+    ticket = fetch_add(words, _TICKET, 1)
+    for j0 in range(0, n, _COLUMNS):
+        width = min(_COLUMNS, n - j0)
+        for i0 in range(0, m, _SHARED_ROWS):
+            height = min(_SHARED_ROWS, m - i0)
+            row_groups = (height + rows - 1) // rows
+            column_groups = (width + columns - 1) // columns
+            packings, tiles = row_groups + column_groups, row_groups * column_groups
+            for k0 in range(0, k, _DEPTH):
+                depth = min(_DEPTH, k - k0)
+                packed_b = scratch + workers * tile_size + phase % 2 * place_size
+                packed_a = packed_b + b_size
+                while ticket < first + packings + tiles:
+                    task = ticket - first
+                    if task < packings:
+                        if phase > 1:
+                            wait_for(words, made + phase - 2, tiles_before)
+                        if task < column_groups:
+                            j = task * columns
+                            source = b + k0 * b_row + (j0 + j) * b_col
+                            count = min(columns, width - j)
+                            pack(
+                                workspace, tile_columns(workspace), source, b_col, b_row, count, depth,
+                                packed_b + task * b_group,
+                            )  # fmt: skip
+                        else:
+                            group = task - column_groups
+                            i = group * rows
+                            source = a + (i0 + i) * a_row + k0 * a_col
+                            count = min(rows, height - i)
+                            pack(workspace, TILE_ROWS, source, a_row, a_col, count, depth, packed_a + group * a_group)
+                        fetch_add(words, packed + phase, 1)
+                    else:
+                        at = task - packings
+                        i, j = at % row_groups * rows, at // row_groups * columns
+                        wait_for(words, packed + phase, packings)
+                        if k0 > 0:
+                            wait_for(words, added + at, phase)
+                        multiply_block(
+                            workspace, min(rows, height - i), min(columns, width - j), depth,
+                            packed_a + at % row_groups * a_group, packed_b + at // row_groups * b_group,
+                            c + (i0 + i) * c_row + (j0 + j) * c_col, c_row, c_col, accumulate or k0 > 0, tile,
+                        )  # fmt: skip
+                        store(words, added + at, phase + 1)
+                        fetch_add(words, made + phase, 1)
+                    ticket = fetch_add(words, _TICKET, 1)
+                first += packings + tiles
+                phase += 1
+                tiles_before, tiles_last = tiles_last, tiles
 
 
 @jit(fastmath=REASSOCIATE)
@@ -211,10 +361,11 @@ def _multiply_vector(
 
 
 @jit
-def _product_range(
+def _separate_products(
     start: int,
     stop: int,
-    workspace: np.ndarray,
+    worker: int,
+    workspaces: np.ndarray,
     batch_offsets: np.ndarray,
     m: int,
     n: int,
@@ -235,6 +386,7 @@ def _product_range(
     """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
+    workspace = workspaces[worker]
     scratch = round_up(np.intp(workspace.ctypes.data), VECTOR_BYTES)
     for task in range(start, stop):
         offsets = batch_offsets[task // blocks]
@@ -267,11 +419,6 @@ def _product_range(
             )
 
 
-def _product_share(start: int, stop: int, scratch_size: int, dtype: np.dtype, *operands: object) -> None:
-    workspace = memory.empty((scratch_size,), dtype)
-    _product_range(start, stop, workspace, *operands)
-
-
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
     """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
 
@@ -282,13 +429,14 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
     dtype = a.dtype
     if dtype not in _DTYPES or b.dtype != dtype:
         raise TypeError(f"matmul: got {dtype} and {b.dtype}; both must be float32 or both float64; convert one")
-    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
         raise ValueError(
-            f"matmul: got {a.shape} and {b.shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
+            f"matmul: got {a_shape} and {b_shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
         )
-    m, k = a.shape[-2:]
-    n = b.shape[-1]
-    batch = _broadcast_batch(a.shape, b.shape) if a.ndim > 2 or b.ndim > 2 else ()
+    m, k = a_shape[-2:]
+    n = b_shape[-1]
+    batch = _broadcast_batch(a_shape, b_shape) if len(a_shape) > 2 or len(b_shape) > 2 else ()
     if out is None:
         if accumulate:
             raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
@@ -302,7 +450,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
             out.fill(0)
         return out
     a, b = aligned(a), aligned(b)
-    if batch and b.ndim == 2 and _rows_are_regular(a) and _rows_are_regular(out):
+    if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
         m, batch = m * math.prod(batch), ()
     offsets = batch_offsets(batch, a, b, out) if batch else _ONE_PRODUCT
 
@@ -312,27 +460,23 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
         a, b, m, n = b, a, n, m
         a_strides, b_strides, out_strides = b_strides[::-1], a_strides[::-1], out_strides[::-1]
         offsets = offsets[:, [1, 0, 2]]
-    count, grain, rows, columns, scratch_size = _plan(m, n, k, len(offsets), dtype.itemsize, get_num_threads())
-    parallel_for(
-        _product_share,
-        count,
-        grain,
-        scratch_size,
-        dtype,
-        offsets,
-        m,
-        n,
-        k,
-        rows,
-        columns,
-        a.ctypes.data,
-        *a_strides,
-        b.ctypes.data,
-        *b_strides,
-        out.ctypes.data,
-        *out_strides,
-        accumulate,
-    )
+    at_a, at_b, at_out = address_of(a), address_of(b), address_of(out)
+    plan = _plan(m, n, k, len(offsets), dtype.itemsize, get_num_threads())
+    workspaces = memory.empty(plan.scratch, dtype)
+    if not plan.shared:
+        parallel_for(
+            _separate_products, plan.blocks, plan.grain, workspaces, offsets, m, n, k, plan.rows, plan.columns,
+            at_a, *a_strides, at_b, *b_strides, at_out, *out_strides, accumulate,
+        )  # fmt: skip
+        return out
+    workers = plan.scratch[0]
+    for offset_a, offset_b, offset_out in offsets.tolist():
+        words = np.zeros(plan.words, np.int64)
+        parallel_for(
+            _shared_product, workers, 1, workspaces, workers, address_of(words), plan.phases,
+            m, n, k, plan.rows, plan.columns,
+            at_a + offset_a, *a_strides, at_b + offset_b, *b_strides, at_out + offset_out, *out_strides, accumulate,
+        )  # fmt: skip
     return out
 
 
@@ -369,22 +513,58 @@ def batch_offsets(batch: tuple[int, ...], *operands: np.ndarray) -> np.ndarray:
     return offsets.reshape(-1, len(operands))
 
 
-@functools.lru_cache(maxsize=4096)
-def _plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> tuple[int, int, int, int, int]:
-    """Cut C into blocks enough for all threads, as square as may be: packing costs less the larger a block.
+class _Plan(NamedTuple):
+    """How a product is cut: into separate blocks, or into tiles of a product shared by all workers."""
 
-    Returns blocks, blocks of a share, rows and columns of a block, elements of scratch memory.
-    """
-    tile_width = 2 * VECTOR_BYTES // itemsize
-    rows, columns = m, min(n, _COLUMNS)
-    while rows * columns * k >= 2 * _GRAIN:
-        blocks = products * -(-m // rows) * -(-n // columns)
-        if threads == 1 or blocks >= (4 if rows * columns >= _LARGE_BLOCK else 2) * threads:
-            break
-        if rows >= columns:
-            rows = round_up(-(-rows // 2), TILE_ROWS)
-        else:
-            columns = round_up(-(-columns // 2), tile_width)
+    shared: bool
+    rows: int
+    columns: int
+    scratch: tuple[int, int]  # workers, and elements for each
+    blocks: int = 0  # separate: how many, and how many of them a thread takes at once
+    grain: int = 0
+    phases: int = 0  # shared: see `_shared_product`
+    words: int = 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
+    work = m * n * k
+    shared = min(m, n) > 1 and threads > 1 and work >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK)
+    return (_shared_plan if shared else _separate_plan)(m, n, k, products, itemsize, threads)
+
+
+def _separate_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
+    rows, columns = m, n
+    if m == 1 or n == 1:  # a vector product reads the matrix once: any cut will do that keeps threads busy
+        length = max(_VECTOR_GRAIN // k, -(-max(m, n) * products // (4 * threads)), 16)
+        rows, columns = min(m, length), min(n, length)
     count = products * -(-m // rows) * -(-n // columns)
-    grain = 1 + _GRAIN // (rows * columns * max(k, 1))
-    return count, grain, rows, columns, workspace_size(rows, columns, k, itemsize)
+    grain = 1 + _GRAIN // (rows * columns * k)
+    workers = 1 if count <= grain else threads
+    return _Plan(False, rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), count, grain)
+
+
+def _shared_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
+    tile_width = 2 * VECTOR_BYTES // itemsize
+    height, width, depth = min(m, _SHARED_ROWS), min(n, _COLUMNS), min(k, _DEPTH)
+    rows, columns = _even_part(height, _ROWS, TILE_ROWS), _even_part(width, _GROUP_COLUMNS, tile_width)
+    while -(-height // rows) * -(-width // columns) < _TILES_PER_THREAD * threads:
+        if columns >= max(2 * tile_width, rows):
+            columns = _even_part(width, columns // 2, tile_width)
+        elif rows >= 2 * TILE_ROWS:
+            rows = _even_part(height, rows // 2, TILE_ROWS)
+        else:
+            break
+    row_groups, column_groups = -(-height // rows), -(-width // columns)
+    phases = -(-m // _SHARED_ROWS) * -(-n // _COLUMNS) * -(-k // _DEPTH)
+    words = _COUNTERS + 2 * phases + row_groups * column_groups
+    vector = VECTOR_BYTES // itemsize
+    panels = column_groups * columns * depth + row_groups * (rows * depth + vector)
+    scratch = threads * TILE_ROWS * tile_width + 2 * panels + vector
+    return _Plan(True, rows, columns, (threads, -(-scratch // threads)), phases=phases, words=words)
+
+
+def _even_part(size: int, largest: int, multiple: int) -> int:
+    """Cut `size` into the fewest parts not above `largest`; return their length, rounded up to `multiple`."""
+    parts = -(-size // largest)
+    return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

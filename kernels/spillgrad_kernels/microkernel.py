@@ -30,6 +30,14 @@ def _tile_of_host() -> tuple[int, int]:
 VECTOR_BYTES, TILE_ROWS = _tile_of_host()
 _TILE_VECTORS = 2
 
+# NumPy's C interface: the first field of an array object, behind what every Python object begins with.
+_DATA_FIELD = object.__basicsize__
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost."""
+    return ctypes.c_size_t.from_address(id(array) + _DATA_FIELD).value
+
 
 def tile_columns(like: np.ndarray) -> int:
     """Return the columns of a tile of C: two vectors. A constant to LLVM, so that loops over it unroll."""
@@ -53,10 +61,16 @@ if numba.config.DISABLE_JIT:
         memory = (ctypes.c_byte * int(count * like.itemsize)).from_address(int(address))
         return np.ndarray((count,), like.dtype, memoryview(memory))
 
-    def multiply_panels(like: np.ndarray, k: int, a: int, b: int, c: int, c_row: int, accumulate: bool) -> None:
-        """Set or add to one tile of C the product of two packed panels; C's rows are `c_row` bytes apart."""
+    def multiply_panels(
+        like: np.ndarray, k: int, a: int, b: int, b_row: int, c: int, c_row: int, accumulate: bool
+    ) -> None:
+        """Set or add to one tile of C the product of a packed panel of A and `k` rows of B.
+
+        Rows of B and of C are `b_row` and `c_row` bytes apart.
+        """
         columns = tile_columns(like)
-        product = array_at(like, a, k * TILE_ROWS).reshape(k, -1).T @ array_at(like, b, k * columns).reshape(k, -1)
+        rows = np.stack([array_at(like, b + i * b_row, columns) for i in range(k)])
+        product = array_at(like, a, k * TILE_ROWS).reshape(k, -1).T @ rows
         for i in range(TILE_ROWS):
             row = array_at(like, c + i * c_row, columns)
             row[:] = row + product[i] if accumulate else product[i]
@@ -118,6 +132,12 @@ else:
         def store(self, value: Any, address: Any) -> None:
             self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = self.bytes
 
+        def prefetch(self, address: Any) -> None:
+            i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+            function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+            self.builder.call(function, [self.builder.inttoptr(address, pointer), i32(1), i32(3), i32(1)])
+
         def splat(self, address: Any) -> Any:
             undefined = ir.Constant(self.vector, ir.Undefined)
             value = self.builder.load(self.builder.inttoptr(address, self.scalar.as_pointer()))
@@ -133,34 +153,40 @@ else:
 
     @intrinsic
     def multiply_panels(
-        typing_context: Any, like: Any, k: Any, a: Any, b: Any, c: Any, c_row: Any, accumulate: Any
+        typing_context: Any, like: Any, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, accumulate: Any
     ) -> Any:
-        """Set or add to one tile of C the product of two packed panels; C's rows are `c_row` bytes apart.
+        """Set or add to one tile of C the product of a packed panel of A and `k` rows of B.
 
-        Each element is one chain of multiply-adds in the order of k, and one addition to C.
+        Rows of B and of C are `b_row` and `c_row` bytes apart. Each element is one chain of multiply-adds in the
+        order of k, and one addition to C.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, k, a, b, c, c_row, accumulate = arguments
+            _, k, a, b, b_row, c, c_row, accumulate = arguments
             emit = _Emitter(builder, like.dtype)
             integer, tile = k.type, [(i, j) for i in range(TILE_ROWS) for j in range(_TILE_VECTORS)]
+            # The tile of C is needed only at the end: fetch it into the cache meanwhile.
+            for i in range(TILE_ROWS):
+                row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+                emit.prefetch(row)
+                emit.prefetch(emit.shifted(row, (_TILE_VECTORS - 1) * emit.lanes))
             entry, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("done")
             builder.branch(loop)
 
             builder.position_at_end(loop)
             step, pa, pb = builder.phi(integer), builder.phi(integer), builder.phi(integer)
             sums = {at: builder.phi(emit.vector) for at in tile}
-            b_row = [emit.load(emit.shifted(pb, j * emit.lanes)) for j in range(_TILE_VECTORS)]
+            b_vectors = [emit.load(emit.shifted(pb, j * emit.lanes)) for j in range(_TILE_VECTORS)]
             updated = {}
             for i in range(TILE_ROWS):
                 a_element = emit.splat(emit.shifted(pa, i))
                 for j in range(_TILE_VECTORS):
-                    updated[i, j] = emit.fma(a_element, b_row[j], sums[i, j])
+                    updated[i, j] = emit.fma(a_element, b_vectors[j], sums[i, j])
             next_step = builder.add(step, ir.Constant(integer, 1))
             for phi, first, following in (
                 (step, ir.Constant(integer, 0), next_step),
                 (pa, a, emit.shifted(pa, TILE_ROWS)),
-                (pb, b, emit.shifted(pb, _TILE_VECTORS * emit.lanes)),
+                (pb, b, builder.add(pb, b_row)),
                 *((sums[at], emit.zero, updated[at]) for at in tile),
             ):
                 phi.add_incoming(first, entry)
@@ -179,8 +205,7 @@ else:
                             emit.store(builder.fadd(emit.load(address), value) if is_add else value, address)
             return context.get_dummy_value()
 
-        integers = [types.intp] * 5
-        return types.void(like, *integers, types.boolean), codegen
+        return types.void(like, *[types.intp] * 6, types.boolean), codegen
 
     @intrinsic
     def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:

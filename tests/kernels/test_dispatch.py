@@ -1,0 +1,127 @@
+"""Kernel launches on a team of threads: every element once, whoever launches, and through forks and exits."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels import dispatch
+from spillgrad_kernels.compile import jit
+from spillgrad_kernels.dispatch import parallel_for
+
+
+@jit
+def _increment(start, stop, out):
+    for i in range(start, stop):
+        out[i] += 1
+
+
+@jit
+def _note_worker(start, stop, worker, out):
+    for i in range(start, stop):
+        out[i] = worker
+
+
+@jit
+def _allocate(start, stop, sizes, out):
+    out[0] = np.empty(sizes[0], np.float64).size
+
+
+@pytest.fixture
+def threads():
+    before = dispatch.get_num_threads()
+    yield dispatch.set_num_threads
+    dispatch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("grain", [1, 3, 1000, 10_000])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 1000, 4097])
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_every_element_is_worked_on_once(threads, number, count, grain):
+    threads(number)
+    out = np.zeros(count + 1, np.int64)
+    parallel_for(_increment, count, grain, out)
+    np.testing.assert_array_equal(out, [1] * count + [0])
+
+
+def test_a_worker_is_numbered_below_the_number_of_threads(threads):
+    for number in (5, 2, 1, 3):
+        threads(number)
+        out = np.full(10_000, -1)
+        parallel_for(_note_worker, out.size, 1, out)
+        assert out.min() >= 0
+        assert out.max() < number
+
+
+def test_launches_from_several_threads_at_once_are_all_complete(threads):
+    threads(3)
+    outs = [np.zeros(5000, np.int64) for _ in range(4)]
+
+    def launch(out):
+        for _ in range(300):
+            parallel_for(_increment, out.size, 16, out)
+
+    launchers = [threading.Thread(target=launch, args=(out,)) for out in outs]
+    for launcher in launchers:
+        launcher.start()
+    for launcher in launchers:
+        launcher.join()
+    for out in outs:
+        assert np.all(out == 300)
+
+
+def test_helpers_that_fell_asleep_wake_up_for_the_next_launch(threads):
+    threads(2)
+    out = np.zeros(1000, np.int64)
+    for pause in (0.0, 0.001, 0.01):
+        for _ in range(20):
+            threading.Event().wait(pause)
+            parallel_for(_increment, out.size, 1, out)
+    assert np.all(out == 60)
+
+
+@pytest.mark.skipif(not hasattr(_allocate, "py_func"), reason="without compilation NumPy raises for itself")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_kernel_without_memory_raises_and_the_next_launch_works(threads, number):
+    threads(number)
+    out = np.zeros(64, np.int64)
+    with pytest.raises(MemoryError, match="scratch"):
+        parallel_for(_allocate, 8, 1, np.array([1 << 58]), out)
+    parallel_for(_increment, out.size, 1, out)
+    assert out[1] == 1
+
+
+def test_a_forked_child_has_a_team_of_its_own(threads):
+    threads(2)
+    out = np.zeros(1000, np.int64)
+    parallel_for(_increment, out.size, 1, out)
+    child = os.fork()
+    if child == 0:
+        parallel_for(_increment, out.size, 1, out)
+        os._exit(0 if np.all(out == 2) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    parallel_for(_increment, out.size, 1, out)
+    assert np.all(out == 2)
+
+
+@pytest.mark.parametrize("ending", ["", "import time; time.sleep(0.05)", "import sys; sys.exit(0)"])
+def test_a_process_ends_whether_its_helpers_spin_or_sleep(ending):
+    program = (
+        "import numpy as np\n"
+        "from spillgrad_kernels import dispatch\n"
+        "from spillgrad_kernels.matmul import matmul\n"
+        "dispatch.set_num_threads(4)\n"
+        "a = np.ones((300, 300), np.float32)\n"
+        "assert matmul(a, a)[0, 0] == 300\n" + ending
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env={
+        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_set_num_threads_refuses_fewer_than_one():
+    with pytest.raises(ValueError, match="got 0"):
+        dispatch.set_num_threads(0)
