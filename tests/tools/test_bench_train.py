@@ -70,7 +70,7 @@ def test_tokens_are_the_same_every_time_and_targets_follow():
     assert not (tokens(100, (2, 8), seed=4)[0] == inputs).all()
 
 
-@pytest.mark.parametrize(("step", "difference"), [(0, 2e-5), (1, 2e-3), (1, float("nan"))])
+@pytest.mark.parametrize(("step", "difference"), [(0, 2e-5), (1, float("nan"))])
 def test_losses_that_differ_are_an_error(step: int, difference: float):
     check({"ours": 1.0, "torch": 1.0}, step)
     with pytest.raises(RuntimeError, match=f"of step {step} differ"):

@@ -60,9 +60,9 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result]) -> None:
     table = Table(
         box=SIMPLE, caption="× NumPy 1.70 / 1.6: NumPy's time is 1.7 of ours; wanted is 1.6", show_lines=False
     )
-    table.add_column("case")
+    table.add_column("case", no_wrap=True)
     for name in LIBRARY_NAMES.values():
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("reached / wanted")
     for result in results:
         table.add_row(result.case.name, *_times(result), "\n".join(map(str, result.verdicts)))

@@ -18,16 +18,14 @@ from spillgrad_tools.bench_report import machine, show_train, train_as_markdown,
 
 MARKER = "bench train"
 BAR = Ratio("torch", 2)
-# Of a loss, in the first step: both sum some 10^8 products in orders of their own.
+# Of a loss: both sum some 10^8 products in orders of their own. After three steps of GPT-2 124M they differ by 1e-7.
 TOLERANCE = 1e-5
-# Later steps start from weights that AdamW's first ones, signs of gradients, have moved apart where those are near 0.
-LATER_TOLERANCE = 1e-3
 
 
 def check(losses: dict[str, float], step: int) -> None:
     """Raise RuntimeError unless all libraries have the same loss."""
     difference = max(losses.values()) - min(losses.values())
-    allowed = (LATER_TOLERANCE if step else TOLERANCE) * max(losses.values())
+    allowed = TOLERANCE * max(losses.values())
     if not difference <= allowed:
         raise RuntimeError(f"bench train: losses {losses} of step {step} differ by more than {allowed:.2g}")
 
