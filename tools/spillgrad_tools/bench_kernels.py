@@ -68,7 +68,8 @@ def measure(cases: Sequence[Case], workers: Sequence[Worker], threads: int, roun
             if case.computes != computed:
                 numpy.ask(do="reference", case=case.name, directory=directory)
                 computed = case.computes
-            able = [w for w in workers if w is not numpy or case.operation in bench_numpy.OPERATIONS]
+            numpy_can = case.operation in bench_numpy.OPERATIONS and not case.wants_gradient
+            able = [worker for worker in workers if worker is not numpy or numpy_can]
             check(case, able, Path(directory))
             yield time_case(case, able, threads, min(rounds, max(3, rounds // 3)) if case.heavy else rounds)
 

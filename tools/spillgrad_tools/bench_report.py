@@ -115,7 +115,7 @@ def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]],
         "|---|---|---|---|",
         *(f"| {LIBRARY_NAMES[library]} | {' | '.join(_train_row(result))} |" for library, result in results.items()),
         "",
-        f"{verdict}. {_about_as_text(about)}, medians of {about['steps']} steps.",
+        f"{verdict}. {_about_as_text(about)}; medians of {about['steps']} steps.",
     ]
     return "\n".join(lines)
 
