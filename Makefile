@@ -1,6 +1,6 @@
 # Every target sets up .venv by itself; all that is needed is Python 3.11 or newer and make.
 PYTHON ?= python3
-# Options for `spillgrad train` or `spillgrad bench`: make train ARGS="--steps 50"
+# Options for `spillgrad train`, `spillgrad bench kernels` or pytest: make train ARGS="--steps 50"
 ARGS ?=
 # pytest workers: one per core of the smallest supported machine.
 WORKERS ?= 2
@@ -20,9 +20,10 @@ help:  ## list the targets
 train: $(VENV)/installed  ## train a small GPT whose saved tensors live on disk
 	$(BIN)/spillgrad train $(ARGS)
 
-bench: $(VENV)/installed  ## time kernels and the spill store beside their peers
-	$(BIN)/spillgrad bench kernels $(ARGS)
-	$(BIN)/spillgrad bench spill $(ARGS)
+bench: $(VENV)/installed-torch  ## time kernels, training and the spill store beside their peers, for the README
+	$(BIN)/spillgrad bench kernels --write README.md $(ARGS)
+	$(BIN)/spillgrad bench train --write README.md
+	$(BIN)/spillgrad bench spill
 
 test: $(VENV)/installed-dev  ## run the tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
@@ -53,4 +54,9 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) --editable ".[test,lint]"
+	@touch $@
+
+# The index of builds without CUDA, which are a tenth of the size.
+$(VENV)/installed-torch: $(VENV)/installed
+	$(PIP) --extra-index-url https://download.pytorch.org/whl/cpu --editable ".[torch]"
 	@touch $@

@@ -30,7 +30,7 @@ NEVER = {
 }
 # Only these open the storage room, and only these know another framework.
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad_tools")
-FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch")
+FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch", "spillgrad_tools.bench_train_torch")
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",

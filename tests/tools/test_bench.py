@@ -1,80 +1,13 @@
-"""Benchmarks: every library computes the same, and what is printed can be read by people and programs."""
+"""Benchmarks of the store, and what all benchmarks print."""
 
-import dataclasses
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from spillgrad_tools import bench_numpy, bench_ours, bench_spill
-from spillgrad_tools.bench_kernels import CASES, TOLERANCE, check
-from spillgrad_tools.bench_report import format_seconds
-from spillgrad_tools.bench_worker import Case
-from spillgrad_tools.cli import main
+from spillgrad.errors import ArgumentError
+from spillgrad_tools import bench_spill
+from spillgrad_tools.bench_report import format_seconds, write_between_markers
 from spillgrad_tools.train_settings import TrainSettings
-
-# Each operation once, small: what counts is that both libraries compute the same.
-SMALL_CASES = {
-    "matmul": ((33, 20), (20, 41)),
-    "exp": ((100,),),
-    "tanh": ((100,),),
-    "gelu": ((100,),),
-    "add": ((100,), (100,)),
-    "softmax": ((7, 33),),
-    "layer_norm": ((7, 33), (33,), (33,)),
-    "cross_entropy": ((7, 33), (7,)),
-    "adamw": ((100,),) * 4,
-}
-
-
-def test_every_operation_is_in_the_table_of_cases():
-    assert {case.operation for case in CASES} == SMALL_CASES.keys()
-    assert SMALL_CASES.keys() == bench_numpy.OPERATIONS.keys() == bench_ours.OPERATIONS.keys()
-    assert len({case.name for case in CASES}) == len(CASES)
-
-
-@pytest.mark.parametrize("operation", SMALL_CASES)
-def test_ours_agrees_with_numpy(operation: str):
-    example = next(case for case in CASES if case.operation == operation)
-    case = dataclasses.replace(example, shapes=SMALL_CASES[operation])
-    got, wanted = (
-        module.as_numpy(module.OPERATIONS[operation](*map(module.prepare, case.operands())))
-        for module in (bench_ours, bench_numpy)
-    )
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE[case.dtype] * np.abs(wanted).max())
-
-
-def test_operands_are_the_same_every_time_and_laid_out_as_asked():
-    case = Case("x", "matmul", ((3, 4), (4, 5)), "nt", "float64")
-    (a, b), (again, _) = case.operands(), case.operands()
-    assert (a == again).all()
-    assert (a.shape, a.flags.c_contiguous, b.shape, b.flags.f_contiguous) == ((3, 4), True, (4, 5), True)
-
-
-def test_a_disagreement_is_an_error():
-    results = {"ours": np.array([1.0, 2.0]), "numpy": np.array([1.0, 2.1])}
-    case = Case("x", "add", ((2,), (2,)), "nn")
-    with pytest.raises(RuntimeError, match=r"ours differs from NumPy by 0\.1"):
-        check(case, results)
-    check(case, {**results, "ours": results["numpy"].copy()})
-
-
-def test_kernels_are_timed_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]):
-    assert main(["bench", "kernels", "--filter", "add 16384", "--rounds", "1", "--threads", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["machine"]["threads"] == 1
-    (result,) = found["results"]
-    assert result["case"] == "add 16384"
-    assert {"ours", "numpy"} <= result["seconds"].keys()
-    assert all(0 < seconds < 1 for seconds in result["seconds"].values())
-
-
-def test_the_table_shows_times_and_ratios(capsys: pytest.CaptureFixture[str]):
-    assert main(["bench", "kernels", "--filter", "add 16384", "--rounds", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "add 16384" in printed
-    assert "numpy" in printed
 
 
 def test_the_store_is_timed_beside_plain_files_and_steps_in_ram(tmp_path: Path):
@@ -91,3 +24,20 @@ def test_the_store_is_timed_beside_plain_files_and_steps_in_ram(tmp_path: Path):
 )
 def test_durations_have_a_unit_that_fits(seconds: float, text: str):
     assert format_seconds(seconds) == text
+
+
+def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n")
+    for text in ("| new |", "| newer |"):
+        write_between_markers(page, "x", text)
+        assert page.read_text() == f"before\n<!-- x -->\n\n{text}\n\n<!-- end of x -->\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["", "<!-- x -->", "<!-- end of x --><!-- x -->"])
+def test_a_page_without_markers_is_refused_and_kept(tmp_path: Path, text: str):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(ArgumentError, match="lacks the lines"):
+        write_between_markers(page, "x", "new")
+    assert page.read_text() == text

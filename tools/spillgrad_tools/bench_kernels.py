@@ -1,153 +1,106 @@
 """`spillgrad bench kernels`: each library in its own process, results compared first, then timed in turns."""
 
-import dataclasses
 import importlib.util
-import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from spillgrad.errors import ArgumentError
 from spillgrad_kernels.dispatch import get_num_threads
-from spillgrad_tools.bench_report import machine, show_times
-from spillgrad_tools.bench_worker import Case
+from spillgrad_tools import bench_numpy
+from spillgrad_tools.bench_bars import Yardstick
+from spillgrad_tools.bench_cases import CASES, Case, Result
+from spillgrad_tools.bench_process import Worker
+from spillgrad_tools.bench_report import kernels_as_markdown, machine, show_kernels, write_between_markers
 
-LARGE = 1 << 22
-SMALL = 1 << 14
-
-# Results may differ by this much of the largest number: libraries sum in different orders.
-TOLERANCE = {"float32": 3e-5, "float64": 1e-12}
-
-
-def _matmul(dtype: str, size: int, layout: str) -> Case:
-    kinds = layout.replace("N", "n").replace("T", "t")
-    return Case(f"matmul {dtype} {size} {layout}", "matmul", ((size, size), (size, size)), kinds, dtype)
+MARKER = "bench kernels"
 
 
-CASES = (
-    *(
-        _matmul(dtype, size, layout)
-        for dtype, size, layout in itertools.product(
-            ("float32", "float64"), (256, 512, 1024, 2048), ("NN", "NT", "TN", "TT")
-        )
-    ),
-    *(Case(f"{name} {size}", name, ((size,),), "n") for name in ("exp", "tanh", "gelu") for size in (SMALL, LARGE)),
-    *(Case(f"add {size}", "add", ((size,), (size,)), "nn") for size in (SMALL, LARGE)),
-    Case("softmax 4096x1024", "softmax", ((4096, 1024),), "n"),
-    Case("layer_norm 4096x768", "layer_norm", ((4096, 768), (768,), (768,)), "nnn"),
-    Case("cross_entropy 4096x256", "cross_entropy", ((4096, 256), (4096,)), "ni"),
-    Case("cross_entropy 512x50257", "cross_entropy", ((512, 50257), (512,)), "ni"),
-    Case(f"adamw {LARGE}", "adamw", ((LARGE,),) * 4, "nnnp"),
-)
+def chosen(name: str, quick: bool) -> list[Case]:
+    """Return the cases whose name contains `name`, without the heavy ones if it has to be quick.
+
+    Raises ArgumentError when there is none.
+    """
+    cases = [case for case in CASES if name in case.name and not (quick and case.heavy)]
+    if not cases:
+        words = ", ".join(dict.fromkeys(case.name.split()[0] for case in CASES))
+        raise ArgumentError(f"bench: no case has '{name}' in its name; filter by one of {words}")
+    return cases
 
 
-class Worker:
-    """A process that knows one library."""
-
-    def __init__(self, library: str, threads: int) -> None:
-        limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        # Waiting threads sleep, so that they do not take the cores from the library whose turn it is.
-        environment = {**os.environ, **limits, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.library = library
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "spillgrad_tools.bench_worker", library, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self.version: str = self._answer()["version"]
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.communicate()
-
-    def result(self, case: Case, directory: Path) -> np.ndarray:
-        """Run the case once and return what came out."""
-        path = directory / f"{self.library}.npy"
-        self._ask(do="run", case=dataclasses.asdict(case), path=str(path))
-        result: np.ndarray = np.load(path)
-        return result
-
-    def time(self) -> float:
-        """Return the seconds of one call of the case run last."""
-        seconds: float = self._ask(do="time")["seconds"]
-        return seconds
-
-    def _ask(self, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"bench: the {self.library} process ended with status {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-def check(case: Case, results: dict[str, np.ndarray]) -> None:
-    """Raise RuntimeError unless all results agree with NumPy's."""
-    wanted = results["numpy"]
-    allowed = TOLERANCE[case.dtype] * np.abs(wanted).max()
-    for library, got in results.items():
-        difference = np.abs(got - wanted).max()
-        if got.shape != wanted.shape or not difference <= allowed:
+def check(case: Case, workers: Sequence[Worker], directory: Path) -> None:
+    """Have every worker take up the case, and raise RuntimeError unless its results agree with the reference's."""
+    for worker in workers:
+        share = worker.ask(do="check", case=case.name, directory=str(directory))["disagreement"]
+        if not share <= 1:
             raise RuntimeError(
-                f"bench {case.name}: {library} differs from NumPy by {difference:.3g}, allowed is {allowed:.3g}"
+                f"bench {case.name}: {worker.library} differs from NumPy by {share:.3g} × what is allowed"
             )
 
 
-def measure(cases: list[Case], workers: list[Worker], rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield, for each case, the median seconds of every library."""
-    for case in cases:
-        with tempfile.TemporaryDirectory() as directory:
-            check(case, {worker.library: worker.result(case, Path(directory)) for worker in workers})
-        times: dict[str, list[float]] = {worker.library: [] for worker in workers}
-        for _ in range(rounds):
-            for worker in workers:
-                times[worker.library].append(worker.time())
-        yield {"case": case.name, "seconds": {library: statistics.median(taken) for library, taken in times.items()}}
+def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) -> Result:
+    """Return the medians of so many rounds, in each of which the workers, and the yardsticks, take turns."""
+    known = {worker.library: worker for worker in workers}
+    wanted = [Yardstick(library, library) for library in known]
+    for yardstick in {yardstick: None for bar in case.bars for yardstick in bar.yardsticks}:
+        if yardstick.library in known and (yardstick.threads is None or threads == 2):
+            wanted.append(yardstick)
+    times: dict[str, list[float]] = {yardstick.name: [] for yardstick in wanted}
+    for _ in range(rounds):
+        for yardstick in wanted:
+            what = "copy" if yardstick.copies else "case"
+            answer = known[yardstick.library].ask(do="time", what=what, threads=yardstick.threads)
+            times[yardstick.name].append(answer["seconds"])
+    return Result(case, {name: statistics.median(taken) for name, taken in times.items()}, rounds)
 
 
-def run(as_json: bool, name: str, threads: int | None, rounds: int) -> None:
-    """Time the cases whose name contains `name` and print them.
+def measure(cases: Sequence[Case], workers: Sequence[Worker], threads: int, rounds: int) -> Iterator[Result]:
+    """Check and time each case. Heavy ones, whose times vary less, get a third of the rounds."""
+    (numpy,) = [worker for worker in workers if worker.library == "numpy"]
+    with tempfile.TemporaryDirectory() as directory:
+        computed: tuple[object, ...] | None = None
+        for case in cases:
+            if case.computes != computed:
+                numpy.ask(do="reference", case=case.name, directory=directory)
+                computed = case.computes
+            numpy_can = case.operation in bench_numpy.OPERATIONS and not case.wants_gradient
+            able = [worker for worker in workers if worker is not numpy or numpy_can]
+            check(case, able, Path(directory))
+            yield time_case(case, able, threads, min(rounds, max(3, rounds // 3)) if case.heavy else rounds)
 
-    Raises ArgumentError when no case does.
+
+def run(
+    as_json: bool, name: str, threads: int | None, rounds: int, quick: bool = False, page: Path | None = None
+) -> None:
+    """Time the cases whose name contains `name`, print them, and write them into a page.
+
+    Raises ArgumentError when there is no such case, or when the page would not get every row of every library.
     """
-    cases = [case for case in CASES if name in case.name]
-    if not cases:
-        operations = ", ".join(dict.fromkeys(case.operation for case in CASES))
-        raise ArgumentError(f"bench: no case has '{name}' in its name; filter by one of {operations}")
-    threads = threads or get_num_threads()
+    cases = chosen(name, quick)
     libraries = ["ours", "numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
+    if page and (len(cases) < len(CASES) or "torch" not in libraries):
+        raise ArgumentError(
+            "bench: a page gets every row and PyTorch's times; leave out --filter and --quick, and pip install torch"
+        )
+    threads = threads or get_num_threads()
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(library, threads)) for library in libraries]
+        workers = [
+            stack.enter_context(Worker("spillgrad_tools.bench_worker", library, threads)) for library in libraries
+        ]
         about = {**machine(), "threads": threads, "rounds": rounds, "libraries": [worker.version for worker in workers]}
-        results = []
+        results: list[Result] = []
         with Console(stderr=True).status("checking and timing") as status:
-            for result in measure(cases, workers, rounds):
-                status.update(f"{result['case']} done")
+            for result in measure(cases, workers, threads, rounds):
+                status.update(f"{len(results) + 1} of {len(cases)}, {result.case.name} done")
                 results.append(result)
+    if page:
+        write_between_markers(page, MARKER, kernels_as_markdown(about, results))
     if as_json:
-        print(json.dumps({"machine": about, "results": results}, indent=2))
+        print(json.dumps({"machine": about, "results": [result.as_json() for result in results]}, indent=2))
     else:
-        show_times(about, results)
+        show_kernels(about, results)

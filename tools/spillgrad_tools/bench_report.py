@@ -1,6 +1,8 @@
 """How benchmarks say what they ran on and what came out."""
 
+import datetime
 import platform
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import format_bytes
+from spillgrad_tools.bench_bars import LIBRARY_NAMES, Verdict
+from spillgrad_tools.bench_cases import Result
+
+ABSENT = "–"
 
 
 def machine() -> dict[str, Any]:
@@ -20,6 +27,7 @@ def machine() -> dict[str, Any]:
         "cpu": names[0] if names else platform.processor() or platform.machine(),
         "memory": format_bytes(psutil.virtual_memory().total),
         "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
     }
 
 
@@ -43,5 +51,118 @@ def show_times(about: dict[str, Any], results: list[dict[str, Any]]) -> None:
         beside = [f"{format_seconds(seconds[name])} {seconds[name] / seconds[first]:5.2f}x" for name in others]
         table.add_row(result["case"], format_seconds(seconds[first]), *beside)
     console = Console()
-    console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", highlight=False)
+    _show_about(console, about)
     console.print(table)
+
+
+def show_kernels(about: dict[str, Any], results: Sequence[Result]) -> None:
+    """Print a table with a row per case: times, and what was reached beside what was wanted."""
+    table = Table(
+        box=SIMPLE, caption="× NumPy 1.70 / 1.6: NumPy's time is 1.7 of ours; wanted is 1.6", show_lines=False
+    )
+    table.add_column("case", no_wrap=True)
+    for name in LIBRARY_NAMES.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("reached / wanted")
+    for result in results:
+        table.add_row(result.case.name, *_times(result), "\n".join(map(str, result.verdicts)))
+    console = Console()
+    _show_about(console, about)
+    console.print(table)
+    verdicts = [verdict for result in results for verdict in result.verdicts]
+    console.print(f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached", highlight=False)
+
+
+def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
+    """Return the bars, summed up by group, and below them a row per case, as Markdown."""
+    lines = [
+        "| what | wanted | reached: worst … best | bars reached |",
+        "|---|---|---|---|",
+        *_summary_rows(results),
+        "",
+        f"{_about_as_text(about)}; medians of {about['rounds']} rounds ({min(r.rounds for r in results)} where long).",
+        "",
+        "<details><summary>Every row</summary>",
+        "",
+        f"| row | {' | '.join(LIBRARY_NAMES.values())} | reached / wanted |",
+        "|---|---|---|---|---|",
+        *(f"| {r.case.name} | {' | '.join(_times(r))} | {', '.join(map(str, r.verdicts))} |" for r in results),
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdict: Verdict | None) -> None:
+    """Print a training step's time, tokens a second and memory by library, and whether the bar was reached."""
+    table = Table(box=SIMPLE)
+    table.add_column("library")
+    for heading in ("tokens/s", "a step", "peak memory"):
+        table.add_column(heading, justify="right")
+    for library, result in results.items():
+        table.add_row(LIBRARY_NAMES[library], *_train_row(result))
+    console = Console()
+    _show_about(console, about)
+    console.print(table)
+    if verdict:
+        console.print(str(verdict), highlight=False)
+
+
+def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdict: Verdict) -> str:
+    """Return a training step's table as Markdown; `results` is by library."""
+    lines = [
+        f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | tokens/s | a step | peak memory |",
+        "|---|---|---|---|",
+        *(f"| {LIBRARY_NAMES[library]} | {' | '.join(_train_row(result))} |" for library, result in results.items()),
+        "",
+        f"{verdict}. {_about_as_text(about)}; medians of {about['steps']} steps.",
+    ]
+    return "\n".join(lines)
+
+
+def write_between_markers(page: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- end of name -->` in a page.
+
+    Raises ArgumentError when the page has no such markers, OSError when it cannot be read or written.
+    """
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found_start, rest = page.read_text().partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        raise ArgumentError(f"bench: {page} lacks the lines {start} and {end}; put them where the table belongs")
+    page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+
+
+def _show_about(console: Console, about: dict[str, Any]) -> None:
+    console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", highlight=False)
+
+
+def _about_as_text(about: dict[str, Any]) -> str:
+    libraries = ", ".join(about["libraries"])
+    return f"{about['cpu']}, {about['threads']} threads; {libraries}; Python {about['python']}; {about['date']}"
+
+
+def _train_row(result: dict[str, Any]) -> list[str]:
+    return [
+        f"{result['tokens_per_s']:,.0f}", format_seconds(result["seconds"]), format_bytes(result["peak_rss_bytes"])
+    ]  # fmt: skip
+
+
+def _times(result: Result) -> list[str]:
+    return [
+        format_seconds(result.seconds[library]) if library in result.seconds else ABSENT for library in LIBRARY_NAMES
+    ]
+
+
+def _summary_rows(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a row for every kind of bar in every group."""
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for result in results:
+        for verdict in result.verdicts:
+            groups.setdefault((result.case.group, verdict.bar), []).append(verdict)
+    for (group, bar), verdicts in groups.items():
+        reached = sorted((verdict.reached for verdict in verdicts), reverse=verdicts[0].most)
+        wanted = " or ".join(f"{value:g}" for value in sorted({verdict.wanted for verdict in verdicts}))
+        sign = "≤" if verdicts[0].most else "≥"
+        met = sum(verdict.met for verdict in verdicts)
+        yield f"| {group} | {sign} {wanted} {bar} | {reached[0]:.2f} … {reached[-1]:.2f} | {met} of {len(verdicts)} |"

@@ -1,71 +1,134 @@
-"""One library in a process of its own, which checks and times what its standard input asks for, a JSON line each."""
+"""One library in a process of its own, which checks and times the cases its standard input names."""
 
-import dataclasses
 import importlib
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from spillgrad_tools import bench_numpy
+from spillgrad_tools.bench_cases import BY_NAME, Case
+from spillgrad_tools.bench_process import answer_requests
+
 # A timing covers as many calls as fill this time, so that the clock and one-off delays do not matter.
-TIMING_S = 0.02
+TIMING_S = 0.04
+# Before it, the threads of the library whose turn it was fall asleep.
+SETTLE_S = 0.005
+# Results may differ by this much of a number and of the root mean square of all: libraries sum in different orders.
+TOLERANCE = {"float32": 3e-5, "float64": 1e-12}
+BLOCK = 1 << 22
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One benchmark: an operation and the shapes of its operands.
-
-    `kinds` has a letter per operand: "n" normal numbers, "t" the same as a transposed view, "p" positive ones, "i"
-    class numbers below the first operand's columns.
-    """
-
-    name: str
-    operation: str
-    shapes: tuple[tuple[int, ...], ...]
-    kinds: str
-    dtype: str = "float32"
-
-    def operands(self) -> Iterator[np.ndarray]:
-        """Yield the operands, the same in every process."""
-        random = np.random.default_rng(0)
-        for shape, kind in zip(self.shapes, self.kinds, strict=True):
-            if kind == "i":
-                yield random.integers(0, self.shapes[0][-1], shape)
-            elif kind == "t":
-                yield random.standard_normal(shape[::-1]).astype(self.dtype).T
-            else:
-                numbers = random.standard_normal(shape).astype(self.dtype)
-                yield np.abs(numbers) if kind == "p" else numbers
+def write_reference(case: Case, directory: Path) -> None:
+    """Write what the case should give, computed by NumPy in float64, one file for each result."""
+    inputs = [x if x.dtype.kind == "i" else x.astype(np.float64) for x in case.operands()]
+    inputs = inputs[: len(case.kinds.rstrip("o"))]
+    results = bench_numpy.REFERENCES[case.operation.removesuffix(" out=")](*inputs)
+    for number, result in enumerate(as_list(results)):
+        np.save(directory / f"{number}.npy", result)
 
 
-def _calls_s(function: Any, operands: list[Any], calls: int) -> float:
+def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
+    """Return the largest difference, in units of what is allowed; above 1, or NaN, the results disagree."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    # In blocks: the largest reference has 0.8 GB, and several copies of it need not fit.
+    got, wanted = got.reshape(-1), wanted.reshape(-1)
+    blocks = [slice(start, start + BLOCK) for start in range(0, got.size, BLOCK)]
+    rms = np.sqrt(sum(float(wanted[b] @ wanted[b]) for b in blocks) / max(1, got.size))
+    shares = [np.abs(got[b] - wanted[b]) / (tolerance * (np.abs(wanted[b]) + rms)) for b in blocks]
+    return float(np.max([share.max() for share in shares], initial=0))
+
+
+def as_list(results: Any) -> Sequence[Any]:
+    """Return one result, or several, as a sequence."""
+    return results if isinstance(results, list | tuple) else [results]
+
+
+def seconds_of(calls: int, call: Callable[[], Any]) -> float:
+    """Return how long so many calls take."""
     started = time.perf_counter()
     for _ in range(calls):
-        function(*operands)
+        call()
     return time.perf_counter() - started
 
 
+class CaseRunner:
+    """Runs the cases of one library: `check` takes one up, `time` times it."""
+
+    def __init__(self, library: str, threads: int) -> None:
+        self.module = importlib.import_module(f"spillgrad_tools.bench_{library}")
+        self.threads = threads
+        self.module.set_num_threads(threads)
+        self.case: Case | None = None
+        self.calls: dict[str, Callable[[], Any]] = {}
+        self.counts: dict[str, int] = {}
+
+    def version(self) -> dict[str, Any]:
+        """Return what runs here."""
+        return {"version": self.module.VERSION}
+
+    def reference(self, case: str, directory: str) -> dict[str, Any]:
+        """Write the case's reference."""
+        write_reference(BY_NAME[case], Path(directory))
+        return {}
+
+    def check(self, case: str, directory: str) -> dict[str, Any]:
+        """Take up a case: run it once, and return how far it is from the reference."""
+        self.calls, self.counts = {}, {}  # lets go of the last case's operands first
+        self.case = BY_NAME[case]
+        operands = [
+            self.module.prepare(operand, kind.isupper())
+            for operand, kind in zip(self.case.operands(), self.case.kinds, strict=True)
+        ]
+        self.calls["case"] = self.module.OPERATIONS[self.case.operation](*operands)
+        self.calls["copy"] = self.module.OPERATIONS["copy out="](operands[0], operands[-1])
+        with self._gradients():
+            results = as_list(self.calls["case"]())
+        tolerance = TOLERANCE[self.case.dtype]
+        shares = [
+            disagreement(self.module.as_numpy(result), np.load(Path(directory) / f"{number}.npy", "r"), tolerance)
+            for number, result in enumerate(results)
+        ]
+        return {"disagreement": float(np.max(shares))}
+
+    def time(self, what: str = "case", threads: int | None = None) -> dict[str, Any]:
+        """Return the seconds of one call of the case taken up last, or of a copy of its first operand."""
+        if threads:
+            self.module.set_num_threads(threads)
+        time.sleep(SETTLE_S)
+        with self._gradients():
+            key = f"{what} {threads}"
+            if key not in self.counts:
+                self.counts[key] = self._count(self.calls[what])
+            # Another library's turn has cooled caches and put this one's threads to sleep.
+            seconds_of(self.counts[key] // 2, self.calls[what])
+            seconds = seconds_of(self.counts[key], self.calls[what]) / self.counts[key]
+        if threads:
+            self.module.set_num_threads(self.threads)
+        return {"seconds": seconds}
+
+    def _count(self, call: Callable[[], Any]) -> int:
+        """Return how many calls fill a timing; the first ones, with caches and threads still cold, do not tell."""
+        assert self.case
+        if self.case.heavy:
+            return 1
+        count = max(1, round(TIMING_S / seconds_of(1, call)))
+        return max(1, round(TIMING_S * count / seconds_of(count, call)))
+
+    def _gradients(self) -> Any:
+        assert self.case
+        return nullcontext() if self.case.wants_gradient else self.module.no_grad()
+
+
 def serve(library: str, threads: int) -> None:
-    """Answer requests: "run" runs a case once and writes its result to a file; "time" times the case run last."""
-    module = importlib.import_module(f"spillgrad_tools.bench_{library}")
-    module.set_num_threads(threads)
-    print(json.dumps({"version": module.VERSION}), flush=True)
-    function, operands, calls = None, [], 1
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "run":
-            case = Case(**request["case"])
-            function = module.OPERATIONS[case.operation]
-            operands = [module.prepare(operand) for operand in case.operands()]
-            np.save(request["path"], module.as_numpy(function(*operands)))
-            calls = max(1, round(TIMING_S / _calls_s(function, operands, 1)))
-            answer = {}
-        else:
-            answer = {"seconds": _calls_s(function, operands, calls) / calls}
-        print(json.dumps(answer), flush=True)
+    """Answer what `CaseRunner` answers, until standard input ends."""
+    runner = CaseRunner(library, threads)
+    answer_requests({name: getattr(runner, name) for name in ("version", "reference", "check", "time")})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,12 @@ app.add_typer(bench, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Timings of each case; the median counts.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")
+]
+Page = Annotated[
+    Path | None, typer.Option("--write", metavar="FILE", help="Also write the table between a page's markers.")
+]
 Count = typer.Option(min=1, metavar="N")
 
 
@@ -105,15 +111,31 @@ def sweep(
 def bench_kernels(
     as_json: Json = False,
     name: Annotated[str, typer.Option("--filter", metavar="NAME", help="Only cases whose name contains this.")] = "",
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")
-    ] = None,
+    threads: Threads = None,
     rounds: Rounds = 9,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the cases of a second and more.")] = False,
+    page: Page = None,
 ) -> None:
     """Time the kernels beside NumPy and, where installed, PyTorch."""
     from spillgrad_tools.bench_kernels import run
 
-    run(as_json, name, threads, rounds)
+    run(as_json, name, threads, rounds, quick, page)
+
+
+@bench.command("train")
+def bench_train(
+    as_json: Json = False,
+    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "gpt2",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 4,
+    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5,
+    threads: Threads = None,
+    page: Page = None,
+) -> None:
+    """Time a training step in RAM beside the same model in plain PyTorch, where installed."""
+    from spillgrad_tools.bench_train import run
+
+    run(as_json, model, batch, context, steps, threads, page)
 
 
 @bench.command("spill")
