@@ -65,27 +65,30 @@ class Tensor:
         if requires_grad:
             self.requires_grad = True
 
+    # A new tensor has no place in a graph: defaults on the class make tensors cheap.
+    _requires_grad = False
+    _grad: "Tensor | None" = None
+    _grad_fn: Node | None = None
+    _output_nr = 0
+    _accumulator: Callable[[], AccumulateGrad | None] | None = None  # a leaf's is a weak reference
+    # A view knows the tensor it views: an in-place change of one moves the other in the graph.
+    _base: "Tensor | None" = None
+    _base_fn: Node | None = None
+
     def _set(self, array: np.ndarray, storage: Storage) -> None:
         self._array = array
         self._storage = storage
-        self._requires_grad = False
-        self._grad: Tensor | None = None
-        self._grad_fn: Node | None = None
-        self._output_nr = 0
-        self._accumulator: Callable[[], AccumulateGrad | None] | None = None  # a leaf's is a weak reference
-        # A view knows the tensor it views: an in-place change of one moves the other in the graph.
-        self._base: Tensor | None = None
-        self._base_fn: Node | None = None
 
-    @classmethod
-    def wrap(cls, array: np.ndarray, storage: Storage | None = None) -> "Tensor":
+    @staticmethod
+    def wrap(array: np.ndarray, storage: Storage | None = None) -> "Tensor":
         """Return a tensor over `array`: of new storage, or another look at `storage`."""
         tensor = Tensor.__new__(Tensor)
+        tensor._array = array
         if storage is None:
-            storage = Storage(array)
+            tensor._storage = Storage(array)
         else:
             storage.aliased = True
-        tensor._set(array, storage)
+            tensor._storage = storage
         return tensor
 
     # Memory
@@ -408,7 +411,7 @@ class Tensor:
 
     def gradient_edge(self) -> Edge:
         """Return where a gradient of this tensor flows: its node, or the place where a leaf's gradient accumulates."""
-        grad_fn = self.grad_fn
+        grad_fn = self._grad_fn if self._base is None else self.grad_fn
         if grad_fn is not None:
             return Edge(grad_fn, self._output_nr)
         if not self._requires_grad:

@@ -97,14 +97,15 @@ class Node:
     # Numbers of outputs that look at an input's memory while the user's own backward gives their gradient: no in-place
     # change of one side can be recorded for the other.
     custom_views: frozenset[int] = frozenset()
+    # Few nodes have any of these: defaults on the class make recording cheaper.
+    _tensor_hooks: dict[int, HookDict] | None = None
+    _retain_hooks: dict[int, Callable[[Any], None]] | None = None
+    _prehooks: HookDict | None = None
+    _posthooks: HookDict | None = None
+    _metadata: dict[Any, Any] | None = None
 
     def __init__(self) -> None:
         self.sequence = next(_sequence)
-        self._tensor_hooks: dict[int, HookDict] | None = None
-        self._retain_hooks: dict[int, Callable[[Any], None]] | None = None
-        self._prehooks: HookDict | None = None
-        self._posthooks: HookDict | None = None
-        self._metadata: dict[Any, Any] | None = None
 
     def name(self) -> str:
         """Return the node's name, as PyTorch spells it."""

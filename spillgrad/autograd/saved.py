@@ -48,13 +48,14 @@ class SavedTensor:
         """Save `tensor` for `node`; `output_nr` says which of the node's outputs it is, None for an input."""
         self.operation = operation
         self.slot = slot
+        storage = tensor.storage
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.device = tensor.device
         self._freed = False
         self._requires_grad = tensor.requires_grad if output_nr is None else True
-        self._storage = weakref.ref(tensor.storage)  # weak: a value packed to disk must not stay in memory
-        self._version = tensor.storage.version
+        self._storage = weakref.ref(storage)  # weak: a value packed to disk must not stay in memory
+        self._version = storage.version
         self._node = None if output_nr is None else weakref.ref(node)
         self._output_nr = output_nr or 0
         is_leaf = output_nr is None and tensor.grad_fn is None

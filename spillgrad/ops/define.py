@@ -23,6 +23,7 @@ import numpy as np
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.saved import SavedTensor
+from spillgrad.dtypes import is_floating_point
 from spillgrad.tensor import Tensor
 
 
@@ -105,6 +106,12 @@ class Operation:
         self._wanted: dict[tuple[int, ...], tuple[tuple[int, str], ...]] = {}
         self.positions = {name: i for i, name in enumerate(self.parameters)}
         self.differentiable = tuple(self.positions[name] for d in self.derivatives for name in d.inputs)
+        self.metadata = tuple(
+            position
+            for name, position in self.positions.items()
+            if any(f"{name}_{what}" in d.parameters for d in self.derivatives for what in ("shape", "dtype"))
+        )
+        self._results = len(self.outputs) + len(self.aux)
         self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
         self.__doc__ = inspect.getdoc(self.forward)
 
@@ -112,18 +119,18 @@ class Operation:
         """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
         arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
         results = self.forward(*arrays)
-        if len(self.outputs) + len(self.aux) == 1:
+        if self._results == 1:
             results = (results,)
-        outputs = []
-        for array in results[: len(self.outputs)]:
-            if self.view and np.may_share_memory(array, arrays[0]):
-                outputs.append(view_of(arguments[0], array))
-            else:
-                outputs.append(Tensor.wrap(array))
+        if self.view and np.may_share_memory(results[0], arrays[0]):
+            outputs = [view_of(arguments[0], array) for array in results[: len(self.outputs)]]
+        else:
+            outputs = [Tensor.wrap(array) for array in results[: len(self.outputs)]]
         if is_grad_enabled():
-            needs = [i for i in self.differentiable if isinstance(arguments[i], Tensor) and arguments[i].requires_grad]
+            needs = tuple(
+                [i for i in self.differentiable if isinstance(arguments[i], Tensor) and arguments[i].requires_grad]
+            )
             if needs:
-                self._record(arguments, outputs, results[len(self.outputs) :], tuple(needs))
+                self._record(arguments, outputs, results[len(self.outputs) :], needs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
@@ -146,7 +153,7 @@ class Operation:
     ) -> None:
         node = OperationNode(self, arguments, outputs, needs)
         for output_nr, output in enumerate(outputs):
-            if output.is_floating_point():
+            if is_floating_point(output._array.dtype):
                 output.attach(node, output_nr)
         inputs = len(arguments)
         for position, name in self.wanted(needs):
@@ -168,8 +175,12 @@ class OperationNode(Node):
         super().__init__()
         self.operation = operation
         self.edges = tuple([a.gradient_edge() if i in needs else NO_EDGE for i, a in enumerate(arguments)])
-        self.outputs = tuple([OutputMeta(o.shape, o.dtype, o.device) for o in outputs])
-        self._inputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else ((), None) for a in arguments]
+        self.outputs = tuple([OutputMeta(o._array.shape, o._array.dtype, o.device) for o in outputs])
+        self._inputs: dict[int, tuple[Any, Any]] = {}
+        for position in operation.metadata:
+            argument = arguments[position]
+            known = isinstance(argument, Tensor)
+            self._inputs[position] = (argument._array.shape, argument._array.dtype) if known else ((), None)
         self._saved: dict[str, Any] = {}
 
     def name(self) -> str:
