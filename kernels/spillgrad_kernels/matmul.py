@@ -23,6 +23,7 @@ from spillgrad_kernels.microkernel import (
     address_of,
     array_at,
     copy_tile_line,
+    multiply_in_place,
     multiply_panels,
     tile_columns,
     transpose_block,
@@ -40,6 +41,8 @@ _TILES_PER_THREAD = 4
 _PANEL_RUN = 8
 # A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
 _VECTOR_CHUNK = 2048
+# Multiply-adds up to which packing costs more than it saves.
+_SMALL_WORK = 1 << 18
 # Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
 # where many products wait.
 _SHARED_WORK = 1 << 20
@@ -180,6 +183,16 @@ def product(
     """
     size = like.itemsize
     columns = tile_columns(like)
+    if m * n * k <= _SMALL_WORK and b_col == size and c_col == size:
+        for k0 in range(0, k, _DEPTH):
+            for j in range(0, n, columns):
+                for i in range(0, m, TILE_ROWS):
+                    multiply_in_place(
+                        like, min(TILE_ROWS, m - i), min(columns, n - j), min(_DEPTH, k - k0),
+                        a + i * a_row + k0 * a_col, a_row, a_col, b + k0 * b_row + j * b_col, b_row,
+                        c + i * c_row + j * c_col, c_row, accumulate or k0 > 0,
+                    )  # fmt: skip
+        return
     packed_b = workspace + TILE_ROWS * columns * size
     # Packing A may write a vector beyond its end, so A comes last.
     packed_a = packed_b + round_up(min(n, _COLUMNS), columns) * min(k, _DEPTH) * size

@@ -75,6 +75,19 @@ if numba.config.DISABLE_JIT:
             row = array_at(like, c + i * c_row, columns)
             row[:] = row + product[i] if accumulate else product[i]
 
+    def multiply_in_place(
+        like: np.ndarray, rows: int, columns: int, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int,
+        c: int, c_row: int, accumulate: bool,
+    ) -> None:  # fmt: skip
+        """Set or add to at most one tile of C the product of A and B where they lie; rows of B and C have no gaps."""
+        for i in range(rows):
+            row = array_at(like, c + i * c_row, columns)
+            total = np.zeros(columns, like.dtype)
+            for d in range(k):
+                element = array_at(like, a + i * a_row + d * a_col, 1)[0]
+                total += element * array_at(like, b + d * b_row, columns)
+            row[:] = row + total if accumulate else total
+
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
         """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
         array_at(like, target, width)[:] = array_at(like, source, width)
@@ -132,6 +145,34 @@ else:
         def store(self, value: Any, address: Any) -> None:
             self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = self.bytes
 
+        def _masked(self, name: str, result: Any, value: Any, address: Any, mask: Any, last: Any) -> Any:
+            pointer = self.vector.as_pointer()
+            operands = [value] if value is not None else []
+            operands += [self.builder.inttoptr(address, pointer), ir.IntType(32)(self.bytes), mask, *last]
+            suffix = f"v{self.lanes}f{8 * self.bytes}.p0"
+            kind = ir.FunctionType(result, [operand.type for operand in operands])
+            function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.masked.{name}.{suffix}")
+            return self.builder.call(function, operands)
+
+        def load_some(self, address: Any, mask: Any) -> Any:
+            return self._masked("load", self.vector, None, address, mask, [self.zero])
+
+        def store_some(self, value: Any, address: Any, mask: Any) -> None:
+            self._masked("store", ir.VoidType(), value, address, mask, [])
+
+        def first_lanes(self, count: Any) -> Any:
+            """Return the mask of the first `count` lanes: all or none where it is more or less than that."""
+            lanes = ir.VectorType(count.type, self.lanes)
+            undefined = ir.Constant(lanes, ir.Undefined)
+            first = self.builder.insert_element(undefined, count, ir.Constant(ir.IntType(32), 0))
+            counts = self.shuffle(first, undefined, [0] * self.lanes)
+            return self.builder.icmp_signed("<", ir.Constant(lanes, list(range(self.lanes))), counts)
+
+        def splat_flag(self, flag: Any) -> Any:
+            """Return the mask of all lanes, or of none."""
+            mask = ir.VectorType(ir.IntType(1), self.lanes)
+            return self.builder.select(flag, ir.Constant(mask, [1] * self.lanes), ir.Constant(mask, [0] * self.lanes))
+
         def prefetch(self, address: Any) -> None:
             i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
             kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
@@ -146,6 +187,40 @@ else:
 
         def shuffle(self, x: Any, y: Any, lanes: list[int]) -> Any:
             return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), lanes))
+
+        def sums_of_products(
+            self, k: Any, a: tuple[Any, Any], b: tuple[Any, Any], a_at: Any, b_at: Any, vectors: int
+        ) -> dict[tuple[int, int], Any]:
+            """Return a tile's vectors: for each row i and vector j the sum over k of element i of A times vector j of B.
+
+            `a` and `b` are address and step; `a_at` gives the address of an element, `b_at` loads a vector.
+            """
+            builder, integer = self.builder, k.type
+            tile = [(i, j) for i in range(TILE_ROWS) for j in range(vectors)]
+            entry, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            step, pa, pb = builder.phi(integer), builder.phi(integer), builder.phi(integer)
+            sums = {at: builder.phi(self.vector) for at in tile}
+            b_vectors = [b_at(pb, j) for j in range(vectors)]
+            updated = {}
+            for i in range(TILE_ROWS):
+                a_element = self.splat(a_at(pa, i))
+                for j in range(vectors):
+                    updated[i, j] = self.fma(a_element, b_vectors[j], sums[i, j])
+            next_step = builder.add(step, ir.Constant(integer, 1))
+            following_b = builder.add(pb, b[1])
+            for phi, first, following in (
+                (step, ir.Constant(integer, 0), next_step),
+                (pa, a[0], builder.add(pa, a[1])),
+                (pb, b[0], following_b),
+                *((sums[at], self.zero, updated[at]) for at in tile),
+            ):
+                phi.add_incoming(first, entry)
+                phi.add_incoming(following, loop)
+            builder.cbranch(builder.icmp_signed("<", next_step, k), loop, done)
+            builder.position_at_end(done)
+            return updated
 
         def interleave(self, x: Any, y: Any) -> list[Any]:
             pairs = [lane for i in range(self.lanes) for lane in (i, i + self.lanes)]
@@ -164,41 +239,25 @@ else:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, k, a, b, b_row, c, c_row, accumulate = arguments
             emit = _Emitter(builder, like.dtype)
-            integer, tile = k.type, [(i, j) for i in range(TILE_ROWS) for j in range(_TILE_VECTORS)]
+            integer = k.type
             # The tile of C is needed only at the end: fetch it into the cache meanwhile.
             for i in range(TILE_ROWS):
                 row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
                 emit.prefetch(row)
                 emit.prefetch(emit.shifted(row, (_TILE_VECTORS - 1) * emit.lanes))
-            entry, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("done")
-            builder.branch(loop)
-
-            builder.position_at_end(loop)
-            step, pa, pb = builder.phi(integer), builder.phi(integer), builder.phi(integer)
-            sums = {at: builder.phi(emit.vector) for at in tile}
-            b_vectors = [emit.load(emit.shifted(pb, j * emit.lanes)) for j in range(_TILE_VECTORS)]
-            updated = {}
-            for i in range(TILE_ROWS):
-                a_element = emit.splat(emit.shifted(pa, i))
-                for j in range(_TILE_VECTORS):
-                    updated[i, j] = emit.fma(a_element, b_vectors[j], sums[i, j])
-            next_step = builder.add(step, ir.Constant(integer, 1))
-            for phi, first, following in (
-                (step, ir.Constant(integer, 0), next_step),
-                (pa, a, emit.shifted(pa, TILE_ROWS)),
-                (pb, b, builder.add(pb, b_row)),
-                *((sums[at], emit.zero, updated[at]) for at in tile),
-            ):
-                phi.add_incoming(first, entry)
-                phi.add_incoming(following, loop)
-            builder.cbranch(builder.icmp_signed("<", next_step, k), loop, done)
-
-            builder.position_at_end(done)
+            updated = emit.sums_of_products(
+                k,
+                (a, ir.Constant(integer, TILE_ROWS * emit.bytes)),
+                (b, b_row),
+                lambda pa, i: emit.shifted(pa, i),
+                lambda pb, j: emit.load(emit.shifted(pb, j * emit.lanes)),
+                _TILE_VECTORS,
+            )
             adds = builder.icmp_signed("!=", accumulate, ir.Constant(accumulate.type, 0))
             with builder.if_else(adds) as (add, overwrite):
                 for branch, is_add in ((add, True), (overwrite, False)):
                     with branch:
-                        for i, j in tile:
+                        for i, j in updated:
                             row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
                             address = emit.shifted(row, j * emit.lanes)
                             value = updated[i, j]
@@ -206,6 +265,55 @@ else:
             return context.get_dummy_value()
 
         return types.void(like, *[types.intp] * 6, types.boolean), codegen
+
+    @intrinsic
+    def multiply_in_place(
+        typing_context: Any, like: Any, rows: Any, columns: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any,
+        b_row: Any, c: Any, c_row: Any, accumulate: Any,
+    ) -> Any:  # fmt: skip
+        """Set or add to at most one tile of C the product of A and B where they lie.
+
+        `rows` and `columns` are at most a tile's and at least 1; rows of B and C have no gaps. Sums as in
+        `multiply_panels`, to the bit.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _, rows, columns, k, a, a_row, a_col, b, b_row, c, c_row, accumulate = arguments
+            emit = _Emitter(builder, like.dtype)
+            integer = k.type
+            # Rows that are not there are computed from the last one and not stored.
+            last = builder.sub(rows, ir.Constant(integer, 1))
+            offsets = []
+            for i in range(TILE_ROWS):
+                row = ir.Constant(integer, i)
+                offsets.append(builder.mul(builder.select(builder.icmp_signed("<", row, rows), row, last), a_row))
+            adds = builder.icmp_signed("!=", accumulate, ir.Constant(accumulate.type, 0))
+            is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
+            with builder.if_else(is_narrow) as (narrow, wide):
+                for branch, vectors in ((narrow, 1), (wide, _TILE_VECTORS)):
+                    with branch:
+                        counts = [builder.sub(columns, ir.Constant(integer, j * emit.lanes)) for j in range(vectors)]
+                        masks = [emit.first_lanes(count) for count in counts]
+                        sums = emit.sums_of_products(
+                            k,
+                            (a, a_col),
+                            (b, b_row),
+                            lambda pa, i: builder.add(pa, offsets[i]),
+                            lambda pb, j, masks=masks: emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j]),
+                            vectors,
+                        )
+                        for i in range(TILE_ROWS):
+                            with builder.if_then(builder.icmp_signed("<", ir.Constant(integer, i), rows)):
+                                for j in range(vectors):
+                                    row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+                                    address = emit.shifted(row, j * emit.lanes)
+                                    mask = builder.and_(masks[j], emit.splat_flag(adds))
+                                    before = emit.load_some(address, mask)
+                                    total = builder.select(adds, builder.fadd(before, sums[i, j]), sums[i, j])
+                                    emit.store_some(total, address, masks[j])
+            return context.get_dummy_value()
+
+        return types.void(like, *[types.intp] * 10, types.boolean), codegen
 
     @intrinsic
     def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:
