@@ -28,6 +28,7 @@ from spillgrad_kernels.scalar_math import (
     log1p,
     log2,
     log10,
+    normal_cdf,
     pow,
     remainder,
     round,
@@ -123,6 +124,12 @@ row(
     self=lambda g, self: g * ((2 / math.sqrt(math.pi)) * exp(-(self * self))),
 )  # fmt: skip
 
+_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
+row(
+    "normal_cdf", lambda self: normal_cdf(self), result="float",
+    self=lambda g, self: g * (_INV_SQRT_2PI * exp(-0.5 * (self * self))),
+)  # fmt: skip
+
 # Activations
 row("sigmoid", lambda self: sigmoid(self), result="float", self=lambda g, result: g * (result * (1 - result)))
 row("relu", lambda self: where(self < 0, 0, self), self=lambda g, result: where(result > 0, g, 0))
@@ -142,7 +149,7 @@ row(
 
 def _softplus(self: Any, beta: Any, threshold: Any) -> Any:
     scaled = self * beta
-    return where(scaled > threshold, self, (where(scaled > 0, scaled, 0) + log1p(exp(-abs(scaled)))) / beta)
+    return where(scaled > threshold, self, (where(scaled > 0, scaled, 0) + log1p(exp(-abs(scaled)))) * (1 / beta))
 
 
 row(
@@ -150,8 +157,6 @@ row(
     self=lambda g, self, beta, threshold: where(self * beta > threshold, g, g * sigmoid(self * beta)),
 )  # fmt: skip
 
-_INV_SQRT_2 = 1 / math.sqrt(2)
-_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 # Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2: the tanh approximation.
 _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715
@@ -169,8 +174,8 @@ def _gelu_tanh_self(g: Any, self: Any) -> Any:
 
 
 row(
-    "gelu", lambda self: 0.5 * self * (1 + erf(self * _INV_SQRT_2)), result="float",
-    self=lambda g, self: g * (0.5 * (1 + erf(self * _INV_SQRT_2)) + self * (_INV_SQRT_2PI * exp(-0.5 * (self * self)))),
+    "gelu", lambda self: self * normal_cdf(self), result="float",
+    self=lambda g, self: g * (normal_cdf(self) + self * (_INV_SQRT_2PI * exp(-0.5 * (self * self)))),
 )  # fmt: skip
 row("gelu_tanh", _gelu_tanh, result="float", self=_gelu_tanh_self)
 
