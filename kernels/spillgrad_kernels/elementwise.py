@@ -28,6 +28,7 @@ from spillgrad_kernels.scalar_math import (
     log1p,
     log2,
     log10,
+    logaddexp,
     normal_cdf,
     pow,
     remainder,
@@ -105,6 +106,10 @@ row("log", lambda self: log(self), result="float", self=lambda g, self: g / self
 row("log2", lambda self: log2(self), result="float", self=lambda g, self: g / (self * math.log(2)))
 row("log10", lambda self: log10(self), result="float", self=lambda g, self: g / (self * math.log(10)))
 row("log1p", lambda self: log1p(self), result="float", self=lambda g, self: g / (self + 1))
+row(
+    "logaddexp", lambda self, other: logaddexp(self, other), result="float",
+    self=lambda g, self, other: g * sigmoid(self - other), other=lambda g, self, other: g * sigmoid(other - self),
+)  # fmt: skip
 row("sin", lambda self: sin(self), result="float", self=lambda g, self: g * cos(self))
 row("cos", lambda self: cos(self), result="float", self=lambda g, self: -g * sin(self))
 row("tan", lambda self: tan(self), result="float", self=lambda g, result: g * (1 + result * result))
@@ -149,7 +154,7 @@ row(
 
 def _softplus(self: Any, beta: Any, threshold: Any) -> Any:
     scaled = self * beta
-    return where(scaled > threshold, self, (where(scaled > 0, scaled, 0) + log1p(exp(-abs(scaled)))) * (1 / beta))
+    return where(scaled > threshold, self, logaddexp(scaled, 0) * (1 / beta))
 
 
 row(

@@ -331,6 +331,26 @@ def _log1p64(x: Any) -> Any:
     return _select(u < 0.0, np.nan, result)
 
 
+# (log1p(x) - x) / x**2 for x in [0, 1]
+_log1p_tail32 = _polynomial(
+    -3.316951569934035e-3, 2.019757587602773e-2, -5.765089113048332e-2, 1.067912758716616e-1, -1.5354505463975027e-1,
+    1.9695065575766108e-1, -2.4958513480977826e-1, 3.33305024561907e-1, -4.999993229673907e-1,
+)  # fmt: skip
+
+
+@_jitable
+def _logaddexp32(x: Any, y: Any) -> Any:
+    e = _exp32(-abs(x - y))
+    result = _select(x > y, x, y) + (e + e * e * _log1p_tail32(e))
+    return _select(x == y, x + _F32(math.log(2)), result)  # infinities have no difference
+
+
+@_jitable
+def _logaddexp64(x: Any, y: Any) -> Any:
+    result = _select(x > y, x, y) + _log1p64(_exp64(-abs(x - y)))
+    return _select(x == y, x + math.log(2), result)
+
+
 # Hyperbolic functions
 
 _tanh_tail32 = _polynomial(
@@ -348,7 +368,8 @@ def _tanh32(x: Any) -> Any:
     z = x * x
     near = x * (_tanh_tail32(z) * z + _F32(1.0))  # a product, which keeps the sign of -0
     size = abs(x)
-    far = _F32(1.0) - _F32(2.0) / (_exp32(size + size) + _F32(1.0))
+    n, p = _exp_parts32(_clamp(size + size, _F32(0.0), _F32(40.0)))
+    far = _F32(1.0) - _F32(2.0) / ((p + _F32(1.0)) * _bits(_I32((n + _I32(127)) << 23)) + _F32(1.0))
     return _select(size < _F32(0.625), near, _select(x < _F32(0.0), -far, far))
 
 
@@ -357,7 +378,8 @@ def _tanh64(x: Any) -> Any:
     z = x * x
     near = x * (z * (_tanh_numerator64(z) / _tanh_denominator64(z)) + 1.0)
     size = abs(x)
-    far = 1.0 - 2.0 / (_exp64(size + size) + 1.0)
+    n, p = _exp_parts64(_clamp(size + size, 0.0, 80.0), 0.0)
+    far = 1.0 - 2.0 / ((p + 1.0) * _bits(_I64((n + 1023) << 52)) + 1.0)
     return _select(size < 0.625, near, _select(x < 0.0, -far, far))
 
 
@@ -853,6 +875,11 @@ def log1p(x: Any) -> Any:
     return np.log1p(x)
 
 
+def logaddexp(x: Any, y: Any) -> Any:
+    """Return log(exp(x) + exp(y)) without overflow."""
+    return np.logaddexp(x, y)
+
+
 def log2(x: Any) -> Any:
     """Return the base-2 logarithm."""
     return np.log2(x)
@@ -946,6 +973,7 @@ def _power_operator(x: Any, exponent: Any) -> Any:
 
 
 _compiled_as_of_two(pow, {types.float32: _pow32, types.float64: _pow64}, _power_operator)
+_compiled_as_of_two(logaddexp, {types.float32: _logaddexp32, types.float64: _logaddexp64}, None)
 _compiled_as_of_two(atan2, {types.float32: _atan2_32, types.float64: _atan2_64}, np.arctan2)
 
 
