@@ -284,6 +284,10 @@ le = less_equal = _function("le", "Return whether input is at most other.")
 gt = greater = _function("gt", "Return whether input is greater than other.")
 ge = greater_equal = _function("ge", "Return whether input is at least other.")
 
+isnan = _function("isnan", "Return whether elements are not a number.")
+isinf = _function("isinf", "Return whether elements are infinite.")
+isfinite = _function("isfinite", "Return whether elements are neither infinite nor not a number.")
+
 
 def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + alpha * other."""
@@ -441,21 +445,6 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, *, out: Tensor | Non
 def elu(input: Tensor, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """Return each element, negative ones as alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
     return call("elu", input, float(alpha), out=out)
-
-
-def isnan(input: Tensor) -> Tensor:
-    """Return whether elements are not a number."""
-    return call("isnan", input)
-
-
-def isinf(input: Tensor) -> Tensor:
-    """Return whether elements are infinite."""
-    return call("isinf", input)
-
-
-def isfinite(input: Tensor) -> Tensor:
-    """Return whether elements are neither infinite nor not a number."""
-    return call("isfinite", input)
 
 
 def isclose(
