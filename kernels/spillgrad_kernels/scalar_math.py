@@ -744,13 +744,31 @@ def _pow64(x: Any, exponent: Any) -> Any:
     return _power_signs(x, exponent, _scale64(p + 1.0, n))
 
 
+# log2(1 + m) / m for 1 + m in [sqrt(1/2), sqrt(2)), to 2**-35, and (2**r - 1) / r for r in [-1/2, 1/2], to 2**-28
+_log2_tail_for_pow32 = _polynomial(
+    0.0773156735986556, -0.14279921692438646, 0.14475548322110565, -0.14316625777785158, 0.15876998897992586,
+    -0.18029971322120372, 0.2061753056841607, -0.24045320138673695, 0.2885372945631481, -0.3606736742060341,
+    0.48089836145612685, -0.7213475208729462, 1.4426950408679016,
+)  # fmt: skip
+_exp2_tail_for_pow32 = _polynomial(
+    0.00015355063374901683, 0.001339881759275904, 0.009618432914143854, 0.055503326523239596, 0.24022647914711928,
+    0.6931472026802478,
+)  # fmt: skip
+
+
 @_jitable
 def _pow32(x: Any, exponent: Any) -> Any:
+    """Compute in float64, where a float32 is never subnormal and its powers neither overflow nor underflow."""
     base, power = _F64(x), _F64(exponent)
-    # Overflow and underflow of float32 lie far inside float64's range, and so do the errors of one logarithm.
-    n, p = _exp_parts64(_clamp(_log64(abs(base)) * power, -400.0, 400.0), 0.0)
-    result = _bits(_I64((n + 1023) << 52)) * (p + 1.0)
-    return _F32(_power_signs(base, power, result))
+    size = abs(base)
+    e, m = _split64(size)
+    m = m - 1.0
+    logarithm = _select(size < np.inf, _F64(e) + m * _log2_tail_for_pow32(m), size)
+    product = _clamp(_select(size == 0.0, -np.inf, logarithm) * power, -500.0, 500.0)
+    shifted = product + _ROUND64
+    r = product - (shifted - _ROUND64)
+    scale = _bits(_I64((_bits(shifted) - _I64(0x4338000000000000) + 1023) << 52))
+    return _F32(_power_signs(base, power, (r * _exp2_tail_for_pow32(r) + 1.0) * scale))
 
 
 def _through_float64(function: Any) -> Any:

@@ -98,8 +98,9 @@ def _tensor_functions() -> dict[str, Callable[..., Any]]:
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
     arrays = tuple([o.array if isinstance(o, Tensor) else o for o in operands])
+    shapes = {a.shape for a in arrays if isinstance(a, np.ndarray)}
     try:
-        shape = np.broadcast_shapes(*[a.shape for a in arrays if isinstance(a, np.ndarray)])
+        shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
     except ValueError as error:
         raise _shape_error(row.name, arrays) from error
     _check_out(row.name, out, shape, operands if row.derivatives else ())
