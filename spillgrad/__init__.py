@@ -128,6 +128,7 @@ from spillgrad.ops.elementwise import (
     log1p,
     log2,
     log10,
+    logaddexp,
     logical_and,
     logical_not,
     logical_or,

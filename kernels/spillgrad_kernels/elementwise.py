@@ -28,6 +28,8 @@ from spillgrad_kernels.scalar_math import (
     log1p,
     log2,
     log10,
+    logaddexp,
+    normal_cdf,
     pow,
     remainder,
     round,
@@ -104,6 +106,10 @@ row("log", lambda self: log(self), result="float", self=lambda g, self: g / self
 row("log2", lambda self: log2(self), result="float", self=lambda g, self: g / (self * math.log(2)))
 row("log10", lambda self: log10(self), result="float", self=lambda g, self: g / (self * math.log(10)))
 row("log1p", lambda self: log1p(self), result="float", self=lambda g, self: g / (self + 1))
+row(
+    "logaddexp", lambda self, other: logaddexp(self, other), result="float",
+    self=lambda g, self, other: g * sigmoid(self - other), other=lambda g, self, other: g * sigmoid(other - self),
+)  # fmt: skip
 row("sin", lambda self: sin(self), result="float", self=lambda g, self: g * cos(self))
 row("cos", lambda self: cos(self), result="float", self=lambda g, self: -g * sin(self))
 row("tan", lambda self: tan(self), result="float", self=lambda g, result: g * (1 + result * result))
@@ -121,6 +127,12 @@ row("tanh", lambda self: tanh(self), result="float", self=lambda g, result: g * 
 row(
     "erf", lambda self: erf(self), result="float",
     self=lambda g, self: g * ((2 / math.sqrt(math.pi)) * exp(-(self * self))),
+)  # fmt: skip
+
+_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
+row(
+    "normal_cdf", lambda self: normal_cdf(self), result="float",
+    self=lambda g, self: g * (_INV_SQRT_2PI * exp(-0.5 * (self * self))),
 )  # fmt: skip
 
 # Activations
@@ -142,7 +154,7 @@ row(
 
 def _softplus(self: Any, beta: Any, threshold: Any) -> Any:
     scaled = self * beta
-    return where(scaled > threshold, self, (where(scaled > 0, scaled, 0) + log1p(exp(-abs(scaled)))) / beta)
+    return where(scaled > threshold, self, logaddexp(scaled, 0) * (1 / beta))
 
 
 row(
@@ -150,8 +162,6 @@ row(
     self=lambda g, self, beta, threshold: where(self * beta > threshold, g, g * sigmoid(self * beta)),
 )  # fmt: skip
 
-_INV_SQRT_2 = 1 / math.sqrt(2)
-_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 # Hendrycks & Gimpel 2016, "Gaussian Error Linear Units", section 2: the tanh approximation.
 _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715
@@ -169,8 +179,8 @@ def _gelu_tanh_self(g: Any, self: Any) -> Any:
 
 
 row(
-    "gelu", lambda self: 0.5 * self * (1 + erf(self * _INV_SQRT_2)), result="float",
-    self=lambda g, self: g * (0.5 * (1 + erf(self * _INV_SQRT_2)) + self * (_INV_SQRT_2PI * exp(-0.5 * (self * self)))),
+    "gelu", lambda self: self * normal_cdf(self), result="float",
+    self=lambda g, self: g * (normal_cdf(self) + self * (_INV_SQRT_2PI * exp(-0.5 * (self * self)))),
 )  # fmt: skip
 row("gelu_tanh", _gelu_tanh, result="float", self=_gelu_tanh_self)
 

@@ -75,6 +75,7 @@ _METHODS: dict[Any, tuple[str, ...]] = {
         "log10",
         "log1p",
         "log2",
+        "logaddexp",
         "logical_and",
         "logical_not",
         "logical_or",

@@ -1,6 +1,7 @@
 """Elementwise operations on tensors, made from the kernels' table of rows.
 
-Operands broadcast and promote as in PyTorch; a Python number never widens a tensor.
+Operands broadcast and promote as in PyTorch; a Python number never widens a tensor. With `out=` the result goes into a
+tensor of its shape, which may be an operand or overlap one.
 """
 
 import math
@@ -11,7 +12,8 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, ShapeError
+from spillgrad.ops import inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
@@ -35,13 +37,20 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
 
 def _forward(row: Row) -> Callable[..., np.ndarray]:
     def forward(*operands: Any) -> np.ndarray:
-        dtype = _dtype_of(operands)
         try:
-            return run_formula(row.forward, row.name, operands, dtype, dtypes.bool_ if row.result == "bool" else dtype)
+            return _compute(row, operands)
         except ValueError as error:
             raise _shape_error(row.name, operands) from error
 
     return forward
+
+
+def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
+    return dtypes.bool_ if row.result == "bool" else _dtype_of(operands)
+
+
+def _compute(row: Row, operands: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
+    return run_formula(row.forward, row.name, operands, _dtype_of(operands), _result_dtype(row, operands), out)
 
 
 def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
@@ -87,11 +96,57 @@ def _tensor_functions() -> dict[str, Callable[..., Any]]:
     return {name: globals()[name] for name in FUNCTIONS}
 
 
-def call(name: str, *operands: Any) -> Tensor:
-    """Call a row's operation after promoting its operands to one dtype.
+def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
+    arrays = tuple([o.array if isinstance(o, Tensor) else o for o in operands])
+    shapes = {a.shape for a in arrays if isinstance(a, np.ndarray)}
+    try:
+        shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
+    except ValueError as error:
+        raise _shape_error(row.name, arrays) from error
+    _check_out(row.name, out, shape, operands if row.derivatives else ())
+    inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))
+    result = _compute(row, arrays, out.array if all(_same_or_apart(out.array, a) for a in arrays) else None)
+    if result is not out.array:
+        np.copyto(out.array, result, casting="unsafe")
+    return out  # type: ignore[no-any-return]
+
+
+def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iterable[Any]) -> None:
+    """Raise OperandError, ShapeError or GraphError for an `out` that cannot take a result of this shape."""
+    if not isinstance(out, Tensor):
+        raise OperandError(f"{name}: got out of {type(out).__name__}; wanted a tensor")
+    if out.shape != shape:
+        raise ShapeError(f"{name}: got out of shape {out.shape}; the result has {shape}: give out that shape")
+    involved = (out, out._base, *differentiable)
+    if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in involved):
+        raise GraphError(
+            f"{name}: got out= and a tensor that requires a gradient; what overwrites memory is not recorded: leave it "
+            "away, or call in no_grad()"
+        )
+
+
+def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
+    """Return whether each element of the operand is read before, or never, overwritten."""
+    if not isinstance(operand, np.ndarray) or not np.may_share_memory(out, operand):
+        return True
+    return out.__array_interface__ == operand.__array_interface__
+
+
+def _deliver(name: str, result: Tensor, out: Any) -> Tensor:
+    """Return a result that has no gradient, after copying it into `out` if that is given."""
+    if out is None:
+        return result
+    _check_out(name, out, result.shape, ())
+    inplace.write(out, name, result.array)
+    return out  # type: ignore[no-any-return]
+
+
+def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
+    """Call a row's operation after promoting its operands to one dtype; the result goes into `out`, if given.
 
     Raises OperandError for operands that are no tensors or numbers, DtypeError for dtypes without this operation,
-    ShapeError when shapes do not broadcast.
+    ShapeError when shapes do not broadcast; with `out`, DtypeError or ShapeError when the result does not fit into it,
+    GraphError when a gradient would have to be recorded, or its memory is read-only or expanded.
     """
     row = ROWS[name]
     tensors = [as_operand(name, o) for o in operands]
@@ -104,6 +159,8 @@ def call(name: str, *operands: Any) -> Tensor:
     promoted = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
     if not any(isinstance(t, Tensor) for t in promoted):
         promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
+    if out is not None:
+        return _compute_into(out, row, (*tensors[:conditions], *promoted))
     return OPERATIONS[name](*tensors[:conditions], *promoted)  # type: ignore[no-any-return]
 
 
@@ -170,16 +227,15 @@ def result_type(*operands: Operand) -> dtypes.DType:
     return _common_dtype([as_operand("result_type", o) for o in operands])
 
 
-def _function(name: str, doc: str, row: str | None = None) -> Callable[..., Tensor]:
-    arguments = parameters(ROWS[row or name].forward)
-    if len(arguments) == 1:
+def _function(name: str, doc: str) -> Callable[..., Tensor]:
+    if len(parameters(ROWS[name].forward)) == 1:
 
-        def function(input: Any) -> Tensor:
-            return call(row or name, input)
+        def function(input: Any, *, out: Tensor | None = None) -> Tensor:
+            return call(name, input, out=out)
     else:
 
-        def function(input: Any, other: Any) -> Tensor:  # type: ignore[misc]
-            return call(row or name, input, other)
+        def function(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
+            return call(name, input, other, out=out)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -192,6 +248,7 @@ log = _function("log", "Return the natural logarithm of each element.")
 log2 = _function("log2", "Return the base-2 logarithm of each element.")
 log10 = _function("log10", "Return the base-10 logarithm of each element.")
 log1p = _function("log1p", "Return log(1 + x), accurate near 0.")
+logaddexp = _function("logaddexp", "Return log(exp(input) + exp(other)) without overflow.")
 sqrt = _function("sqrt", "Return the square root of each element.")
 rsqrt = _function("rsqrt", "Return the reciprocal of the square root of each element.")
 square = _function("square", "Return the square of each element.")
@@ -209,6 +266,7 @@ sinh = _function("sinh", "Return the hyperbolic sine of each element.")
 cosh = _function("cosh", "Return the hyperbolic cosine of each element.")
 tanh = _function("tanh", "Return the hyperbolic tangent of each element.")
 erf = _function("erf", "Return the error function of each element.")
+normal_cdf = _function("normal_cdf", "Return the standard normal distribution's Φ of each element.")
 sigmoid = _function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
 relu = _function("relu", "Return each element, negative ones as 0.")
 silu = _function("silu", "Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2.")
@@ -227,84 +285,99 @@ le = less_equal = _function("le", "Return whether input is at most other.")
 gt = greater = _function("gt", "Return whether input is greater than other.")
 ge = greater_equal = _function("ge", "Return whether input is at least other.")
 
+isnan = _function("isnan", "Return whether elements are not a number.")
+isinf = _function("isinf", "Return whether elements are infinite.")
+isfinite = _function("isfinite", "Return whether elements are neither infinite nor not a number.")
 
-def add(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+
+def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + alpha * other."""
-    return call("add", input, other if alpha == 1 else mul(other, alpha))
+    return call("add", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 
-def sub(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+def sub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input - alpha * other."""
-    return call("sub", input, other if alpha == 1 else mul(other, alpha))
+    return call("sub", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 
 subtract = sub
 
 
-def rsub(input: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
+def rsub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return other - alpha * input."""
-    return sub(other, input, alpha=alpha)
+    return sub(other, input, alpha=alpha, out=out)
 
 
-def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
+def addcmul(
+    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Return input + value * tensor1 * tensor2."""
-    return add(input, mul(tensor1, tensor2), alpha=value)
+    return add(input, mul(tensor1, tensor2), alpha=value, out=out)
 
 
-def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
+def addcdiv(
+    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Return input + value * tensor1 / tensor2."""
-    return add(input, div(tensor1, tensor2), alpha=value)
+    return add(input, div(tensor1, tensor2), alpha=value, out=out)
 
 
-def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+def div(
+    input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc" (integers stay exact)."""
     if rounding_mode is None:
-        return call("div", input, other)
+        return call("div", input, other, out=out)
     if rounding_mode == "floor":
-        return floor_divide(input, other)
+        return floor_divide(input, other, out=out)
     if rounding_mode == "trunc":
         if dtypes.category(result_type(input, other)) == 2:
-            return trunc(call("div", input, other))
+            return trunc(call("div", input, other), out=out)
         has_rest = ne(remainder(input, other), 0)
-        return add(floor_divide(input, other), logical_and(has_rest, ne(lt(input, 0), lt(other, 0))))
+        up = logical_and(has_rest, ne(lt(input, 0), lt(other, 0)))
+        return add(floor_divide(input, other), up, out=out)
     raise ArgumentError(f'div: got rounding_mode={rounding_mode!r}; accepted are None, "floor" and "trunc"')
 
 
 divide = true_divide = div
 
 
-def floor_divide(input: Operand, other: Operand) -> Tensor:
+def floor_divide(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return the largest integer not above input / other; integers stay integers."""
-    return call("floor_divide", input, other)
+    return call("floor_divide", input, other, out=out)
 
 
-def pow(input: Operand, exponent: Operand) -> Tensor:
+def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input raised to `exponent`; common exponents take a product instead of a logarithm."""
     if isinstance(input, Tensor) and input.is_floating_point() and isinstance(exponent, int | float):
         if exponent == 1:
-            return call("mul", input, 1)
+            return call("mul", input, 1, out=out)
         if exponent == 2:
-            return square(input)
+            return square(input, out=out)
         if exponent == 3:
-            return call("cube", input)
+            return call("cube", input, out=out)
         if exponent == 0.5:
-            return sqrt(input)
+            return sqrt(input, out=out)
         if exponent == -1:
-            return reciprocal(input)
-    return call("pow", input, exponent)
+            return reciprocal(input, out=out)
+    return call("pow", input, exponent, out=out)
 
 
-def round(input: Tensor, decimals: int = 0) -> Tensor:
+def round(input: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the nearest integer, halves to the even one; with `decimals`, the nearest multiple of 10**-decimals."""
-    return call("round", input) if decimals == 0 else call("round", input * 10.0**decimals) / 10.0**decimals
+    if decimals == 0:
+        return call("round", input, out=out)
+    return div(call("round", input * 10.0**decimals), 10.0**decimals, out=out)
 
 
-def lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
+def lerp(input: Tensor, end: Tensor, weight: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input + weight * (end - input)."""
-    return call("lerp", input, end, weight)
+    return call("lerp", input, end, weight, out=out)
 
 
-def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+def clamp(
+    input: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Return each element moved into [min, max]; max where min exceeds it.
 
     Raises ArgumentError when neither bound is given.
@@ -312,7 +385,7 @@ def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None)
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
     lowest, highest = _bounds(result_type(input, *(b for b in (min, max) if b is not None)))
-    return call("clamp", input, lowest if min is None else min, highest if max is None else max)
+    return call("clamp", input, lowest if min is None else min, highest if max is None else max, out=out)
 
 
 clip = clamp
@@ -326,17 +399,19 @@ def _bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
     return (-math.inf, math.inf) if dtypes.category(dtype) > 1 else (False, True)
 
 
-def clamp_min(input: Tensor, min: Operand) -> Tensor:
+def clamp_min(input: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return each element, those below `min` as `min`."""
-    return clamp(input, min)
+    return clamp(input, min, out=out)
 
 
-def clamp_max(input: Tensor, max: Operand) -> Tensor:
+def clamp_max(input: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return each element, those above `max` as `max`."""
-    return clamp(input, None, max)
+    return clamp(input, None, max, out=out)
 
 
-def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
+def where(
+    condition: Tensor, input: Operand | None = None, other: Operand | None = None, *, out: Tensor | None = None
+) -> Any:  # fmt: skip
     """Return elements of `input` where `condition` holds, else of `other`.
 
     With the condition alone, return the indices where it holds.
@@ -348,44 +423,29 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
         return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
     if condition.dtype != dtypes.bool_:
         raise DtypeError(f"where: got a condition of {condition.dtype}; wanted bool, such as x > 0")
-    return call("where", condition, input, other)
+    return call("where", condition, input, other, out=out)
 
 
-def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
     """Return x times the normal distribution's Φ(x); "tanh" approximates it. Source: Hendrycks & Gimpel 2016."""
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
-    return call("gelu" if approximate == "none" else "gelu_tanh", input)
+    return call("gelu" if approximate == "none" else "gelu_tanh", input, out=out)
 
 
-def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """Return log(1 + exp(beta x)) / beta; x itself where beta x exceeds `threshold`."""
-    return call("softplus", input, float(beta), float(threshold))
+    return call("softplus", input, float(beta), float(threshold), out=out)
 
 
-def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor:
     """Return each element, negative ones times `negative_slope`."""
-    return call("leaky_relu", input, float(negative_slope))
+    return call("leaky_relu", input, float(negative_slope), out=out)
 
 
-def elu(input: Tensor, alpha: float = 1.0) -> Tensor:
+def elu(input: Tensor, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """Return each element, negative ones as alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
-    return call("elu", input, float(alpha))
-
-
-def isnan(input: Tensor) -> Tensor:
-    """Return whether elements are not a number."""
-    return call("isnan", input)
-
-
-def isinf(input: Tensor) -> Tensor:
-    """Return whether elements are infinite."""
-    return call("isinf", input)
-
-
-def isfinite(input: Tensor) -> Tensor:
-    """Return whether elements are neither infinite nor not a number."""
-    return call("isfinite", input)
+    return call("elu", input, float(alpha), out=out)
 
 
 def isclose(
@@ -418,9 +478,10 @@ def _by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
 
 
 def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
-    def logical(input: Operand, other: Operand) -> Tensor:
+    def logical(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
         operands = (as_operand(logical.__name__, o) for o in (input, other))
-        return _by_numpy(logical.__name__, function, *(o.array if isinstance(o, Tensor) else o for o in operands))
+        arrays = (o.array if isinstance(o, Tensor) else o for o in operands)
+        return _deliver(logical.__name__, _by_numpy(logical.__name__, function, *arrays), out)
 
     logical.__name__ = logical.__qualname__ = f"logical_{name}"
     logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
@@ -428,13 +489,13 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
 
 
 def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
-    def on_bits(input: Operand, other: Operand) -> Tensor:
+    def on_bits(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
         operands = [as_operand(name, o) for o in (input, other)]
         dtype = _common_dtype(operands)
         if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
             raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
         arrays = (as_array(o.array if isinstance(o, Tensor) else o, dtype).astype(dtype, copy=False) for o in operands)
-        return _by_numpy(name, function, *arrays)
+        return _deliver(name, _by_numpy(name, function, *arrays), out)
 
     on_bits.__name__ = on_bits.__qualname__ = name
     on_bits.__doc__ = doc
@@ -462,13 +523,13 @@ bitwise_right_shift = _bitwise(
 )
 
 
-def logical_not(input: Tensor) -> Tensor:
+def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return whether elements are zero."""
-    return Tensor.wrap(np.asarray(np.logical_not(input.array)))
+    return _deliver("logical_not", Tensor.wrap(np.asarray(np.logical_not(input.array))), out)
 
 
-def bitwise_not(input: Tensor) -> Tensor:
+def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
     if dtypes.category(input.dtype) > 1:
         raise DtypeError(f"bitwise_not: got a tensor of {input.dtype}; wanted integers or bool")
-    return Tensor.wrap(np.asarray(np.invert(input.array)))
+    return _deliver("bitwise_not", Tensor.wrap(np.asarray(np.invert(input.array))), out)

@@ -78,18 +78,23 @@ def _refuse_custom_view(view: Tensor, name: str) -> None:
 
 
 def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
-    """Copy values into the tensor's memory.
+    """Copy values into the tensor's memory. Raises as `begin_write` does."""
+    begin_write(tensor, name, values.shape, values.dtype)
+    np.copyto(tensor.array, values, casting="unsafe")
 
-    The version moves first, so that whoever reads the memory meanwhile can tell.
+
+def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> None:
+    """Allow a result of this shape and dtype to overwrite the tensor, and count the change.
+
+    The version moves before the memory, so that whoever reads it meanwhile can tell. Raises ShapeError or DtypeError
+    when the result does not fit into the tensor, GraphError when its memory cannot be written element by element.
     """
-    if values.shape != tensor.shape:
+    if shape != tensor.shape:
         raise ShapeError(
-            f"{name}: the result has shape {values.shape}; an in-place result must keep the tensor's {tensor.shape}"
+            f"{name}: the result has shape {shape}; an in-place result must keep the tensor's {tensor.shape}"
         )
-    if dtypes.category(values.dtype) > dtypes.category(tensor.dtype):
-        raise DtypeError(
-            f"{name}: result type {values.dtype} can't be cast to the tensor's {tensor.dtype}; convert it first"
-        )
+    if dtypes.category(dtype) > dtypes.category(tensor.dtype):
+        raise DtypeError(f"{name}: result type {dtype} can't be cast to the tensor's {tensor.dtype}; convert it first")
     if not tensor.array.flags.writeable:
         raise GraphError(f"{name}: the tensor's memory is read-only; clone() it first")
     if (
@@ -101,7 +106,6 @@ def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
             f"{name}: more than one element of the expanded tensor refers to one memory location; clone() it first"
         )
     tensor.bump_version()
-    np.copyto(tensor.array, values, casting="unsafe")
 
 
 def record_change(tensor: Tensor, edge: Edge) -> None:

@@ -6,24 +6,26 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, SavedTensorError, ShapeError
 from spillgrad.ops import elementwise
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
+from spillgrad_kernels.memory import pool
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 NUMBERS = {"negative_slope": 0.1, "alpha": 1.5, "beta": 2.0, "threshold": 3.0}
 POSITIVE = {"log", "log2", "log10", "sqrt", "rsqrt", "pow"}
 # Rows reached by an argument of another function.
 VARIANTS = {
-    "gelu_tanh": lambda x: elementwise.gelu(x, "tanh"),
-    "cube": lambda x: elementwise.pow(x, 3),
+    "gelu_tanh": lambda x, **options: elementwise.gelu(x, "tanh", **options),
+    "cube": lambda x, **options: elementwise.pow(x, 3, **options),
 }
 # What rows that NumPy has under another name, or not at all, compute.
 NUMPY = {
     "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "eq": np.equal, "ne": np.not_equal,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "rsqrt": lambda a: a**-0.5,
     "cube": lambda a: a**3, "lerp": lambda a, b, w: a + w * (b - a), "erf": np.vectorize(math.erf, otypes=[float]),
+    "normal_cdf": lambda a: (1 + np.vectorize(math.erf, otypes=[float])(a / math.sqrt(2))) / 2,
     "sigmoid": lambda a: 1 / (1 + np.exp(-a)), "silu": lambda a: a / (1 + np.exp(-a)), "clamp": np.clip,
     "relu": lambda a: np.maximum(a, 0), "leaky_relu": lambda a: np.where(a > 0, a, 0.1 * a),
     "elu": lambda a: np.where(a > 0, a, 1.5 * np.expm1(a)), "softplus": lambda a: np.log1p(np.exp(2 * a)) / 2,
@@ -34,11 +36,17 @@ DIFFERENTIABLE = [name for name, row in ROWS.items() if row.derivatives]
 SEVERAL = [name for name in ROWS if sum(p not in NUMBERS for p in parameters(ROWS[name].forward)) > 1]
 
 
+def read_only(size):
+    array = np.ones(size, np.float32)
+    array.flags.writeable = False
+    return sg.from_numpy(array)
+
+
 def function_of(name):
     """The tensor function of a row, its numbers bound: what is left takes tensors."""
     function = VARIANTS.get(name) or getattr(elementwise, name)
     numbers = {p: v for p, v in NUMBERS.items() if p in parameters(ROWS[name].forward)}
-    return (lambda *tensors: function(*tensors, **numbers)) if numbers else function
+    return (lambda *tensors, **options: function(*tensors, **numbers, **options)) if numbers else function
 
 
 def oracle_of(name):
@@ -104,6 +112,69 @@ def test_a_row_takes_any_strides_no_elements_and_no_dimensions(name):
         got = function(*map(sg.tensor, arrays))
         assert got.shape == shape
         np.testing.assert_allclose(got.numpy(), oracle(*arrays), 1e-13, 1e-13)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_writes_into_out_whatever_its_strides_and_dtype(name):
+    operands = list(map(sg.tensor, values_of(name, (3, 4))))
+    wanted = function_of(name)(*operands)
+    wider = sg.float64 if wanted.dtype == sg.bool else wanted.dtype
+    for out in (sg.empty_like(wanted), sg.empty(4, 6, dtype=wider)[::-1, ::2].T, sg.empty(3, 4, dtype=sg.float32)):
+        assert function_of(name)(*operands, out=out) is out
+        assert out._version == 1
+        assert sg.equal(out, wanted.to(out.dtype))
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].result != "bool" and name != "where"])
+def test_out_may_be_an_operand_or_overlap_one(name):
+    arrays = values_of(name, (5, 4))
+    for position in range(len(arrays)):
+        operands = [sg.tensor(a) for a in arrays]
+        wanted = function_of(name)(*operands)
+        function_of(name)(*operands, out=operands[position])
+        assert sg.equal(operands[position], wanted)
+        shifted = [sg.tensor(a)[:-1] for a in arrays]
+        memory = sg.tensor(arrays[position])
+        shifted[position] = memory[:-1]
+        wanted = function_of(name)(*shifted)
+        function_of(name)(*shifted, out=memory[1:])
+        assert sg.equal(memory[1:], wanted)
+
+
+def test_out_works_for_what_is_made_of_several_operations():
+    x, y = sg.tensor([1.5, -2.5]), sg.tensor([2.0, 4.0])
+    for function in (
+        lambda **o: sg.add(x, y, alpha=3, **o), lambda **o: sg.sub(x, y, alpha=3, **o),
+        lambda **o: sg.rsub(x, y, **o), lambda **o: sg.addcmul(x, y, y, value=2, **o),
+        lambda **o: sg.addcdiv(x, y, y, **o), lambda **o: sg.div(x, y, rounding_mode="trunc", **o),
+        lambda **o: sg.div(x, y, rounding_mode="floor", **o), lambda **o: sg.round(x, decimals=1, **o),
+        lambda **o: sg.clamp_min(x, 0, **o), lambda **o: sg.clamp_max(x, 0, **o), lambda **o: sg.pow(x, 2, **o),
+        lambda **o: sg.logical_and(x, y, **o), lambda **o: sg.logical_not(x, **o),
+    ):  # fmt: skip
+        out = sg.empty(2)
+        assert function(out=out) is out
+        assert sg.equal(out, function().to(sg.float32))
+    bits = sg.tensor([1, 6])
+    for function in (lambda **o: sg.bitwise_xor(bits, 3, **o), lambda **o: sg.bitwise_not(bits, **o)):
+        assert sg.equal(function(out=sg.empty(2, dtype=sg.int64)), function())
+    assert sg.equal(sg.add(bits, bits, out=bits), sg.tensor([2, 12]))
+
+
+def test_a_result_goes_straight_into_a_dense_out_of_its_dtype():
+    x, out = sg.ones(1 << 16), sg.empty(1 << 16)
+    sg.exp(x, out=out)
+    before = pool.stats().peak_live_bytes, pool.stats().live_bytes
+    sg.exp(x, out=out)
+    sg.exp(x, out=x)
+    assert (pool.stats().peak_live_bytes, pool.stats().live_bytes) == before
+
+
+def test_a_change_by_out_is_noticed_by_what_saved_the_tensor():
+    x, out = leaf(np.ones(2)), sg.ones(2, dtype=sg.float64)
+    product = x * out
+    sg.exp(sg.ones(2, dtype=sg.float64), out=out)
+    with pytest.raises(SavedTensorError, match="modified"):
+        product.sum().backward()
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -386,6 +457,23 @@ def test_a_number_wraps_around_only_where_that_is_modular_arithmetic():
             "where: got one of input and other; give both",
         ),
         (lambda: sg.where(sg.ones(2), 1, 2), DtypeError, "where: got a condition of float32; wanted bool"),
+        (lambda: sg.exp(sg.ones(2), out=np.ones(2)), OperandError, "exp: got out of ndarray; wanted a tensor"),
+        (
+            lambda: sg.exp(sg.ones(2), out=sg.ones(3)),
+            ShapeError,
+            r"exp: got out of shape \(3,\); the result has \(2,\)",
+        ),
+        (lambda: sg.add(sg.ones(2), sg.ones(3), out=sg.ones(3)), ShapeError, r"add: got shapes \(2,\) and \(3,\)"),
+        (lambda: sg.exp(sg.ones(2), out=sg.ones(2, dtype=sg.int64)), DtypeError, "exp: result type float32 can't be"),
+        (lambda: sg.exp(sg.ones(2, requires_grad=True), out=sg.ones(2)), GraphError, r"leave it away.*no_grad\(\)"),
+        (lambda: sg.exp(sg.ones(2), out=sg.ones(2, requires_grad=True)), GraphError, "exp: got out= and a tensor that"),
+        (
+            lambda: sg.exp(sg.ones(2), out=sg.ones(1).expand(2)),
+            GraphError,
+            "exp: more than one element of the expanded",
+        ),
+        (lambda: sg.exp(sg.ones(2), out=read_only(2)), GraphError, "exp: the tensor's memory is read-only"),
+        (lambda: sg.logical_not(sg.ones(2), out=sg.ones(3)), ShapeError, "logical_not: got out of shape"),
         (lambda: sg.nn.functional.gelu(sg.ones(2), "sigmoid"), ArgumentError, "got approximate='sigmoid'"),
     ],
 )
