@@ -56,7 +56,7 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
     names = parameters(formula)
     kernel_name = f"{row.name}.{source}"
-    if trace(formula).result == "in_g":
+    if trace(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
 
     def derivative(*values: Any) -> Tensor:
