@@ -164,6 +164,7 @@ from spillgrad.ops.elementwise import (
     trunc,
     where,
 )  # fmt: skip
+from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import (
     diag,
     diagonal,

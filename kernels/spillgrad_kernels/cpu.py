@@ -15,7 +15,7 @@ import numpy as np
 
 from spillgrad_kernels.compile import jit
 from spillgrad_kernels.dispatch import Kernel, parallel_for
-from spillgrad_kernels.formula import FUNCTIONS, Formula, Trace, trace
+from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.memory import empty
 
 # Elements below which another thread does not pay: 65,536 cheap ones take about as long as handing half of them over.
@@ -143,7 +143,7 @@ def build(body: Trace, name: str, pattern: str) -> Kernel:
 # What a loop may name besides the functions of formulas: conversions, and its own needs.
 _NAMES = {
     "__name__": __name__, "empty": np.empty, "locate": _locate,
-    **{kind.__name__: kind for kind in (np.float32, np.float64, np.int64)},
+    **{kind.__name__: kind for kind in (*CONVERSIONS.values(), np.int64)},
 }  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from spillgrad_kernels import scalar_math
 
 Formula = Callable[..., Any]
@@ -20,6 +22,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name, function in vars(scalar_math).items()
     if inspect.isfunction(function) and function.__module__ == scalar_math.__name__ and not name.startswith("_")
 }
+
+# What a formula may call to convert, by the name of the dtype. Half-precision values are computed in float32.
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64,
+}  # fmt: skip
 
 
 class Trace:
@@ -39,7 +46,9 @@ class Trace:
         Raises TypeError where the formula branches on a value.
         """
         self._number = number
-        return with_names(formula, {name: self._writer(name) for name in FUNCTIONS})(*arguments)
+        names = {name: self._writer(name) for name in FUNCTIONS}
+        names |= {name: self._writer(kind.__name__) for name, kind in CONVERSIONS.items()}
+        return with_names(formula, {**names, "detach": lambda value: value})(*arguments)
 
     def _writer(self, function: str) -> Callable[..., "Symbol"]:
         return lambda *operands: self.emit(f"{function}({', '.join(['{}'] * len(operands))})", *operands)

@@ -68,7 +68,7 @@ def any_layout(rng, shape):
     order = rng.permutation(len(shape))
     memory = rng.standard_normal([2 * shape[d] + 1 for d in order]).astype(np.float32)
     parts = [
-        [slice(None, 2 * n, 2), slice(n), slice(n - 1, None, -1), slice(1, n + 1)][rng.integers(4)]
+        [slice(None, 2 * n, 2), slice(n), slice(n, 0, -1), slice(1, n + 1)][rng.integers(4)]
         for n in (shape[d] for d in order)
     ]
     return memory[(*parts, ...)].transpose(np.argsort(order))
