@@ -8,7 +8,7 @@ others, passes through a dense copy, made tile by tile.
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ def _copy_tiles(start: int, stop: int, loops: Any, source: Any, target: Any) -> 
                 target[q + c * target_step] = source[p + c * step]
 
 
-_trace = functools.cache(trace)
+_trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

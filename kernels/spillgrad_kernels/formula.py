@@ -67,8 +67,9 @@ class Trace:
         """Return the name of a symbol or number inside the code."""
         if isinstance(value, Symbol):
             return value.name
-        constant = self._number(value)
-        digits = repr(float(value)).replace(".", "_").replace("-", "m").replace("+", "p")
+        # A comparison of two numbers, as in the derivative of 2**x, is a truth value whatever the numbers are.
+        constant = np.bool_(value) if isinstance(value, bool) else self._number(value)
+        digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p")
         name = f"c{digits}_{type(constant).__name__}"
         self.constants[name] = constant
         return name

@@ -91,7 +91,7 @@ class Program:
         `grads` are those of the results, by the number of the value. Nothing is summed over broadcast dimensions.
         """
         leads = [i in wanted for i in range(len(inputs))]
-        used = set()
+        used: set[int] = set()
         for i, step in self._numbered_steps():
             onward = [derivative for derivative, o in step.differentiable if leads[o.index]]
             leads.append(bool(onward))

@@ -422,7 +422,7 @@ def _by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
 def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
     def logical(input: Operand, other: Operand) -> Tensor:
         if Symbol in (type(input), type(other)):
-            return record(logical.__name__, (input, other))
+            return record(logical.__name__, (input, other))  # type: ignore[no-any-return]
         operands = (as_operand(logical.__name__, o) for o in (input, other))
         return _by_numpy(logical.__name__, function, *(o.array if isinstance(o, Tensor) else o for o in operands))
 
@@ -434,7 +434,7 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
 def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
     def on_bits(input: Operand, other: Operand) -> Tensor:
         if Symbol in (type(input), type(other)):
-            return record(name, (input, other))
+            return record(name, (input, other))  # type: ignore[no-any-return]
         operands = [as_operand(name, o) for o in (input, other)]
         dtype = _common_dtype(operands)
         if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
@@ -471,14 +471,14 @@ bitwise_right_shift = _bitwise(
 def logical_not(input: Tensor) -> Tensor:
     """Return whether elements are zero."""
     if type(input) is Symbol:
-        return record("logical_not", (input,))
+        return record("logical_not", (input,))  # type: ignore[no-any-return]
     return Tensor.wrap(np.asarray(np.logical_not(input.array)))
 
 
 def bitwise_not(input: Tensor) -> Tensor:
     """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
     if type(input) is Symbol:
-        return record("bitwise_not", (input,))
+        return record("bitwise_not", (input,))  # type: ignore[no-any-return]
     if dtypes.category(input.dtype) > 1:
         raise DtypeError(f"bitwise_not: got a tensor of {input.dtype}; wanted integers or bool")
     return Tensor.wrap(np.asarray(np.invert(input.array)))

@@ -38,6 +38,7 @@ class FusedFunction:
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
+        self.__qualname__: str = getattr(function, "__qualname__", "function")
         self.name = getattr(function, "__name__", "function").strip("<>")
         self._signature = inspect.signature(function)
         self._names = tuple(self._signature.parameters)
@@ -81,7 +82,7 @@ class FusedFunction:
         return variant(operands)
 
     def _call(self, arguments: Sequence[Any]) -> Any:
-        bound = inspect.BoundArguments(self._signature, dict(zip(self._names, arguments, strict=True)))  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(self._signature, dict(zip(self._names, arguments, strict=True)))
         return self.function(*bound.args, **bound.kwargs)
 
     def _record(self, arguments: Sequence[Any], operands: Sequence[Any]) -> "_Variant":

@@ -36,7 +36,8 @@ class Recorder:
         dtype: dtypes.DType,
     ) -> "Symbol":  # fmt: skip
         """Record a formula of symbols and numbers; its numbers take the dtype `constants`, its result `dtype`."""
-        values = tuple([o.value if isinstance(o, Symbol) else o for o in operands])
+        number = (bool, int, float)[dtypes.category(constants)]
+        values = tuple([o.value if isinstance(o, Symbol) else number(o) for o in operands])
         value = self.program.add_step(Step(formula, derivatives, values, computed(constants)), computed(dtype))
         symbol = Symbol(self, value, dtype, max(o.ndim for o in operands if isinstance(o, Symbol)))
         return symbol if is_grad_enabled() or not derivatives else symbol.detach()
@@ -157,7 +158,7 @@ def _record_row(name: str, operands: Sequence[Any]) -> Symbol:
             f"{recorder.name}: got {name} of {dtype}; integers and bools can be compared, chosen by where, or take "
             "part in arithmetic with floats: convert with .to(float32)"
         )
-    # Integers are compared as they are: 300 is above every uint8.
+    # Python numbers are compared as they are: 300 is above every uint8.
     constants = dtypes.int64 if dtypes.category(dtype) == 1 else dtype
     return recorder.step(
         row.forward, row.derivatives, operands, constants, dtypes.bool_ if row.result == "bool" else dtype
