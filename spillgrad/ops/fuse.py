@@ -226,24 +226,32 @@ class _Variant:
 
     def _forward(self, *operands: Any) -> Any:
         arrays = self._arrays(operands)
+        results: list[Any] = [None] * len(self._values)
         try:
-            shapes = [np.broadcast_shapes(*[arrays[i].shape for i in reached]) for reached in self._reached]
+            for group in self._result_groups(arrays):
+                loop = self._loops.get(group)
+                if loop is None:
+                    loop = self._loops[group] = self._program.forward_loop([self._values[k] for k in group])
+                used = [arrays[i] for i in self._reached_by(group)]
+                computed = compute(loop, self._name, used, tuple([self._values[k].dtype for k in group]))
+                for k, array in zip(group, computed, strict=True):
+                    results[k] = _as(array, self._dtypes[k])
         except ValueError as error:
             found = " and ".join(str(a.shape) for a in arrays)
             raise ShapeError(
                 f"{self._name}: got shapes {found}; sizes must match from the last dimension on, or be 1: reshape or "
                 "unsqueeze one of them"
             ) from error
-        results: list[Any] = [None] * len(shapes)
-        for group in _groups(shapes, range(len(shapes))):
-            loop = self._loops.get(group)
-            if loop is None:
-                loop = self._loops[group] = self._program.forward_loop([self._values[k] for k in group])
-            used = [arrays[int(name[2:])] for name in loop.inputs]
-            computed = compute(loop, self._name, used, tuple([self._values[k].dtype for k in group]))
-            for k, array in zip(group, computed, strict=True):
-                results[k] = _as(array, self._dtypes[k])
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _result_groups(self, arrays: list[Any]) -> list[tuple[int, ...]]:
+        if len(self._values) == 1:
+            return [(0,)]
+        shapes = [np.broadcast_shapes(*[arrays[i].shape for i in reached]) for reached in self._reached]
+        return _groups(shapes, range(len(shapes)))
+
+    def _reached_by(self, group: tuple[int, ...]) -> list[int]:
+        return self._reached[0] if len(self._values) == 1 else sorted(set().union(*[self._reached[k] for k in group]))
 
     def _arrays(self, operands: Sequence[Any]) -> list[Any]:
         return [
