@@ -5,6 +5,7 @@ Where to look:
 * tensors: `tensor zeros ones full arange rand randn …`, their methods and operators (PyTorch's names and meanings);
 * gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
   gradcheck);
+* speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint`.
 """
@@ -165,6 +166,7 @@ from spillgrad.ops.elementwise import (
     trunc,
     where,
 )  # fmt: skip
+from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import (
     diag,
     diagonal,

@@ -84,3 +84,7 @@ class UnknownModelError(SpillgradError, KeyError):
 
 class OperandError(SpillgradError, TypeError):
     """An operand that is no tensor, number or array."""
+
+
+class FusionError(SpillgradError, TypeError, RuntimeError):
+    """A function that cannot become one kernel."""

@@ -7,9 +7,10 @@ formulas use the names of `scalar_math`, `where` instead of `if`, and no loops.
 
 import inspect
 import types
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from spillgrad_kernels import scalar_math
 
@@ -22,30 +23,74 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     if inspect.isfunction(function) and function.__module__ == scalar_math.__name__ and not name.startswith("_")
 }
 
+# What a formula may call to convert, by the name of the dtype. Half-precision values are computed in float32.
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64,
+}  # fmt: skip
 
-@dataclass
+
 class Trace:
-    """Straight-line code: `lines` compute `result` from `inputs`; `constants` maps a name to its number."""
+    """Straight-line code: `lines` compute `results` from `inputs`; `constants` maps a name to its number."""
 
-    inputs: tuple[str, ...]
-    lines: list[str] = field(default_factory=list)
-    constants: dict[str, float] = field(default_factory=dict)
-    result: str = ""
-    _known: dict[str, str] = field(default_factory=dict)  # expression -> the name that already holds it
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self.inputs = tuple(inputs)
+        self.constants: dict[str, Any] = {}
+        self.results: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}  # expression -> the name that holds it: equal ones are computed once
+        self._operands: dict[str, tuple[str, ...]] = {}
+        self._number: Callable[[float], Any] = float
 
-    def emit(self, expression: str) -> "Symbol":
-        name = self._known.get(expression)
+    def apply(self, formula: Formula, arguments: Sequence[Any], number: Callable[[float], Any] = float) -> Any:
+        """Write the code of `formula` for symbols and numbers; return its symbols. `number` makes its constants.
+
+        Raises TypeError where the formula branches on a value.
+        """
+        self._number = number
+        names = {name: self._writer(name) for name in FUNCTIONS}
+        names |= {name: self._writer(kind.__name__) for name, kind in CONVERSIONS.items()}
+        return with_names(formula, {**names, "detach": lambda value: value})(*arguments)
+
+    def _writer(self, function: str) -> Callable[..., "Symbol"]:
+        return lambda *operands: self.emit(f"{function}({', '.join(['{}'] * len(operands))})", *operands)
+
+    def emit(self, expression: str, *operands: Any) -> "Symbol":
+        """Write an expression, in which each pair of braces stands for an operand."""
+        names = tuple(map(self.name_of, operands))
+        text = expression.format(*names)
+        name = self._names.get(text)
         if name is None:
-            name = self._known[expression] = f"t{len(self.lines)}"
-            self.lines.append(f"{name} = {expression}")
+            name = self._names[text] = f"t{len(self._names)}"
+            self._operands[name] = names
         return Symbol(self, name)
 
     def name_of(self, value: Any) -> str:
+        """Return the name of a symbol or number inside the code."""
         if isinstance(value, Symbol):
             return value.name
-        name = "c" + repr(float(value)).replace(".", "_").replace("-", "m").replace("+", "p")
-        self.constants[name] = float(value)
+        # A comparison of two numbers, as in the derivative of 2**x, is a truth value whatever the numbers are.
+        constant = np.bool_(value) if isinstance(value, bool) else self._number(value)
+        digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p")
+        name = f"c{digits}_{type(constant).__name__}"
+        self.constants[name] = constant
         return name
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The names of inputs, lines and constants that the results need."""
+        found: set[str] = set()
+        waiting = list(self.results)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += self._operands.get(name, ())
+        return frozenset(found)
+
+    @property
+    def lines(self) -> list[str]:
+        """The code, without what no result needs."""
+        used = self.used
+        return [f"{name} = {expression}" for expression, name in self._names.items() if name in used]
 
 
 class Symbol:
@@ -58,16 +103,16 @@ class Symbol:
         self.name = name
 
     def _binary(self, operator: str, left: Any, right: Any) -> "Symbol":
-        return self.trace.emit(f"{self.trace.name_of(left)} {operator} {self.trace.name_of(right)}")
+        return self.trace.emit("{} " + operator + " {}", left, right)
 
     def __neg__(self) -> "Symbol":
-        return self.trace.emit(f"-{self.name}")
+        return self.trace.emit("-{}", self)
 
     def __invert__(self) -> "Symbol":
-        return self.trace.emit(f"not {self.name}")
+        return self.trace.emit("not {}", self)
 
     def __abs__(self) -> "Symbol":
-        return self.trace.emit(f"abs({self.name})")
+        return self.trace.emit("abs({})", self)
 
     def __bool__(self) -> bool:
         raise TypeError("formula: got `if`, `and` or `or` on a value; use where(), & or |")
@@ -98,16 +143,12 @@ def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
     return types.FunctionType(formula.__code__, {**formula.__globals__, **names}, formula.__name__)
 
 
-def trace(formula: Formula) -> Trace:
-    """Run `formula` on symbols and return its straight-line code; equal subexpressions are computed once.
+def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
+    """Run `formula` on symbols and return its straight-line code; `number` makes its constants.
 
     Raises TypeError where the formula branches on a value.
     """
-    record = Trace(tuple(f"in_{name}" for name in parameters(formula)))  # the prefix keeps `min` and its like free
-
-    def writer(name: str) -> Callable[..., Symbol]:
-        return lambda *arguments: record.emit(f"{name}({', '.join(map(record.name_of, arguments))})")
-
-    symbolic = with_names(formula, {name: writer(name) for name in FUNCTIONS})
-    record.result = record.name_of(symbolic(*(Symbol(record, name) for name in record.inputs)))
+    record = Trace([f"in_{name}" for name in parameters(formula)])  # the prefix keeps `min` and its like free
+    result = record.apply(formula, [Symbol(record, name) for name in record.inputs], number)
+    record.results = (record.name_of(result),)
     return record

@@ -191,7 +191,7 @@ else:
         def sums_of_products(
             self, k: Any, a: tuple[Any, Any], b: tuple[Any, Any], a_at: Any, b_at: Any, vectors: int
         ) -> dict[tuple[int, int], Any]:
-            """Return a tile's vectors: for each row i and vector j the sum over k of element i of A times vector j of B.
+            """Return a tile's vectors: for each row i and vector j the sum over k of A's element i times B's vector j.
 
             `a` and `b` are address and step; `a_at` gives the address of an element, `b_at` loads a vector.
             """

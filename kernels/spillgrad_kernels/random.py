@@ -140,6 +140,19 @@ def _dropout(start: int, stop: int, a: Any, out: Any, threshold: Any, scale: Any
             y[j] = where(words[j] >= threshold, x[j] * scale, x.dtype.type(0.0))
 
 
+@jit
+def _dropout_add(
+    start: int, stop: int, a: Any, residual: Any, out: Any, threshold: Any, scale: Any, seed: Any, offset: Any
+) -> None:
+    words = np.empty(_CHUNK, np.uint32)
+    for chunk in range(start, stop):
+        _draw(words, offset + np.uint64(chunk * (_CHUNK // 4)), np.uint64(0), seed)
+        x, y = a[chunk * _CHUNK : (chunk + 1) * _CHUNK], out[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        r = residual[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        for j in range(x.size):
+            y[j] = r[j] + where(words[j] >= threshold, x[j] * scale, x.dtype.type(0.0))
+
+
 def counters_needed(count: int) -> int:
     """Return by how much drawing `count` elements advances the offset."""
     return -(-count // _WORDS_PER_COUNTER)
@@ -195,17 +208,20 @@ def permutation(n: int, seed: int, offset: int) -> np.ndarray:
     return np.argsort(words64((n,), seed, offset), kind="stable")
 
 
-def dropout(a: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
     """Return `a` with each element zeroed with probability `p`, whatever it held, and the others scaled by 1 / (1 - p).
 
-    Raises ValueError unless 0 <= p <= 1.
+    A `residual`, of the shape and dtype of `a`, is added in the same pass. Raises ValueError unless 0 <= p <= 1.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: got p={p}; a probability from 0 to 1 is needed")
     out = memory.empty(a.shape, a.dtype)
     if p == 1:  # 1 / (1 - p) has no value
-        out.fill(0)
+        np.copyto(out, 0 if residual is None else residual)
         return out
     threshold, scale = np.uint32(min(round(p * 2**32), 2**32 - 1)), a.dtype.type(1 / (1 - p))
+    numbers = threshold, scale, _seed(seed), np.uint64(offset)
     flat = np.ascontiguousarray(a).reshape(-1)
-    return _run(_dropout, out, flat, out.reshape(-1), threshold, scale, _seed(seed), np.uint64(offset))
+    if residual is None:
+        return _run(_dropout, out, flat, out.reshape(-1), *numbers)
+    return _run(_dropout_add, out, flat, np.ascontiguousarray(residual).reshape(-1), out.reshape(-1), *numbers)

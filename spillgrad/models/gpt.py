@@ -68,7 +68,7 @@ class Conv1D(Module):
 
 
 class Attention(Module):
-    """Causal self-attention."""
+    """Causal self-attention of `x`, added to `residual`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Attention(Module):
         self.attention_dropout = config.dropout
         self.resid_dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
             part.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2)
@@ -86,12 +86,13 @@ class Attention(Module):
         )
         dropout = self.attention_dropout if self.training else 0.0
         heads = attention.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        result: Tensor = self.resid_dropout(self.c_proj(heads.transpose(1, 2).reshape(batch, length, width)))
+        projected = self.c_proj(heads.transpose(1, 2).reshape(batch, length, width))
+        result: Tensor = self.resid_dropout(projected, residual)
         return result
 
 
 class MLP(Module):
-    """Two projections with a GELU between them, four times as wide inside."""
+    """Two projections of `x` with a GELU between them, four times as wide inside, added to `residual`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -100,8 +101,8 @@ class MLP(Module):
         self.c_proj = Conv1D(4 * config.n_embd, config.n_embd, std=_residual_std(config))
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))))
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        result: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))), residual)
         return result
 
 
@@ -116,8 +117,8 @@ class Block(Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        x = x + self.mlp(self.ln_2(x))
+        x = self.attn(self.ln_1(x), x)
+        x = self.mlp(self.ln_2(x), x)
         return x
 
 

@@ -19,7 +19,10 @@ class Dropout(Module):
         self.p = p
         self.inplace = inplace
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return `x` after dropout, added to `residual` in the same pass where one is given."""
+        if residual is not None:
+            return random.dropout_add(x, residual, self.p, self.training)
         return random.dropout(x, self.p, self.training, self.inplace)
 
     def extra_repr(self) -> str:

@@ -14,13 +14,14 @@ from spillgrad.ops.losses import (
     smooth_l1_loss,
 )
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
-from spillgrad.ops.random import dropout
+from spillgrad.ops.random import dropout, dropout_add
 from spillgrad.ops.shape import pad
 
 __all__ = [
     "binary_cross_entropy_with_logits",
     "cross_entropy",
     "dropout",
+    "dropout_add",
     "elu",
     "embedding",
     "gelu",

@@ -24,6 +24,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.dtypes import is_floating_point
+from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor
 
 
@@ -117,6 +118,8 @@ class Operation:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
+        if Symbol in map(type, arguments):
+            return record(self.name, arguments)
         arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
         results = self.forward(*arrays)
         if self._results == 1:

@@ -18,6 +18,7 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_array, run_formula
+from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
@@ -65,13 +66,13 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
     names = parameters(formula)
     kernel_name = f"{row.name}.{source}"
-    if trace(formula).result == "in_g":
+    if trace(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
 
     def derivative(*values: Any) -> Tensor:
         *operands, shape = values
         if is_grad_enabled():
-            return sum_to(with_names(formula, _tensor_functions())(*operands), shape)
+            return sum_to(with_names(formula, tensor_functions())(*operands), shape)
         arrays = [v._array if isinstance(v, Tensor) else v for v in operands]
         dtype = arrays[names.index("g")].dtype
         return sum_to(Tensor.wrap(run_formula(formula, kernel_name, arrays, dtype, dtype)), shape)
@@ -92,7 +93,8 @@ _NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "G
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
 
 
-def _tensor_functions() -> dict[str, Callable[..., Any]]:
+def tensor_functions() -> dict[str, Callable[..., Any]]:
+    """Return what the functions that formulas call mean for tensors."""
     return {name: globals()[name] for name in FUNCTIONS}
 
 
@@ -157,7 +159,7 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
         if row.result == "float":
             dtype = dtypes.get_default_dtype()
     promoted = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
-    if not any(isinstance(t, Tensor) for t in promoted):
+    if not any(isinstance(t, Tensor) for t in promoted) and not isinstance(tensors[0], Symbol):
         promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
     if out is not None:
         return _compute_into(out, row, (*tensors[:conditions], *promoted))
@@ -479,6 +481,8 @@ def _by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
 
 def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
     def logical(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+        if Symbol in (type(input), type(other)):
+            return record(logical.__name__, (input, other))  # type: ignore[no-any-return]
         operands = (as_operand(logical.__name__, o) for o in (input, other))
         arrays = (o.array if isinstance(o, Tensor) else o for o in operands)
         return _deliver(logical.__name__, _by_numpy(logical.__name__, function, *arrays), out)
@@ -490,6 +494,8 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
 
 def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
     def on_bits(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+        if Symbol in (type(input), type(other)):
+            return record(name, (input, other))  # type: ignore[no-any-return]
         operands = [as_operand(name, o) for o in (input, other)]
         dtype = _common_dtype(operands)
         if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
@@ -525,11 +531,15 @@ bitwise_right_shift = _bitwise(
 
 def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return whether elements are zero."""
+    if type(input) is Symbol:
+        return record("logical_not", (input,))  # type: ignore[no-any-return]
     return _deliver("logical_not", Tensor.wrap(np.asarray(np.logical_not(input.array))), out)
 
 
 def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
+    if type(input) is Symbol:
+        return record("bitwise_not", (input,))  # type: ignore[no-any-return]
     if dtypes.category(input.dtype) > 1:
         raise DtypeError(f"bitwise_not: got a tensor of {input.dtype}; wanted integers or bool")
     return _deliver("bitwise_not", Tensor.wrap(np.asarray(np.invert(input.array))), out)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels import dispatch
-from spillgrad_kernels.cpu import elementwise, plan
+from spillgrad_kernels.cpu import copy, elementwise
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters, trace
 
@@ -63,11 +63,37 @@ def test_operands_broadcast_as_in_numpy(shapes):
     assert np.array_equal(result, a - b)
 
 
-def test_strided_operands_are_read_right():
-    a = np.arange(24, dtype=np.float32).reshape(4, 6)
-    assert np.array_equal(
-        elementwise(ROWS["add"].forward, "add", [a.T, a[::-1, ::-1].T], np.float32), a.T + a[::-1, ::-1].T
-    )
+def any_layout(rng, shape):
+    """An array of a shape whose dimensions lie in any order, with gaps, backwards, or shifted."""
+    order = rng.permutation(len(shape))
+    memory = rng.standard_normal([2 * shape[d] + 1 for d in order]).astype(np.float32)
+    parts = [
+        [slice(None, 2 * n, 2), slice(n), slice(n, 0, -1), slice(1, n + 1)][rng.integers(4)]
+        for n in (shape[d] for d in order)
+    ]
+    return memory[(*parts, ...)].transpose(np.argsort(order))
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1, 5), (4, 6), (70, 130), (3, 1, 4), (2, 3, 4, 5), (5, 2), (1, 1, 1)])
+def test_any_strides_are_walked_in_operands_and_in_out(shape):
+    rng = np.random.default_rng(len(shape))
+    for _ in range(30):
+        shapes = [shape, tuple(1 if rng.random() < 0.3 else n for n in shape)[rng.integers(len(shape) + 1) :]]
+        a, b, out = (any_layout(rng, s) for s in (*shapes, shape))
+        wanted = a - b
+        assert np.array_equal(elementwise(ROWS["sub"].forward, "sub", [a, b], np.float32), wanted)
+        assert elementwise(ROWS["sub"].forward, "sub", [a, b], np.float32, out) is out
+        assert np.array_equal(out, wanted)
+        elementwise(ROWS["sub"].forward, "sub", [a, b], np.float32, a)
+        assert np.array_equal(a, wanted)
+
+
+def test_a_copy_keeps_every_element_in_its_place():
+    rng = np.random.default_rng(5)
+    for shape in [(), (0, 3), (200, 300), (3, 70, 5, 2)]:
+        source, target = any_layout(rng, shape), any_layout(rng, shape)
+        copy(source, target)
+        assert np.array_equal(source, target)
 
 
 def test_out_receives_the_result_and_may_be_an_operand():
@@ -91,12 +117,18 @@ def test_results_do_not_depend_on_the_number_of_threads():
 
 def test_shapes_that_do_not_broadcast_are_refused():
     with pytest.raises(ValueError, match="broadcast"):
-        plan(((3,), (4,)))
+        elementwise(ROWS["add"].forward, "add", [np.ones(3), np.ones(4)], np.float64)
+    with pytest.raises(ValueError, match=r"add: got out of shape \(3,\); the result has shape \(2, 3\)"):
+        elementwise(ROWS["add"].forward, "add", [np.ones((2, 3)), np.ones(3)], np.float64, np.ones(3))
 
 
 def test_equal_subexpressions_are_computed_once():
     body = trace(lambda self: (self * self) + (self * self))
     assert body.lines == ["t0 = in_self * in_self", "t1 = t0 + t0"]
+
+
+def test_what_no_result_needs_is_left_out():
+    assert trace(lambda self: (self * 3, self + 1)[1]).lines == ["t1 = in_self + c1_0_float"]
 
 
 def test_a_branch_on_a_value_is_refused():

@@ -139,6 +139,14 @@ def test_dropout_of_nothing_and_of_everything():
     np.testing.assert_array_equal(random.dropout(a, 1.0, 0, 0), np.zeros(3))
 
 
+def test_a_residual_is_added_in_the_same_pass():
+    rng = np.random.default_rng(0)
+    a, residual = rng.standard_normal((30, 50)), rng.standard_normal((50, 30)).T
+    for p in (0.0, 0.4, 1.0):
+        wanted = random.dropout(a, p, 5, 6) + residual
+        np.testing.assert_allclose(random.dropout(a, p, 5, 6, residual), wanted, rtol=1e-15, atol=1e-15)
+
+
 def test_dropout_takes_any_strides():
     a = np.random.default_rng(0).standard_normal((30, 40))
     np.testing.assert_array_equal(random.dropout(a.T, 0.5, 1, 0), random.dropout(a.T.copy(), 0.5, 1, 0))

@@ -6,7 +6,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.autograd.differentiate import grad
 from spillgrad.errors import ArgumentError, DtypeError, GraphError
-from spillgrad.ops.random import dropout
+from spillgrad.ops.random import dropout, dropout_add
 from tests.ops.checks import check_gradients, leaf
 
 
@@ -53,6 +53,37 @@ def test_no_tensor_is_saved():
     assert gradient.requires_grad
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_dropout_with_a_residual_is_their_sum(dtype):
+    values = np.random.default_rng(0).normal(size=(2, 40, 50))
+    x, residual = (sg.tensor(v).to(dtype).requires_grad_() for v in values)
+    for p, training in [(0.3, True), (0.3, False), (0.0, True), (1.0, True)]:
+        sg.manual_seed(5)
+        wanted = residual + dropout(x, p, training)
+        sg.manual_seed(5)
+        got = dropout_add(x, residual, p, training)
+        assert got.dtype == x.dtype
+        tolerance = 1e-2 if dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(got.numpy().astype(float), wanted.numpy().astype(float), tolerance, tolerance)
+        for first, second in zip(grad(got.sum(), [x, residual]), grad(wanted.sum(), [x, residual]), strict=True):
+            np.testing.assert_array_equal(first.numpy(), second.numpy())
+
+
+def test_dropout_with_a_residual_broadcasts_it_and_saves_nothing():
+    packed = []
+    x, residual = leaf(np.ones((3, 8))), leaf(np.ones((3, 8)))
+    assert dropout_add(x, leaf(np.ones(8)), 0.5).shape == (3, 8)
+    with sg.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        dropout_add(x, residual, 0.5)
+    assert packed == []
+
+    def function(x, residual):
+        sg.manual_seed(3)
+        return dropout_add(x, residual, 0.4) ** 3
+
+    check_gradients(function, *np.random.default_rng(0).normal(size=(2, 4, 5)))
+
+
 def test_outside_training_and_with_probability_zero_the_input_comes_back():
     x = sg.ones(4)
     assert dropout(x, 0.5, training=False) is x
@@ -74,5 +105,9 @@ def test_in_place_dropout_changes_the_tensor_and_its_graph():
 def test_errors_say_what_was_given_and_what_is_wanted():
     with pytest.raises(ArgumentError, match=r"dropout: got p=1\.5; wanted a probability from 0 to 1"):
         dropout(sg.ones(3), 1.5)
+    with pytest.raises(ArgumentError, match=r"dropout: got p=2; wanted a probability"):
+        dropout_add(sg.ones(3), sg.ones(3), 2)
+    with pytest.raises(DtypeError, match="dropout_add: got a tensor of int64"):
+        dropout_add(sg.tensor([1]), sg.tensor([2]), 0.5)
     with pytest.raises(DtypeError, match="dropout: got a tensor of int64"):
         dropout(sg.tensor([1, 2]))
