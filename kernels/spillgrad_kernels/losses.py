@@ -14,7 +14,7 @@ from spillgrad_kernels import memory
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.matmul import matmul
-from spillgrad_kernels.reductions import row_dot, row_max, row_sum
+from spillgrad_kernels.reductions import RUN, row_dot, row_exponentials, row_max, row_sum
 from spillgrad_kernels.reductions import sum as sum_over
 from spillgrad_kernels.scalar_math import exp
 
@@ -25,14 +25,6 @@ _GRAIN_ELEMENTS = 1 << 16
 _WORKSPACE_BYTES = 32 << 20
 # Fewer rows would leave the product waiting for memory, however many classes there are.
 _MIN_BLOCK_ROWS = 48
-
-
-@jit(fastmath=REASSOCIATE)
-def _sum_of_exponentials(row: Any, shift: Any) -> Any:
-    total = np.float64(0.0)
-    for j in range(row.size):
-        total += exp(row[j] - shift)
-    return total
 
 
 @jit
@@ -54,7 +46,7 @@ def _cross_entropy(
         largest = row_max(x)
         # An infinite reference point would give inf - inf; with 0 the sum is inf or 0, as by definition.
         shift = largest if abs(largest) < np.inf else x.dtype.type(0.0)
-        log_total = shift + np.log(_sum_of_exponentials(x, shift))
+        log_total = shift + np.log(row_exponentials(x, shift))
         loss = 0.0
         if t != ignore_index:
             loss = (1.0 - smoothing) * weight[t] * (log_total - x[t])
@@ -94,13 +86,13 @@ def _cross_entropy_backward(
 
 
 @jit(fastmath=REASSOCIATE)
-def _to_exponentials(row: Any, shift: Any) -> Any:
-    """Replace each logit by its exponential; return their sum."""
-    total = np.float64(0.0)
-    for j in range(row.size):
-        row[j] = exp(row[j] - shift)
-        total += row[j]
-    return total
+def _to_exponentials(x: Any, shift: Any) -> Any:
+    """Replace each logit of a run by its exponential; return their sum."""
+    total = x.dtype.type(0.0)
+    for j in range(x.size):
+        x[j] = exp(x[j] - shift)
+        total += x[j]
+    return np.float64(total)
 
 
 @jit
@@ -126,7 +118,9 @@ def _logits_to_gradients(
             wanted, plain_sum = x[t], row_sum(x) if smoothing != 0.0 else 0.0
             largest = row_max(x)
             shift = largest if abs(largest) < np.inf else x.dtype.type(0.0)
-            total = _to_exponentials(x, shift)
+            total = 0.0
+            for j in range(0, classes, RUN):
+                total += _to_exponentials(x[j : j + RUN], shift)
             log_total = shift + np.log(total)
             loss = (1.0 - smoothing) * (log_total - wanted)
             if smoothing != 0.0:

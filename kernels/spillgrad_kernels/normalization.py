@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.reductions import row_dot, row_max, row_sum
+from spillgrad_kernels.reductions import RUN, row_dot, row_exponentials, row_max, row_squares, row_sum
 from spillgrad_kernels.scalar_math import exp
 
 # Elements worth a thread of their own: 20 to 50 microseconds of work.
@@ -21,14 +21,24 @@ _MAX_PARTIALS = 64
 _MIN_ROWS_PER_PARTIAL = 16
 
 
+@jit(fastmath=REASSOCIATE)
+def _write_exponentials(x: Any, shift: Any, out: Any) -> Any:
+    """Write exp(x - shift); return the sum, in float64 as far as it is one run of a row."""
+    total = x.dtype.type(0.0)
+    for j in range(x.size):
+        out[j] = exp(x[j] - shift)
+        total += out[j]
+    return np.float64(total)
+
+
 @jit
 def _softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
-        largest = row_max(x)
-        for j in range(x.size):
-            y[j] = exp(x[j] - largest)
-        factor = y.dtype.type(1.0 / row_sum(y))
+        largest, total = row_max(x), 0.0
+        for j in range(0, x.size, RUN):
+            total += _write_exponentials(x[j : j + RUN], largest, y[j : j + RUN])
+        factor = y.dtype.type(1.0 / total)
         for j in range(x.size):
             y[j] *= factor
 
@@ -47,9 +57,7 @@ def _log_softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
         largest = row_max(x)
-        for j in range(x.size):
-            y[j] = exp(x[j] - largest)
-        log_total = y.dtype.type(np.log(row_sum(y)))
+        log_total = y.dtype.type(np.log(row_exponentials(x, largest)))
         for j in range(x.size):
             y[j] = x[j] - largest - log_total
 
@@ -100,21 +108,23 @@ def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.
 
 
 @jit(fastmath=REASSOCIATE)
-def _squared_deviations(row: Any, mean: Any) -> Any:
-    total = np.float64(0.0)
-    for j in range(row.size):
-        total += (row[j] - mean) * (row[j] - mean)
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _weighted_sums(g: Any, x: Any, w: Any, mean: Any) -> Any:
-    """Return sum(g w) and sum(g w (x - mean))."""
-    plain, centred = np.float64(0.0), np.float64(0.0)
+def _run_weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
+    plain, centred = x.dtype.type(0.0), x.dtype.type(0.0)
     for j in range(g.size):
         gw = g[j] * w[j]
         plain += gw
-        centred += gw * (x[j] - mean)
+        centred += gw * (x[j] - centre)
+    return plain, centred
+
+
+@jit
+def _weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
+    """Return sum(g w) and sum(g w (x - centre))."""
+    plain, centred = np.float64(0.0), np.float64(0.0)
+    for j in range(0, g.size, RUN):
+        run = _run_weighted_sums(g[j : j + RUN], x[j : j + RUN], w[j : j + RUN], centre)
+        plain += run[0]
+        centred += run[1]
     return plain, centred
 
 
@@ -126,7 +136,7 @@ def _layer_norm(
     for i in range(start, stop):
         x, y = a[i], out[i]
         centre = y.dtype.type(row_sum(x) / n)
-        r = y.dtype.type(1.0 / np.sqrt(_squared_deviations(x, centre) / n + eps))
+        r = y.dtype.type(1.0 / np.sqrt(row_squares(x, centre) / n + eps))
         for j in range(n):
             y[j] = (x[j] - centre) * r * weight[j] + bias[j]
         mean[i] = centre
