@@ -23,7 +23,7 @@ _MIN_ROWS_PER_PARTIAL = 16
 
 @jit(fastmath=REASSOCIATE)
 def _write_exponentials(x: Any, shift: Any, out: Any) -> Any:
-    """Write exp(x - shift); return the sum, in float64 as far as it is one run of a row."""
+    """Write exp(x - shift) of a run; return their sum."""
     total = x.dtype.type(0.0)
     for j in range(x.size):
         out[j] = exp(x[j] - shift)

@@ -29,8 +29,8 @@ _GRAIN_ELEMENTS = 4 * _BLOCK_ELEMENTS
 _BLOCK_COLUMNS = 1024
 # Elements of a row that are summed in its own precision.
 RUN = 1024
-# Elements looked through together for a value, and then, if it is among them, one by one.
-_SCAN = 128
+# Elements looked through together for a value.
+_SCAN = 256
 _NOT_FOUND = np.int64(np.iinfo(np.int64).max)
 
 
@@ -191,21 +191,16 @@ def _row_prod(row: Any) -> Any:
 
 
 @jit
-def _holds(x: Any, extreme: Any) -> Any:
-    found = False
-    for j in range(x.size):
-        found |= (x[j] == extreme) | (x[j] != x[j])
-    return found
-
-
-@jit
 def _first_position(row: Any, extreme: Any) -> Any:
     """Return where a row holds `extreme` or NaN first, _NOT_FOUND if nowhere."""
     for begin in range(0, row.size, _SCAN):
-        if _holds(row[begin : begin + _SCAN], extreme):
-            for j in range(begin, row.size):
-                if row[j] == extreme or row[j] != row[j]:
-                    return np.int64(j)
+        part = row[begin : begin + _SCAN]
+        found = _NOT_FOUND
+        for j in range(part.size):
+            position = where((part[j] == extreme) | (part[j] != part[j]), np.int64(j), _NOT_FOUND)
+            found = position if position < found else found
+        if found != _NOT_FOUND:
+            return begin + found
     return _NOT_FOUND
 
 
@@ -440,37 +435,14 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
 
 
 @jit
-def _running_row_sums(rows: Any, begins: Any, totals: Any, out: Any, length: int) -> None:
-    """Write the running sums of four equally long rows at once: one alone waits for each addition to end."""
-    b0, b1, b2, b3 = begins[0], begins[1], begins[2], begins[3]
-    t0, t1, t2, t3 = totals[0], totals[1], totals[2], totals[3]
-    for j in range(length):
-        t0 += rows[b0 + j]
-        t1 += rows[b1 + j]
-        t2 += rows[b2 + j]
-        t3 += rows[b3 + j]
-        out[b0 + j] = t0
-        out[b1 + j] = t1
-        out[b2 + j] = t2
-        out[b3 + j] = t3
-
-
-@jit
 def _cumsum_rows(start: int, stop: int, a: Any, before: Any, out: Any, n: int, blocks: int, length: int) -> None:
     """Write running sums of the blocks `start` to `stop` of rows, `before` being what precedes each block."""
     for unit in range(start, stop):
         first = unit % blocks * length
         begin, size = unit // blocks * n + first, length if length < n - first else n - first
-        quarter = size // 4
         x, y = a[begin : begin + size], out[begin : begin + size]
-        begins = np.arange(4) * quarter
-        totals = np.empty(4)
-        totals[0] = before[unit]
-        for part in range(3):
-            totals[part + 1] = totals[part] + row_sum(x[part * quarter : (part + 1) * quarter])
-        _running_row_sums(x, begins, totals, y, quarter)
-        total = totals[3] + row_sum(x[3 * quarter : 4 * quarter])
-        for j in range(4 * quarter, size):
+        total = before[unit]
+        for j in range(size):
             total += x[j]
             y[j] = total
 
