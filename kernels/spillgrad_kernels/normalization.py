@@ -16,6 +16,8 @@ from spillgrad_kernels.scalar_math import exp
 
 # Elements worth a thread of their own: 20 to 50 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 16
+# A tile to transpose: few enough rows that their lines, 4 KiB apart in a power of two, keep to one set of the cache.
+_TILE_ROWS, _TILE_COLUMNS = 8, 16
 # Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.
 _MAX_PARTIALS = 64
 _MIN_ROWS_PER_PARTIAL = 16
@@ -71,16 +73,41 @@ def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: An
             da[j] = g[j] - exp(y[j]) * total
 
 
+@jit
+def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
+    """Transpose matrices of n rows and `inner` columns, in tiles whose lines fit the first-level cache."""
+    strips = (inner + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    for unit in range(start, stop):
+        matrix, column = unit // strips * n * inner, unit % strips * _TILE_COLUMNS
+        last = column + _TILE_COLUMNS if column + _TILE_COLUMNS < inner else inner
+        for first in range(0, n, _TILE_ROWS):
+            size = _TILE_ROWS if n - first > _TILE_ROWS else n - first
+            for c in range(column, last):
+                x, y = a[matrix + first * inner + c :], out[matrix + c * n + first : matrix + c * n + first + size]
+                for j in range(size):
+                    y[j] = x[j * inner]
+
+
+def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
+    """Return an (outer, n, inner) array as rows of n: contiguous, of shape (outer * inner, n)."""
+    out = memory.empty((outer * inner, n), a.dtype)
+    grain = -(-_GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
+    strips = outer * -(-inner // _TILE_COLUMNS)
+    parallel_for(_swap, strips, grain, np.ascontiguousarray(a).reshape(-1), out.reshape(-1), n, inner)
+    return out
+
+
 def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
     """Run `kernel` over the rows along `axis`; return a contiguous array of the operands' shape."""
-    shape = operands[0].shape
-    if axis not in (-1, len(shape) - 1):
-        moved = _row_by_row(kernel, -1, *(np.moveaxis(operand, axis, -1) for operand in operands))
-        return np.ascontiguousarray(np.moveaxis(moved, -1, axis))
-    out = memory.empty(shape, operands[0].dtype)
-    rows = [np.ascontiguousarray(operand).reshape(math.prod(shape[:-1]), shape[-1]) for operand in (*operands, out)]
-    parallel_for(kernel, rows[0].shape[0], _grain(shape[-1]), *rows)
-    return out
+    shape, axis = operands[0].shape, axis % operands[0].ndim
+    outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    if inner == 1:
+        rows = [np.ascontiguousarray(operand).reshape(outer, n) for operand in operands]
+    else:  # NumPy's own copy of a transposed array takes ten times as long as the kernel
+        rows = [_swapped(operand, outer, n, inner) for operand in operands]
+    out = memory.empty((outer * inner, n), operands[0].dtype)
+    parallel_for(kernel, out.shape[0], _grain(n), *rows, out)
+    return (out if inner == 1 else _swapped(out, outer, inner, n)).reshape(shape)
 
 
 def _grain(n: int) -> int:
