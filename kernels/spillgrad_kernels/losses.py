@@ -118,7 +118,7 @@ def _logits_to_gradients(
             wanted, plain_sum = x[t], row_sum(x) if smoothing != 0.0 else 0.0
             largest = row_max(x)
             shift = largest if abs(largest) < np.inf else x.dtype.type(0.0)
-            total = 0.0
+            total = np.float64(0.0)
             for j in range(0, classes, RUN):
                 total += _to_exponentials(x[j : j + RUN], shift)
             log_total = shift + np.log(total)

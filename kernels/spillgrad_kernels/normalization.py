@@ -37,7 +37,7 @@ def _write_exponentials(x: Any, shift: Any, out: Any) -> Any:
 def _softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
-        largest, total = row_max(x), 0.0
+        largest, total = row_max(x), np.float64(0.0)
         for j in range(0, x.size, RUN):
             total += _write_exponentials(x[j : j + RUN], largest, y[j : j + RUN])
         factor = y.dtype.type(1.0 / total)
