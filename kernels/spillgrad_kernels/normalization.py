@@ -11,24 +11,36 @@ import numpy as np
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.reductions import row_dot, row_max, row_sum
+from spillgrad_kernels.reductions import RUN, row_dot, row_exponentials, row_max, row_squares, row_sum
 from spillgrad_kernels.scalar_math import exp
 
 # Elements worth a thread of their own: 20 to 50 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 16
+# A tile to transpose: few enough rows that their lines, 4 KiB apart in a power of two, keep to one set of the cache.
+_TILE_ROWS, _TILE_COLUMNS = 8, 16
 # Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.
 _MAX_PARTIALS = 64
 _MIN_ROWS_PER_PARTIAL = 16
+
+
+@jit(fastmath=REASSOCIATE)
+def _write_exponentials(x: Any, shift: Any, out: Any) -> Any:
+    """Write exp(x - shift) of a run; return their sum."""
+    total = x.dtype.type(0.0)
+    for j in range(x.size):
+        out[j] = exp(x[j] - shift)
+        total += out[j]
+    return np.float64(total)
 
 
 @jit
 def _softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
-        largest = row_max(x)
-        for j in range(x.size):
-            y[j] = exp(x[j] - largest)
-        factor = y.dtype.type(1.0 / row_sum(y))
+        largest, total = row_max(x), np.float64(0.0)
+        for j in range(0, x.size, RUN):
+            total += _write_exponentials(x[j : j + RUN], largest, y[j : j + RUN])
+        factor = y.dtype.type(1.0 / total)
         for j in range(x.size):
             y[j] *= factor
 
@@ -47,9 +59,7 @@ def _log_softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
         largest = row_max(x)
-        for j in range(x.size):
-            y[j] = exp(x[j] - largest)
-        log_total = y.dtype.type(np.log(row_sum(y)))
+        log_total = y.dtype.type(np.log(row_exponentials(x, largest)))
         for j in range(x.size):
             y[j] = x[j] - largest - log_total
 
@@ -63,16 +73,41 @@ def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: An
             da[j] = g[j] - exp(y[j]) * total
 
 
+@jit
+def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
+    """Transpose matrices of n rows and `inner` columns, in tiles whose lines fit the first-level cache."""
+    strips = (inner + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    for unit in range(start, stop):
+        matrix, column = unit // strips * n * inner, unit % strips * _TILE_COLUMNS
+        last = column + _TILE_COLUMNS if column + _TILE_COLUMNS < inner else inner
+        for first in range(0, n, _TILE_ROWS):
+            size = _TILE_ROWS if n - first > _TILE_ROWS else n - first
+            for c in range(column, last):
+                x, y = a[matrix + first * inner + c :], out[matrix + c * n + first : matrix + c * n + first + size]
+                for j in range(size):
+                    y[j] = x[j * inner]
+
+
+def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
+    """Return an (outer, n, inner) array as rows of n: contiguous, of shape (outer * inner, n)."""
+    out = memory.empty((outer * inner, n), a.dtype)
+    grain = -(-_GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
+    strips = outer * -(-inner // _TILE_COLUMNS)
+    parallel_for(_swap, strips, grain, np.ascontiguousarray(a).reshape(-1), out.reshape(-1), n, inner)
+    return out
+
+
 def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
     """Run `kernel` over the rows along `axis`; return a contiguous array of the operands' shape."""
-    shape = operands[0].shape
-    if axis not in (-1, len(shape) - 1):
-        moved = _row_by_row(kernel, -1, *(np.moveaxis(operand, axis, -1) for operand in operands))
-        return np.ascontiguousarray(np.moveaxis(moved, -1, axis))
-    out = memory.empty(shape, operands[0].dtype)
-    rows = [np.ascontiguousarray(operand).reshape(math.prod(shape[:-1]), shape[-1]) for operand in (*operands, out)]
-    parallel_for(kernel, rows[0].shape[0], _grain(shape[-1]), *rows)
-    return out
+    shape, axis = operands[0].shape, axis % operands[0].ndim
+    outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    if inner == 1:
+        rows = [np.ascontiguousarray(operand).reshape(outer, n) for operand in operands]
+    else:  # NumPy's own copy of a transposed array takes ten times as long as the kernel
+        rows = [_swapped(operand, outer, n, inner) for operand in operands]
+    out = memory.empty((outer * inner, n), operands[0].dtype)
+    parallel_for(kernel, out.shape[0], _grain(n), *rows, out)
+    return (out if inner == 1 else _swapped(out, outer, inner, n)).reshape(shape)
 
 
 def _grain(n: int) -> int:
@@ -100,21 +135,23 @@ def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.
 
 
 @jit(fastmath=REASSOCIATE)
-def _squared_deviations(row: Any, mean: Any) -> Any:
-    total = np.float64(0.0)
-    for j in range(row.size):
-        total += (row[j] - mean) * (row[j] - mean)
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _weighted_sums(g: Any, x: Any, w: Any, mean: Any) -> Any:
-    """Return sum(g w) and sum(g w (x - mean))."""
-    plain, centred = np.float64(0.0), np.float64(0.0)
+def _run_weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
+    plain, centred = x.dtype.type(0.0), x.dtype.type(0.0)
     for j in range(g.size):
         gw = g[j] * w[j]
         plain += gw
-        centred += gw * (x[j] - mean)
+        centred += gw * (x[j] - centre)
+    return plain, centred
+
+
+@jit
+def _weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
+    """Return sum(g w) and sum(g w (x - centre))."""
+    plain, centred = np.float64(0.0), np.float64(0.0)
+    for j in range(0, g.size, RUN):
+        run = _run_weighted_sums(g[j : j + RUN], x[j : j + RUN], w[j : j + RUN], centre)
+        plain += run[0]
+        centred += run[1]
     return plain, centred
 
 
@@ -126,7 +163,7 @@ def _layer_norm(
     for i in range(start, stop):
         x, y = a[i], out[i]
         centre = y.dtype.type(row_sum(x) / n)
-        r = y.dtype.type(1.0 / np.sqrt(_squared_deviations(x, centre) / n + eps))
+        r = y.dtype.type(1.0 / np.sqrt(row_squares(x, centre) / n + eps))
         for j in range(n):
             y[j] = (x[j] - centre) * r * weight[j] + bias[j]
         mean[i] = centre

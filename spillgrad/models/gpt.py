@@ -158,17 +158,16 @@ class GPT(Module):
 
     def forward(
         self, idx: Tensor | np.ndarray, targets: Tensor | np.ndarray | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of each next token, and the mean cross-entropy when `targets` are given.
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return (logits of each next token, None), or (None, mean cross-entropy) when `targets` are given.
 
+        The loss needs no memory for the logits, which are the model's largest tensor.
         Shapes: idx and targets int64 (B, T), logits (B, T, vocab_size), loss ().
         """
-        logits = self.lm_head(self.transformer(self._tokens(idx)))
+        hidden = self.transformer(self._tokens(idx))
         if targets is None:
-            return logits, None
-        return logits, losses.cross_entropy(
-            logits.view(-1, self.config.vocab_size), creation.as_tensor(targets).reshape(-1)
-        )
+            return self.lm_head(hidden), None
+        return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, creation.as_tensor(targets))
 
     def generate(
         self,

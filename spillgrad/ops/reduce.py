@@ -381,7 +381,7 @@ def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: in
 
 
 def _euclidean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
-    return on_floats(lambda a: _root(kernels.sum(a * a, dims, keepdim)), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.norm(a, dims, keepdim), self)  # type: ignore[no-any-return]
 
 
 def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:

@@ -94,6 +94,77 @@ def test_the_ignored_index_may_be_a_class():
     assert result[1] == 0 and result[0] > 0 and result[2] > 0
 
 
+def draw_linear(dtype=np.float64):
+    rng = np.random.default_rng(3)
+    a, weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((150, 7), (11, 7), (11,)))
+    target = rng.integers(0, 11, 150)
+    target[::4] = IGNORED
+    return a, weight, bias, target
+
+
+@pytest.fixture(params=[1 << 25, 1], ids=["one block of rows", "several"])
+def _blocks(request, monkeypatch):
+    monkeypatch.setattr(losses, "_WORKSPACE_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_loss_of_a_product_is_that_of_its_logits(order, has_bias, smoothing):
+    a, weight, bias, target = draw_linear()
+    a, weight = np.asarray(a, order=order), np.asarray(weight, order=order)
+    logits, grad = a @ weight.T + (bias if has_bias else 0), np.arange(150.0)
+    bias = bias if has_bias else None
+    expected, lse = losses.cross_entropy(logits, target, IGNORED, smoothing)
+    by_logits = losses.cross_entropy_backward(grad, logits, target, lse, IGNORED, smoothing)
+    only = losses.linear_cross_entropy(a, weight, bias, target, IGNORED, smoothing)
+    np.testing.assert_allclose(only, expected, rtol=1e-12, atol=1e-12)
+    results = losses.linear_cross_entropy_with_gradients(grad, a, weight, bias, target, IGNORED, smoothing)
+    wanted = (expected, by_logits @ weight, by_logits.T @ a, by_logits.sum(0))
+    for result, value in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(result, value, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
+def test_gradients_that_nobody_needs_are_not_made(needs):
+    a, weight, bias, target = draw_linear()
+    every = losses.linear_cross_entropy_with_gradients(np.ones(150), a, weight, bias, target, IGNORED)
+    some = losses.linear_cross_entropy_with_gradients(np.ones(150), a, weight, bias, target, IGNORED, 0.0, needs)
+    for wanted, need, got in zip(every[1:], needs, some[1:], strict=True):
+        np.testing.assert_array_equal(got, wanted if need else None)
+
+
+@pytest.mark.parametrize(("rows", "width", "classes"), [(0, 3, 4), (2, 0, 4)])
+def test_the_loss_of_an_empty_product_is_defined(rows, width, classes):
+    a, weight, target = np.ones((rows, width)), np.ones((classes, width)), np.zeros(rows, np.int64)
+    result, da, dweight, dbias = losses.linear_cross_entropy_with_gradients(
+        np.ones(rows), a, weight, np.zeros(classes), target, IGNORED
+    )
+    np.testing.assert_allclose(result, np.full(rows, np.log(classes)))
+    np.testing.assert_array_equal(losses.linear_cross_entropy(a, weight, None, target, IGNORED), result)
+    assert da.shape == a.shape and not dweight.any()
+    np.testing.assert_allclose(dbias, rows * (1 / classes - (np.arange(classes) == 0)))
+
+
+def test_masked_and_undefined_logits_of_a_product_propagate():
+    a, target = np.array([[1.0], [np.nan]]), np.array([0, 0])
+    bias = np.array([0.0, -np.inf, 0.0])
+    result, da, _, dbias = losses.linear_cross_entropy_with_gradients(
+        np.ones(2), a, np.zeros((3, 1)), bias, target, IGNORED
+    )
+    np.testing.assert_allclose(result, [np.log(2), np.nan])
+    np.testing.assert_array_equal(np.isnan(da[:, 0]), [False, True])
+    assert np.isnan(dbias).all()
+
+
+def test_threads_change_no_bit_of_the_loss_of_a_product(assert_same_on_any_number_of_threads):
+    a, weight, bias, target = draw_linear(np.float32)
+    assert_same_on_any_number_of_threads(
+        lambda: losses.linear_cross_entropy_with_gradients(a[:, 0], a, weight, bias, target, IGNORED, 0.1)
+    )
+
+
 def test_threads_change_no_bit(assert_same_on_any_number_of_threads):
     logits, target, weight = draw(501, 300, np.float32)
 

@@ -1,13 +1,17 @@
 """Losses against NumPy, their gradients against central differences."""
 
+import contextlib
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from spillgrad.ops import losses, normalization
+from spillgrad.ops import linalg, losses, normalization
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(2)
@@ -17,8 +21,8 @@ WEIGHT = np.array([0.5, 1.0, 2.0, 0.25])
 OTHER = RNG.normal(size=(5, 4))
 
 
-def log_softmax(a):
-    return a - np.log(np.exp(a).sum(1, keepdims=True))
+def log_softmax(a, axis=1):
+    return a - np.log(np.exp(a).sum(axis, keepdims=True))
 
 
 def cross_entropy(logits, target, weight, ignore_index, label_smoothing):
@@ -85,6 +89,110 @@ def test_cross_entropy_in_half_precision_keeps_the_normaliser_exact():
 def test_the_mean_over_no_targets_is_nan():
     assert math.isnan(losses.cross_entropy(sg.tensor(LOGITS), sg.full((5,), -100)).item())
     assert math.isnan(losses.cross_entropy(sg.zeros(0, 4), sg.zeros(0, dtype="int64")).item())
+
+
+FEATURES, HEAD, BIAS = RNG.normal(size=(5, 3)), RNG.normal(size=(4, 3)), RNG.normal(size=4)
+
+
+@pytest.mark.parametrize("bias", [(), (BIAS,)], ids=["no bias", "bias"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("hooked", [False, True], ids=["gradients made ahead", "logits made again"])
+def test_the_loss_of_a_product_is_that_of_its_logits(hooked, reduction, label_smoothing, bias):
+    target, options = sg.tensor(TARGET), {"reduction": reduction, "label_smoothing": label_smoothing, "ignore_index": 1}
+
+    def fused(x, weight, *bias):
+        with sg.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else contextlib.nullcontext():
+            return losses.linear_cross_entropy(x, weight, target, *bias, **options)
+
+    def unfused(x, weight, *bias):
+        return losses.cross_entropy(linalg.linear(x, weight, *bias), target, **options)
+
+    values = (FEATURES, HEAD, *bias)
+    one, other = [leaf(v) for v in values], [leaf(v) for v in values]
+    results = fused(*one), unfused(*other)
+    np.testing.assert_allclose(results[0].numpy(), results[1].numpy(), 1e-13)
+    for result in results:
+        (result * 3).sum().backward()
+    for got, wanted in zip(one, other, strict=True):
+        np.testing.assert_allclose(got.grad.numpy(), wanted.grad.numpy(), 1e-12, 1e-13)
+    check_gradients(fused, *values)
+    check_half_precision(fused, *values, tolerance=5e-2)
+
+
+def test_hooks_change_no_bit_of_the_loss_of_a_product_and_see_its_inputs_only():
+    seen, gradients = [], []
+
+    def pack(tensor):
+        seen.append(tensor.shape)
+        return tensor
+
+    for context in (contextlib.nullcontext(), sg.autograd.graph.saved_tensors_hooks(pack, lambda t: t)):
+        operands = [sg.tensor(v, dtype="float32", requires_grad=True) for v in (FEATURES, HEAD, BIAS)]
+        with context:
+            loss = losses.linear_cross_entropy(operands[0], operands[1], sg.tensor(TARGET), operands[2])
+        (loss / 3).backward()
+        gradients.append([loss.item(), *(operand.grad.tolist() for operand in operands)])
+    assert gradients[0] == gradients[1]
+    assert sorted(seen) == [(4,), (4, 3), (5,), (5, 3)]
+
+
+def test_the_loss_of_a_product_may_be_differentiated_twice_and_one_operand_at_a_time():
+    x, weight = leaf(FEATURES), leaf(HEAD)
+    loss = losses.linear_cross_entropy(x, weight, sg.tensor(TARGET))
+    loss.backward(retain_graph=True)
+    once = x.grad.clone()
+    loss.backward(sg.tensor(2.0, dtype="float64"))
+    np.testing.assert_allclose(x.grad.numpy(), 3 * once.numpy(), 1e-14)
+    alone = leaf(FEATURES)
+    losses.linear_cross_entropy(alone, weight.detach(), sg.tensor(TARGET)).backward()
+    np.testing.assert_array_equal(alone.grad.numpy(), once.numpy())
+
+
+def test_a_weight_changed_before_backward_is_noticed():
+    x, weight = leaf(FEATURES), leaf(HEAD)
+    loss = losses.linear_cross_entropy(x, weight, sg.tensor(TARGET))
+    with sg.no_grad():
+        weight.mul_(2.0)
+    with pytest.raises(sg.errors.SpillgradError, match="modified"):
+        loss.backward()
+
+
+def test_the_loss_of_a_product_takes_further_dimensions_and_no_rows():
+    x, target = RNG.normal(size=(2, 3, 3)), RNG.integers(0, 4, (2, 3))
+    got = losses.linear_cross_entropy(sg.tensor(x), sg.tensor(HEAD), sg.tensor(target), reduction="none")
+    np.testing.assert_allclose(
+        got.numpy(), -np.take_along_axis(log_softmax(x @ HEAD.T, 2), target[..., None], 2)[..., 0]
+    )
+    none = losses.linear_cross_entropy(sg.zeros(0, 3), sg.zeros(4, 3), sg.zeros(0, dtype="int64"))
+    assert math.isnan(none.item())
+
+
+LARGE_VOCABULARY = """
+import numpy as np
+import spillgrad as sg
+from spillgrad_kernels.memory import pool
+
+rows, width, classes = 2048, 8, 50257
+x, weight = sg.randn(rows, width, requires_grad=True), sg.randn(classes, width, requires_grad=True)
+target = sg.tensor(np.arange(rows))
+before = pool.stats().live_bytes
+with {context}:
+    loss = sg.nn.functional.linear_cross_entropy(x, weight, target)
+loss.backward()
+print(pool.stats().peak_live_bytes - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "context", ["sg.enable_grad()", "sg.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)"]
+)
+def test_the_logits_of_a_large_vocabulary_never_exist(context):
+    script = LARGE_VOCABULARY.format(context=context)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+    logits_bytes = 2048 * 50257 * 4
+    assert int(ran.stdout) < 48 << 20 < logits_bytes / 8
 
 
 def test_cross_entropy_of_probabilities_agrees_with_numpy():
@@ -162,6 +270,11 @@ def test_binary_cross_entropy_agrees_with_numpy_and_differences():
 X, T = sg.zeros(2, 3), sg.tensor([0, 1])
 
 
+def linear_loss(target=(0, 1), weight=None, **options):
+    weight = sg.zeros(4, 3) if weight is None else weight
+    return losses.linear_cross_entropy(X, weight, sg.tensor(target), **options)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -172,6 +285,14 @@ X, T = sg.zeros(2, 3), sg.tensor([0, 1])
         (lambda: losses.cross_entropy(X, T, sg.ones(2)), ShapeError, r"got weight \(2,\) for input \(2, 3\)"),
         (lambda: losses.cross_entropy(X, T, reduction="avg"), ArgumentError, "got reduction='avg'; accepted are"),
         (lambda: losses.cross_entropy(X, T, label_smoothing=2.0), ArgumentError, "label_smoothing=2.0"),
+        (lambda: linear_loss(target=[0, 4]), DimensionError, "linear_cross_entropy: got target 4; the 4 classes"),
+        (lambda: linear_loss(target=[0]), ShapeError, r"got input \(2, 3\) and target \(1,\)"),
+        (lambda: linear_loss(target=[0.0, 1.0]), DtypeError, "linear_cross_entropy: got a target of float32"),
+        (lambda: linear_loss(weight=sg.zeros(4, 2)), ShapeError, r"got input \(2, 3\) and weight \(4, 2\)"),
+        (lambda: linear_loss(weight=sg.zeros(4, 3, dtype="float64")), DtypeError, "and weight float64"),
+        (lambda: linear_loss(bias=sg.zeros(3)), ShapeError, r"got weight \(4, 3\) and bias \(3,\)"),
+        (lambda: linear_loss(reduction="avg"), ArgumentError, "linear_cross_entropy: got reduction='avg'"),
+        (lambda: linear_loss(label_smoothing=-1.0), ArgumentError, "linear_cross_entropy: got label_smoothing=-1.0"),
         (lambda: losses.nll_loss(sg.tensor([[1, 2]]), T), DtypeError, "nll_loss: got a tensor of int64"),
         (lambda: losses.mse_loss(X, sg.zeros(2, 4)), ShapeError, r"mse_loss: got input \(2, 3\) and target \(2, 4\)"),
         (lambda: losses.huber_loss(X, X, delta=0), ArgumentError, "huber_loss: got delta=0"),
