@@ -2,6 +2,7 @@
 
 from spillgrad.nn import functional, init, utils
 from spillgrad.nn.activation import GELU, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from spillgrad.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.flatten import Flatten
@@ -19,6 +20,9 @@ from spillgrad.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",

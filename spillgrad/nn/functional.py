@@ -1,6 +1,7 @@
 """Functions of neural networks, under PyTorch's names."""
 
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.conv import conv1d, conv2d, conv_transpose2d
 from spillgrad.ops.elementwise import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus, tanh
 from spillgrad.ops.indexing import embedding, one_hot
 from spillgrad.ops.linalg import linear
@@ -19,6 +20,9 @@ from spillgrad.ops.shape import pad
 
 __all__ = [
     "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
     "cross_entropy",
     "dropout",
     "elu",
