@@ -424,7 +424,7 @@ def conv_input(
         down, across = reach[0][i], reach[1][j]
         taps_of.append(np.array([(y, x) for _, y in down for _, x in across], np.int64).reshape(-1, 2))
         weights.append(by_group[..., _every([t for t, _ in down]), _every([t for t, _ in across])].reshape(-1))
-    grid = tuple(-(-image // stride) for image, stride in zip(windows.image, windows.stride, strict=True))
+    grid = -(-windows.image[0] // windows.stride[0]), -(-windows.image[1] // windows.stride[1])
     _run(grad, np.concatenate(weights), shift, taps_of, np.array(phases), (1, 1), windows.stride, grid, groups, out)
     return out
 
@@ -433,7 +433,7 @@ def _run(
     images: np.ndarray, weights: np.ndarray, bias: np.ndarray, taps_of: list[np.ndarray], phases: np.ndarray,
     in_steps: Pair, out_steps: Pair, grid: Pair, groups: int, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute `out`, phase by phase; `weights` holds for each (groups, outputs, channels, taps), one after the other."""
+    """Compute `out`, phase by phase; `weights` holds (groups, outputs, channels, taps) of each, one after the other."""
     images, out = _grouped(images, groups), _grouped(out, groups)
     counts = np.array([len(taps) for taps in taps_of])
     taps = np.zeros((len(taps_of), max(counts), 2), np.int64)

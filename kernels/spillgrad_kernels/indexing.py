@@ -1,7 +1,7 @@
 """Rows and elements chosen by integer index, and sums back into them.
 
-Sums are split over columns, never over indices: one thread adds up an output element, in the order of the indices. So
-repeated indices need no atomics, and the result does not depend on the number of threads.
+Sums are split over columns or rows of the result, never over indices: one thread adds up an output element, in the
+order of the indices. So repeated indices need no atomics, and the result does not depend on the number of threads.
 """
 
 import math
@@ -52,11 +52,13 @@ def _scatter_add(start: int, stop: int, out: Any, index: Any, source: Any) -> No
 
 
 @jit
-def _add_rows(start: int, stop: int, out: Any, index: Any, values: Any) -> None:
-    for block in range(start, stop):
-        first, last = block * _BLOCK_COLUMNS, min((block + 1) * _BLOCK_COLUMNS, out.shape[1])
-        for i in range(index.size):
-            total, value = out[index[i], first:last], values[i, first:last]
+def _add_rows(start: int, stop: int, out: Any, index: Any, values: Any, from_zero: bool) -> None:
+    # Every share looks through all indices for its own rows, which costs less than sorting them.
+    if from_zero:
+        out[start:stop] = 0
+    for i in range(index.size):
+        if start <= index[i] < stop:
+            total, value = out[index[i]], values[i]
             for c in range(value.size):
                 total[c] += value[c]
 
@@ -96,8 +98,8 @@ def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.nda
 
     Shapes: grad index.shape + (D,), result (rows, D). Raises IndexError for an index outside [0, rows).
     """
-    out = memory.zeros((rows, grad.shape[-1]), grad.dtype)
-    _add(out, _checked("embedding_backward", index, rows).reshape(-1), grad)
+    out = memory.empty((rows, grad.shape[-1]), grad.dtype)
+    _add(out, _checked("embedding_backward", index, rows).reshape(-1), grad, True)
     return out
 
 
@@ -109,14 +111,15 @@ def index_add_flat(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> No
     """
     if not out.flags.c_contiguous:
         raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
-    _add(out.reshape(out.size, 1), _checked("index_add_flat", index, out.size).reshape(-1), values)
+    _add(out.reshape(out.size, 1), _checked("index_add_flat", index, out.size).reshape(-1), values, False)
 
 
-def _add(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> None:
-    """Add row i of `values` to row index[i] of the contiguous `out`, for every i in order."""
-    width = out.shape[1]
+def _add(out: np.ndarray, index: np.ndarray, values: np.ndarray, from_zero: bool) -> None:
+    """Add row i of `values` to row index[i] of the contiguous `out`, or of zeros in it, for every i in order."""
+    count, width = out.shape
     rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
-    parallel_for(_add_rows, -(-width // _BLOCK_COLUMNS), _grain(index.size * _BLOCK_COLUMNS), out, index, rows)
+    grain = _grain(width * (count + index.size) // max(count, 1))
+    parallel_for(_add_rows, count, grain, out, index, rows, np.bool_(from_zero))
 
 
 def _around(axis: int, a: np.ndarray) -> np.ndarray:

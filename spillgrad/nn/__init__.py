@@ -15,11 +15,16 @@ from spillgrad.nn.module_dict import ModuleDict
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.multihead_attention import MultiheadAttention
 from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.pooling import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from spillgrad.nn.rms_norm import RMSNorm
 from spillgrad.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
     "Conv1d",
     "Conv2d",
     "ConvTranspose2d",
@@ -31,6 +36,8 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MSELoss",
+    "MaxPool1d",
+    "MaxPool2d",
     "Module",
     "ModuleDict",
     "ModuleList",

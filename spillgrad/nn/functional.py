@@ -15,10 +15,22 @@ from spillgrad.ops.losses import (
     smooth_l1_loss,
 )
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
+from spillgrad.ops.pooling import (
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
 from spillgrad.ops.random import dropout
 from spillgrad.ops.shape import pad
 
 __all__ = [
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "avg_pool1d",
+    "avg_pool2d",
     "binary_cross_entropy_with_logits",
     "conv1d",
     "conv2d",
@@ -34,6 +46,8 @@ __all__ = [
     "leaky_relu",
     "linear",
     "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
     "mse_loss",
     "nll_loss",
     "one_hot",

@@ -9,10 +9,10 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape
-from spillgrad.ops.windows import Sizes, as_image, as_signal, sizes, windows_over
+from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import conv as kernels
-from spillgrad_kernels.windows import Pair, Windows
+from spillgrad_kernels.windows import Windows
 
 
 def _forward(
@@ -115,15 +115,11 @@ def conv_transpose2d(
     image = [(grid[d] - 1) * steps[d] - 2 * before[d] + spacing[d] * (size[d] - 1) + extra[d] + 1 for d in range(2)]
     if min(image) < 1 or not all(grid):
         raise ShapeError(f"{name}: got input {input.shape} and padding {before}; nothing is left of the output")
-    windows = Windows(_pair(size), _pair(steps), _pair(before), _pair(spacing), _pair(image), _pair(grid))
+    windows = Windows(as_pair(size), as_pair(steps), as_pair(before), as_pair(spacing), as_pair(image), as_pair(grid))
     if input.ndim == 3:
         result = _conv_transpose(reshape(input, (1, *input.shape)), weight, bias, windows, groups)
         return reshape(result, result.shape[1:])
     return _conv_transpose(input, weight, bias, windows, groups)  # type: ignore[no-any-return]
-
-
-def _pair(values: Any) -> Pair:
-    return int(values[0]), int(values[1])
 
 
 def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, dims: int) -> None:
@@ -164,7 +160,13 @@ def _convolved(
         input, weight = as_image(input), as_image(weight)
         steps, spacing, before, after = (1, *steps), (1, *spacing), (0, *before), (0, *after)
     windows = windows_over(
-        name, input.shape[2:], _pair(weight.shape[2:]), _pair(steps), _pair(before), _pair(after), _pair(spacing)
+        name,
+        input.shape[2:],
+        as_pair(weight.shape[2:]),
+        as_pair(steps),
+        as_pair(before),
+        as_pair(after),
+        as_pair(spacing),
     )
     result = _conv(input, weight, bias, windows, groups)
     return as_signal(result) if dims == 1 else result

@@ -27,6 +27,12 @@ def sizes(name: str, option: str, value: Any, count: int, least: int) -> tuple[i
     return values
 
 
+def as_pair(values: Sequence[int]) -> Pair:
+    """Return two sizes as a pair."""
+    down, across = values
+    return down, across
+
+
 def windows_over(
     name: str, image: tuple[int, ...], size: Pair, stride: Pair, before: Pair, after: Pair, dilation: Pair,
     ceil_mode: bool = False,
