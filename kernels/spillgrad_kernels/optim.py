@@ -88,13 +88,13 @@ def _flat(who: str, array: np.ndarray) -> np.ndarray:
     return array.reshape(-1)
 
 
-def _require_one_shape(who: str, *arrays: np.ndarray) -> None:
-    shapes = [array.shape for array in arrays]
-    if len(set(shapes)) > 1:
-        listed = ", ".join(map(str, shapes))
-        raise ValueError(
-            f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
-        )
+def _require_one_shape(who: str, param: np.ndarray, *others: np.ndarray) -> None:
+    for array in others:
+        if array.shape != param.shape:
+            listed = ", ".join(str(array.shape) for array in (param, *others))
+            raise ValueError(
+                f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
+            )
 
 
 def _chunks(array: np.ndarray) -> int:

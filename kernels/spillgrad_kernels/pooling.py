@@ -50,27 +50,43 @@ def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
 
 
 @jit
+def _fold_row(line: Any, y: int, best: Any, rows: Any) -> None:
+    """Keep in each column the larger of what is there and row y; of equal elements the first, of NaN the last."""
+    for z in range(best.size):
+        value = line[z]
+        larger = (value > best[z]) | (value != value)
+        best[z] = where(larger, value, best[z])
+        rows[z] = where(larger, y, rows[z])
+
+
+@jit
 def _max_pool(
     start: int, stop: int, x: Any, y_starts: Any, y_stops: Any, y_step: int, x_starts: Any, x_stops: Any, x_step: int,
     out: Any, indices: Any,
 ) -> None:  # fmt: skip
     width = x.shape[2]
+    # Columns first: whole rows of the image are compared at a time, and a column serves all windows across it.
+    column_best, rows = np.empty(width, x.dtype), np.empty(width, np.int64)
     for plane in range(start, stop):
         image = x[plane]
         for i in range(out.shape[1]):
-            row, places = out[plane, i], indices[plane, i]
-            for j in range(row.size):
-                place = y_starts[i] * width + x_starts[j]
-                best = image[y_starts[i], x_starts[j]]
-                for y in range(y_starts[i], y_stops[i], y_step):
-                    line = image[y]
-                    for z in range(x_starts[j], x_stops[j], x_step):
-                        value = line[z]
-                        larger = (value > best) | (value != value)
-                        best = where(larger, value, best)
-                        place = where(larger, y * width + z, place)
-                row[j] = best
-                places[j] = place
+            column_best[:] = image[y_starts[i]]
+            rows[:] = y_starts[i]
+            for y in range(y_starts[i] + y_step, y_stops[i], y_step):
+                _fold_row(image[y], y, column_best, rows)
+            results, places = out[plane, i], indices[plane, i]
+            for j in range(results.size):
+                column = x_starts[j]
+                best, row = column_best[column], rows[column]
+                for z in range(x_starts[j] + x_step, x_stops[j], x_step):
+                    value, y = column_best[z], rows[z]
+                    larger = (value > best) | ((value == best) & (y < row))
+                    larger |= (value != value) & ((best == best) | (y >= row))
+                    best = where(larger, value, best)
+                    row = where(larger, y, row)
+                    column = where(larger, z, column)
+                results[j] = best
+                places[j] = row * width + column
 
 
 @jit
@@ -128,7 +144,8 @@ def _grain(down: Ranges, across: Ranges) -> int:
 
 
 def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest element of each window and its place in the image, as int64; the first of equal ones.
+    """Return the largest element of each window and its place in the image, as int64; the first of equal ones,
+    the last of several NaN.
 
     Shapes: x (N, C, H, W), results (N, C, h, w). A NaN is larger than any number.
     """

@@ -2,7 +2,7 @@
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import flat, writable
+from spillgrad.optim.arrays import update_in_place
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -33,5 +33,6 @@ class Lion(Optimizer):
         if not state:
             state["exp_avg"] = creation.zeros_like(param)
         beta1, beta2 = group["betas"]
-        with writable(param, state["exp_avg"]) as (values, exp_avg):
-            kernels.lion(values, flat(grad, values.dtype), exp_avg, group["lr"], beta1, beta2, group["weight_decay"])
+        update_in_place(
+            kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"]
+        )
