@@ -175,12 +175,13 @@ def _correlate(
     blocks, row_blocks = (positions + block - 1) // block, (outputs + rows - 1) // rows
     size = images.itemsize
     most_taps, most_runs = taps.shape[1], block // grid[1] + 2
-    runs, ends = np.empty((max(most_taps, 1) * most_runs, 3), np.int64), np.empty(most_taps, np.int64)
+    runs, ends = np.empty((max(most_taps, 1) * most_runs, 3), np.int64), np.empty(max(most_taps, 1), np.int64)
     patches = np.empty((channel_block * most_taps, block), images.dtype)
     results = np.empty((rows, block), images.dtype)
     scratch = np.empty(scratch_size, images.dtype)
-    workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
     for task in range(start, stop):
+        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         group, rest = task // (blocks * row_blocks), task % (blocks * row_blocks)
         first, first_output = rest // row_blocks * block, rest % row_blocks * rows
         count, height = min(block, positions - first), min(rows, outputs - first_output)
@@ -218,8 +219,9 @@ def _correlate_gradients(
     gradients = np.empty((outputs, block), images.dtype)
     patches = np.empty((channel_block * tap_count, block), images.dtype)
     scratch = np.empty(scratch_size, images.dtype)
-    workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
     for task in range(start, stop):
+        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         group, rest = task // (chunks * channel_blocks), task % (chunks * channel_blocks)
         part, channel = rest // channel_blocks, rest % channel_blocks * channel_block
         deep, last = min(channel_block, channels - channel) * tap_count, min((part + 1) * chunk, positions)
