@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 import spillgrad as sg
 from spillgrad import checkpoint, nn
 from spillgrad.errors import CheckpointError
-from spillgrad.optim import SGD, AdamW
+from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
 
 STEPS = 6
@@ -55,7 +55,7 @@ class Run:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", [AdamW, SGD])
+@pytest.mark.parametrize("kind", [AdamW, SGD, Lion])
 def test_a_resumed_run_is_bit_identical(tmp_path, dtype, kind):
     sg.manual_seed(1)
     straight = Run(dtype, kind=kind)

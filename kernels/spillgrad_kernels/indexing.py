@@ -1,7 +1,7 @@
 """Rows and elements chosen by integer index, and sums back into them.
 
-Sums are split over columns, never over indices: one thread adds up an output element, in the order of the indices. So
-repeated indices need no atomics, and the result does not depend on the number of threads.
+Sums are split over columns or rows of the result, never over indices: one thread adds up an output element, in the
+order of the indices. So repeated indices need no atomics, and the result does not depend on the number of threads.
 """
 
 import math
@@ -52,13 +52,25 @@ def _scatter_add(start: int, stop: int, out: Any, index: Any, source: Any) -> No
 
 
 @jit
-def _add_rows(start: int, stop: int, out: Any, index: Any, values: Any) -> None:
-    for block in range(start, stop):
-        first, last = block * _BLOCK_COLUMNS, min((block + 1) * _BLOCK_COLUMNS, out.shape[1])
-        for i in range(index.size):
-            total, value = out[index[i], first:last], values[i, first:last]
+def _add_rows(start: int, stop: int, base: Any, out: Any, index: Any, values: Any) -> None:
+    # Every share looks through all indices for its own rows, which costs less than sorting them.
+    if base.size == 0:
+        out[start:stop] = 0
+    for r in range(start, min(stop, base.shape[0])):
+        row, result = base[r], out[r]
+        for c in range(row.size):
+            result[c] = row[c]
+    for i in range(index.size):
+        if start <= index[i] < stop:
+            total, value = out[index[i]], values[i]
             for c in range(value.size):
                 total[c] += value[c]
+
+
+@jit
+def _add_elements(out: Any, index: Any, values: Any) -> None:
+    for i in range(index.size):
+        out[index[i]] += values[i]
 
 
 def _checked(who: str, index: np.ndarray, size: int) -> np.ndarray:
@@ -96,8 +108,25 @@ def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.nda
 
     Shapes: grad index.shape + (D,), result (rows, D). Raises IndexError for an index outside [0, rows).
     """
-    out = memory.zeros((rows, grad.shape[-1]), grad.dtype)
-    _add(out, _checked("embedding_backward", index, rows).reshape(-1), grad)
+    out = memory.empty((rows, grad.shape[-1]), grad.dtype)
+    return _sum_rows(np.empty((0, 0), grad.dtype), _checked("embedding_backward", index, rows), grad, out)
+
+
+def index_add(a: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up.
+
+    Shapes: a (V, D), index (n,), values (n, D), result (V, D). Raises IndexError for an index outside [0, V).
+    """
+    out = memory.empty(a.shape, a.dtype)
+    return _sum_rows(np.ascontiguousarray(a), _checked("index_add", index, len(a)), values, out)
+
+
+def _sum_rows(base: np.ndarray, index: np.ndarray, values: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Set `out` to `base` (zeros if that is empty) plus row i of `values` at row index[i], for every i in order."""
+    count, width = out.shape
+    rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
+    grain = _grain(width * (count + index.size) // max(count, 1))
+    parallel_for(_add_rows, count, grain, base, out, index.reshape(-1), rows)
     return out
 
 
@@ -109,14 +138,8 @@ def index_add_flat(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> No
     """
     if not out.flags.c_contiguous:
         raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
-    _add(out.reshape(out.size, 1), _checked("index_add_flat", index, out.size).reshape(-1), values)
-
-
-def _add(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> None:
-    """Add row i of `values` to row index[i] of the contiguous `out`, for every i in order."""
-    width = out.shape[1]
-    rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
-    parallel_for(_add_rows, -(-width // _BLOCK_COLUMNS), _grain(index.size * _BLOCK_COLUMNS), out, index, rows)
+    flat, index = out.reshape(out.size), _checked("index_add_flat", index, out.size).reshape(-1)
+    _add_elements(flat, index, np.ascontiguousarray(values, out.dtype).reshape(-1))
 
 
 def _around(axis: int, a: np.ndarray) -> np.ndarray:
@@ -170,12 +193,12 @@ def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray)
     out = memory.empty(a.shape, a.dtype)
     out[...] = a
     if index.size:
-        sums = memory.empty(reachable.shape, a.dtype)
-        sums[...] = reachable
+        sums = out if reachable.shape == a.shape else reachable.copy(order="C")
         used = source[tuple(slice(size) for size in index.shape)].astype(a.dtype, copy=False)
         totals, positions = _around(axis, sums), _around(axis, index)
         units = totals.shape[0] * -(-totals.shape[2] // _BLOCK_COLUMNS)
         work = positions.shape[1] * min(totals.shape[2], _BLOCK_COLUMNS)
         parallel_for(_scatter_add, units, _grain(work), totals, positions, _around(axis, used))
-        out[tuple(slice(size) for size in sums.shape)] = sums
+        if sums is not out:
+            out[tuple(slice(size) for size in sums.shape)] = sums
     return out

@@ -18,7 +18,7 @@ _GRAIN_CHUNKS = 16
 @jit
 def _adam(
     start: int, stop: int, param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any,
-    keep: Any, coupled_decay: Any, rate1: Any, beta2: Any, rate2: Any, step_size: Any, correction2_sqrt: Any, eps: Any,
+    keep: Any, coupled_decay: Any, rate1: Any, beta2: Any, rate2: Any, step_size: Any, eps: Any,
 ) -> None:  # fmt: skip
     first, last = start * _CHUNK, min(stop * _CHUNK, param.size)
     p, g, m, v = param[first:last], grad[first:last], exp_avg[first:last], exp_avg_sq[first:last]
@@ -28,7 +28,21 @@ def _adam(
         square = beta2 * v[j] + rate2 * d * d
         m[j] = average
         v[j] = square
-        p[j] = keep * p[j] - step_size * (average / (np.sqrt(square) / correction2_sqrt + eps))
+        p[j] = keep * p[j] - step_size * (average / (np.sqrt(square) + eps))
+
+
+@jit
+def _lion(
+    start: int, stop: int, param: Any, grad: Any, exp_avg: Any, keep: Any, rate1: Any, rate2: Any, lr: Any
+) -> None:
+    first, last = start * _CHUNK, min(stop * _CHUNK, param.size)
+    p, g, m = param[first:last], grad[first:last], exp_avg[first:last]
+    one = p.dtype.type(1)
+    for j in range(p.size):
+        change = m[j] + rate1 * (g[j] - m[j])
+        m[j] += rate2 * (g[j] - m[j])
+        # The sign; zero and NaN are their own.
+        p[j] = keep * p[j] - lr * where(change > 0, one, where(change < 0, -one, change))
 
 
 @jit
@@ -74,13 +88,13 @@ def _flat(who: str, array: np.ndarray) -> np.ndarray:
     return array.reshape(-1)
 
 
-def _require_one_shape(who: str, *arrays: np.ndarray) -> None:
-    shapes = [array.shape for array in arrays]
-    if len(set(shapes)) > 1:
-        listed = ", ".join(map(str, shapes))
-        raise ValueError(
-            f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
-        )
+def _require_one_shape(who: str, param: np.ndarray, *others: np.ndarray) -> None:
+    for array in others:
+        if array.shape != param.shape:
+            listed = ", ".join(str(array.shape) for array in (param, *others))
+            raise ValueError(
+                f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
+            )
 
 
 def _chunks(array: np.ndarray) -> int:
@@ -113,17 +127,36 @@ def _run_adam(
     who: str, param: np.ndarray, grad: np.ndarray, exp_avg: np.ndarray, exp_avg_sq: np.ndarray,
     lr: float, beta1: float, beta2: float, eps: float, keep: float, coupled_decay: float, step: int,
 ) -> None:  # fmt: skip
-    step_size, correction2_sqrt = lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
+    # The second moment's correction, taken out of the square root and of eps, costs no division an element.
+    correction2_sqrt = math.sqrt(1 - beta2**step)
+    step_size = lr * correction2_sqrt / (1 - beta1**step)
     _require_one_shape(who, param, grad, exp_avg, exp_avg_sq)
     # In the array's own dtype, since a float64 number would make the whole loop float64. Differences from 1 are taken
     # before rounding to it, so that they keep their digits.
     numbers = map(
-        param.dtype.type, (keep, coupled_decay, 1 - beta1, beta2, 1 - beta2, step_size, correction2_sqrt, eps)
+        param.dtype.type,
+        (keep, coupled_decay, 1 - beta1, beta2, 1 - beta2, step_size, eps * correction2_sqrt),
     )
     parallel_for(
         _adam, _chunks(param), _GRAIN_CHUNKS,
         _flat(who, param), np.ascontiguousarray(grad).reshape(-1), _flat(who, exp_avg), _flat(who, exp_avg_sq),
         *numbers,
+    )  # fmt: skip
+
+
+def lion(
+    param: np.ndarray, grad: np.ndarray, exp_avg: np.ndarray, lr: float, beta1: float, beta2: float,
+    weight_decay: float,
+) -> None:  # fmt: skip
+    """Update `param` and its momentum in place: a step of one size for every element, in the momentum's direction.
+
+    Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
+    """
+    _require_one_shape("lion", param, grad, exp_avg)
+    numbers = map(param.dtype.type, (1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr))
+    parallel_for(
+        _lion, _chunks(param), _GRAIN_CHUNKS,
+        _flat("lion", param), np.ascontiguousarray(grad).reshape(-1), _flat("lion", exp_avg), *numbers,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from spillgrad.nn import functional, init, utils
 from spillgrad.nn.activation import GELU, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from spillgrad.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.flatten import Flatten
@@ -14,11 +15,19 @@ from spillgrad.nn.module_dict import ModuleDict
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.multihead_attention import MultiheadAttention
 from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.pooling import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from spillgrad.nn.rms_norm import RMSNorm
 from spillgrad.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
@@ -27,6 +36,8 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MSELoss",
+    "MaxPool1d",
+    "MaxPool2d",
     "Module",
     "ModuleDict",
     "ModuleList",

@@ -1,6 +1,7 @@
 """Functions of neural networks, under PyTorch's names."""
 
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.conv import conv1d, conv2d, conv_transpose2d
 from spillgrad.ops.elementwise import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus, tanh
 from spillgrad.ops.indexing import embedding, one_hot
 from spillgrad.ops.linalg import linear
@@ -15,11 +16,26 @@ from spillgrad.ops.losses import (
     smooth_l1_loss,
 )
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
+from spillgrad.ops.pooling import (
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
 from spillgrad.ops.random import dropout, dropout_add
 from spillgrad.ops.shape import pad
 
 __all__ = [
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "avg_pool1d",
+    "avg_pool2d",
     "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
     "cross_entropy",
     "dropout",
     "dropout_add",
@@ -33,6 +49,8 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
     "mse_loss",
     "nll_loss",
     "one_hot",

@@ -9,7 +9,7 @@ from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandE
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import Number, add, mul, where
+from spillgrad.ops.elementwise import Number, mul, where
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import flatten, normalize_dim, reshape
 from spillgrad.ops.subscript import getitem
@@ -65,11 +65,28 @@ def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> 
     return np.ascontiguousarray(np.moveaxis(sums, 0, dim))
 
 
+def _added_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
+    slices, added = np.moveaxis(self, dim, 0), np.moveaxis(source, dim, 0)
+    if not dtypes.is_floating_point(self.dtype):
+        out = self.copy()
+        np.add.at(np.moveaxis(out, dim, 0), index, added)
+        return out
+    shape = slices.shape[0], slices[:1].size
+    sums: np.ndarray = on_floats(
+        lambda a, b: kernels.index_add(a, index, b), slices.reshape(shape), added.reshape(len(index), shape[1])
+    )
+    return np.ascontiguousarray(np.moveaxis(sums.reshape(slices.shape), 0, dim))
+
+
 _index_select: Any = operation(
     "index_select", _selected,
     self=lambda g, dim, index, self_shape: _index_sum(g, dim, index, self_shape[dim]),
 )  # fmt: skip
 _index_sum: Any = operation("index_sum", _summed_slices, self=lambda g, dim, index: _index_select(g, dim, index))
+
+_index_add: Any = operation(
+    "index_add", _added_slices, self=lambda g: g, source=lambda g, dim, index: _index_select(g, dim, index)
+)
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -101,8 +118,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         )
     if source.dtype != input.dtype:
         raise DtypeError(f"index_add: got input {input.dtype} and source {source.dtype}; convert one with .to(dtype)")
-    sums = _index_sum(source, dim, index, input.shape[dim])
-    return add(input, sums if alpha == 1 else mul(sums, alpha))
+    return _index_add(input, dim, index, source if alpha == 1 else mul(source, alpha))  # type: ignore[no-any-return]
 
 
 # --- Single elements: gather, scatter and scatter_add ----------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from spillgrad.optim import lr_scheduler
 from spillgrad.optim.adam import Adam, AdamW
+from spillgrad.optim.lion import Lion
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "Optimizer", "lr_scheduler"]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import flat, writable
+from spillgrad.optim.arrays import update_in_place
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -40,19 +40,10 @@ class Adam(Optimizer):
             state.update(step=0, exp_avg=creation.zeros_like(param), exp_avg_sq=creation.zeros_like(param))
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        with writable(param, state["exp_avg"], state["exp_avg_sq"]) as (values, exp_avg, exp_avg_sq):
-            self._kernel(
-                values,
-                flat(grad, values.dtype),
-                exp_avg,
-                exp_avg_sq,
-                group["lr"],
-                beta1,
-                beta2,
-                group["eps"],
-                group["weight_decay"],
-                state["step"],
-            )
+        update_in_place(
+            self._kernel, param, grad, (state["exp_avg"], state["exp_avg_sq"]),
+            group["lr"], beta1, beta2, group["eps"], group["weight_decay"], state["step"],
+        )  # fmt: skip
 
 
 class AdamW(Adam):

@@ -1,8 +1,12 @@
 """Stochastic gradient descent."""
 
+from typing import Any
+
+import numpy as np
+
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import flat, writable
+from spillgrad.optim.arrays import update_in_place
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -46,16 +50,12 @@ class SGD(Optimizer):
         first = not state
         if first and group["momentum"]:
             state["momentum_buffer"] = creation.zeros_like(param)
-        buffers = [state["momentum_buffer"]] if group["momentum"] else []
-        with writable(param, *buffers) as arrays:
-            kernels.sgd(
-                arrays[0],
-                flat(grad, arrays[0].dtype),
-                arrays[1] if buffers else None,
-                group["lr"],
-                group["momentum"],
-                group["dampening"],
-                group["weight_decay"],
-                group["nesterov"],
-                first,
-            )
+        options = [group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
+        if group["momentum"]:
+            update_in_place(kernels.sgd, param, grad, (state["momentum_buffer"],), *options, first)
+        else:
+            update_in_place(_without_buffer, param, grad, (), *options, first)
+
+
+def _without_buffer(param: np.ndarray, grad: np.ndarray, *options: Any) -> None:
+    kernels.sgd(param, grad, None, *options)

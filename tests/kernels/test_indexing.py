@@ -53,6 +53,24 @@ def test_the_gradient_of_an_embedding_adds_up_repeated_rows(width, dtype):
     np.testing.assert_allclose(indexing.embedding_backward(grad, index, 9), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 5), (300, 130), (4, 0)])
+def test_index_add_adds_rows_to_a_copy(shape, dtype):
+    a, index = draw(shape[::-1], dtype).T, np.random.default_rng(1).integers(0, shape[0], 500)
+    values, before = draw((500, shape[1]), dtype, 2), a.copy()
+    expected = a.astype(np.float64)
+    np.add.at(expected, index, values)
+    np.testing.assert_allclose(indexing.index_add(a, index, values), expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(a, before)
+
+
+def test_scatter_add_into_a_leading_part_leaves_its_operand_alone():
+    a = np.zeros((6, 4))
+    result = indexing.scatter_add(a, 1, np.zeros((2, 1), int), np.ones((2, 1)))
+    assert result.sum() == 2
+    assert not a.any()
+
+
 def test_embedding_takes_any_strides():
     weight, index = draw((8, 6)), np.arange(12).reshape(3, 4)[:, ::-1] // 2
     np.testing.assert_array_equal(indexing.embedding(weight.T[:6], index), weight.T[:6][index])
@@ -102,11 +120,12 @@ def test_index_add_flat_refuses_memory_that_is_not_contiguous():
     [
         lambda a, index: indexing.embedding(a, index[0]),
         lambda a, index: indexing.embedding_backward(a[:3], index[0], 4),
+        lambda a, index: indexing.index_add(a, index[0], a[:3]),
         lambda a, index: indexing.gather(a, 0, index),
         lambda a, index: indexing.scatter_add(a, 0, index, a),
         lambda a, index: indexing.index_add_flat(a.reshape(-1)[:4], index, a[0, :3]),
     ],
-    ids=["embedding", "embedding_backward", "gather", "scatter_add", "index_add_flat"],
+    ids=["embedding", "embedding_backward", "index_add", "gather", "scatter_add", "index_add_flat"],
 )
 def test_an_index_out_of_range_is_named(call, wrong):
     with pytest.raises(IndexError, match=f"got index {wrong}; a dimension of size 4 takes 0 to 3"):
@@ -139,6 +158,7 @@ def test_threads_change_no_bit(assert_same_on_any_number_of_threads):
         lambda: (
             indexing.embedding(weight, index),
             indexing.embedding_backward(grad, index, 50),
+            indexing.index_add(weight, index, grad),
             indexing.gather(weight, 0, wide),
             indexing.scatter_add(weight, 0, wide, source),
         )

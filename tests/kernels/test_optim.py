@@ -69,6 +69,27 @@ def test_sgd_follows_its_definition_over_several_steps(momentum, dampening, nest
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SIZES)
+def test_lion_follows_its_definition_over_several_steps(shape, dtype):
+    param, momentum = draw(shape, dtype, 0), np.zeros(shape, dtype)
+    wide, wide_momentum = param.astype(np.float64), momentum.astype(np.float64)
+    for step in range(1, 5):
+        grad = draw(shape, dtype, step)
+        optim.lion(param, grad, momentum, 0.01, 0.9, 0.99, 0.1)
+        change = np.sign(0.9 * wide_momentum + 0.1 * grad)
+        wide = wide * (1 - 0.01 * 0.1) - 0.01 * change
+        wide_momentum = 0.99 * wide_momentum + 0.01 * grad
+    np.testing.assert_allclose(momentum, wide_momentum, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(param, wide, rtol=1e-5, atol=1e-6)
+
+
+def test_lion_stands_still_where_nothing_ever_pulled_and_keeps_nan():
+    param, grad = np.ones(3), np.array([0.0, np.nan, -2.0])
+    optim.lion(param, grad, np.zeros(3), 0.5, 0.9, 0.99, 0.0)
+    np.testing.assert_array_equal(param, [1.0, np.nan, 1.5])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SIZES)
 def test_the_sum_of_squares_agrees_with_numpy(shape, dtype):
     a = draw(shape, dtype, 0)
     result = optim.sum_of_squares(a)
@@ -95,6 +116,7 @@ def test_an_update_of_memory_that_is_not_contiguous_is_refused():
         ("sgd", lambda: optim.sgd(a, b, None, 0.1, 0.0, 0.0, 0.0, False, False)),
         ("sgd", lambda: optim.sgd(b, b, a, 0.1, 0.9, 0.0, 0.0, False, False)),
         ("adamw", lambda: optim.adamw(b, b, b.copy(), a, 0.1, 0.9, 0.99, 1e-8, 0.0, 1)),
+        ("lion", lambda: optim.lion(b, b, a, 0.1, 0.9, 0.99, 0.0)),
         ("adam", lambda: optim.adam(a, b, b.copy(), b.copy(), 0.1, 0.9, 0.99, 1e-8, 0.0, 1)),
     ):
         with pytest.raises(ValueError, match=f"{who}: got an array of shape .* needs contiguous memory"):
@@ -125,6 +147,7 @@ def test_threads_change_no_bit(assert_same_on_any_number_of_threads):
         param, m, v, buffer = (draw(300_001, np.float32, seed) ** 2 for seed in (2, 3, 4, 5))
         optim.adamw(param, grad, m, v, 0.01, 0.9, 0.99, 1e-8, 0.1, 2)
         optim.sgd(param, grad, buffer, 0.01, 0.9, 0.1, 0.1, True, False)
+        optim.lion(param, grad, buffer, 0.01, 0.9, 0.99, 0.1)
         return param, m, v, buffer, optim.sum_of_squares(param)
 
     assert_same_on_any_number_of_threads(one_step)

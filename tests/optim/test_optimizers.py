@@ -6,7 +6,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, StateDictError
-from spillgrad.optim import SGD, Adam, AdamW, Optimizer
+from spillgrad.optim import SGD, Adam, AdamW, Lion, Optimizer
 
 STEPS = 5
 RANDOM = np.random.default_rng(0)
@@ -38,6 +38,14 @@ def adam_oracle(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupl
     return p
 
 
+def lion_oracle(lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+    p, m = START.copy(), 0.0
+    for g in GRADIENTS:
+        p = p - lr * (np.sign(betas[0] * m + (1 - betas[0]) * g) + weight_decay * p)
+        m = betas[1] * m + (1 - betas[1]) * g
+    return p
+
+
 # Optimizer, its options, the oracle's result.
 CASES = [
     (SGD, {"lr": 0.1}, sgd_oracle(0.1)),
@@ -53,6 +61,8 @@ CASES = [
         {"lr": 0.1, "betas": (0.5, 0.6), "weight_decay": 0.3},
         adam_oracle(0.1, (0.5, 0.6), weight_decay=0.3, decoupled=True),
     ),
+    (Lion, {}, lion_oracle()),
+    (Lion, {"lr": 0.01, "betas": (0.5, 0.6), "weight_decay": 0.3}, lion_oracle(0.01, (0.5, 0.6), 0.3)),
 ]
 IDS = [f"{kind.__name__} {options}" for kind, options, _ in CASES]
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 3e-2, "bfloat16": 0.2}
@@ -184,6 +194,8 @@ def test_what_cannot_be_optimized_is_refused():
         (AdamW, {"betas": (0.9, 1.0)}),
         (Adam, {"eps": -1e-8}),
         (Adam, {"weight_decay": -1.0}),
+        (Lion, {"betas": (1.0, 0.9)}),
+        (Lion, {"weight_decay": -1.0}),
     ],
 )
 def test_options_out_of_range_are_refused(kind, options):

@@ -1,0 +1,119 @@
+"""Convolution layers."""
+
+import math
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.nn import init
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import conv, creation
+from spillgrad.ops.windows import Sizes, sizes
+from spillgrad.tensor import Tensor
+
+
+class _Conv(Module):
+    """What the layers share: options, parameters and their first values."""
+
+    weight: Parameter
+    bias: Parameter | None
+    _dims = 2
+    _transposed = False
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1, padding: Sizes | str = 0,
+        dilation: Sizes = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None,
+        dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        name = type(self).__name__
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ArgumentError(
+                f"{name}: got {in_channels} input and {out_channels} output channels in {groups} groups; "
+                "the groups must divide both"
+            )
+        if padding_mode != "zeros":
+            raise ArgumentError(f'{name}: got padding_mode {padding_mode!r}; accepted is "zeros": pad the input before')
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = sizes(name, "kernel_size", kernel_size, self._dims, 1)
+        self.stride = sizes(name, "stride", stride, self._dims, 1)
+        self.padding = padding if isinstance(padding, str) else sizes(name, "padding", padding, self._dims, 0)
+        self.dilation = sizes(name, "dilation", dilation, self._dims, 1)
+        self.groups = groups
+        self.padding_mode = padding_mode
+        outer, inner = (in_channels, out_channels) if self._transposed else (out_channels, in_channels)
+        shape = (outer, inner // groups, *self.kernel_size)
+        self.weight = Parameter(creation.empty(shape, device=device, dtype=dtype))
+        self.register_parameter(
+            "bias", Parameter(creation.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias from U(-1/sqrt(n), 1/sqrt(n)), n being the weights of one output channel."""
+        fan_in = math.prod(self.weight.shape[1:])
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        shown = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
+        plain = {"padding": (0,) * self._dims, "output_padding": (0,) * self._dims, "dilation": (1,) * self._dims}
+        for option, default in (*plain.items(), ("groups", 1)):
+            value = getattr(self, option, default)
+            if value != default:
+                shown.append(f"{option}={value!r}")
+        return ", ".join(shown if self.bias is not None else [*shown, "bias=False"])
+
+
+class Conv1d(_Conv):
+    """Multiply every window of a signal by the same weights.
+
+    Shapes: x (N, in_channels, L), result (N, out_channels, l), weight (out_channels, in_channels / groups, k).
+    """
+
+    _dims = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Conv2d(_Conv):
+    """Multiply every window of an image by the same weights.
+
+    Shapes: x (N, in_channels, H, W), result (N, out_channels, h, w), weight (out_channels, in_channels / groups, kh,
+    kw).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class ConvTranspose2d(_Conv):
+    """Lay the same weights over a larger image, once for every element of a small one: the transpose of `Conv2d`.
+
+    Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels / groups, kh,
+    kw).
+    """
+
+    _transposed = True
+    padding: tuple[int, ...]
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1, padding: Sizes = 0,
+        output_padding: Sizes = 0, groups: int = 1, bias: bool = True, dilation: Sizes = 1, padding_mode: str = "zeros",
+        device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        if isinstance(padding, str):
+            raise ArgumentError(f"ConvTranspose2d: got padding {padding!r}; wanted integers")
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        )
+        self.output_padding = sizes("ConvTranspose2d", "output_padding", output_padding, 2, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv.conv_transpose2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )

@@ -1,0 +1,187 @@
+"""Convolution, its transpose, and their derivatives: of three bilinear operations, each is the others' derivative."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.reduce import sum
+from spillgrad.ops.shape import reshape
+from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import conv as kernels
+from spillgrad_kernels.windows import Windows
+
+
+def _forward(
+    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
+) -> np.ndarray:
+    return on_floats(lambda x, w, b: kernels.conv(x, w, b, windows, groups), input, weight, bias)  # type: ignore[no-any-return]
+
+
+def _transposed_forward(
+    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
+) -> np.ndarray:
+    return on_floats(lambda g, w, b: kernels.conv_input(g, w, b, windows, groups), input, weight, bias)  # type: ignore[no-any-return]
+
+
+def _weight_forward(output: np.ndarray, input: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
+    return on_floats(lambda g, x: kernels.conv_weight(g, x, windows, groups), output, input)  # type: ignore[no-any-return]
+
+
+def _bias_gradient(g: Tensor) -> Tensor:
+    return sum(g, (0, 2, 3))
+
+
+_conv: Any = operation(
+    "convolution", _forward,
+    input=lambda g, weight, windows, groups: _conv_transpose(g, weight, None, windows, groups),
+    weight=lambda g, input, windows, groups: _conv_weight(g, input, windows, groups),
+    bias=_bias_gradient,
+)  # fmt: skip
+# From the convolution's output back to its input.
+_conv_transpose: Any = operation(
+    "conv_transpose", _transposed_forward,
+    input=lambda g, weight, windows, groups: _conv(g, weight, None, windows, groups),
+    weight=lambda g, input, windows, groups: _conv_weight(input, g, windows, groups),
+    bias=_bias_gradient,
+)  # fmt: skip
+# From the convolution's output and input to its weight.
+_conv_weight: Any = operation(
+    "conv_weight", _weight_forward,
+    output=lambda g, input, windows, groups: _conv(input, g, None, windows, groups),
+    input=lambda g, output, windows, groups: _conv_transpose(output, g, None, windows, groups),
+)  # fmt: skip
+
+
+def conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
+    dilation: Sizes = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return the products of the weights with every window of the images, summed, plus the bias.
+
+    Shapes: input (N, C, H, W) or (C, H, W), weight (M, C / groups, kh, kw), bias (M,), result (N, M, h, w). `padding`
+    is zeros on both sides, "valid" for none, or "same" for as many as keep the size (stride 1).
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    return _convolved("conv2d", input, weight, bias, stride, padding, dilation, groups, 2)
+
+
+def conv1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
+    dilation: Sizes = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return the products of the weights with every window of the signals, summed, plus the bias.
+
+    Shapes: input (N, C, L) or (C, L), weight (M, C / groups, k), bias (M,), result (N, M, l). The rest is as in
+    `conv2d`.
+    """
+    return _convolved("conv1d", input, weight, bias, stride, padding, dilation, groups, 1)
+
+
+def conv_transpose2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
+    output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+) -> Tensor:  # fmt: skip
+    """Return the weights laid over a larger image, once for every element of the input and times it, summed.
+
+    It is the derivative of `conv2d` by its input; `output_padding` chooses among the sizes that a stride maps to one.
+    Shapes: input (N, C, h, w) or (C, h, w), weight (C, M / groups, kh, kw), bias (M,), result (N, M, H, W).
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    name = "conv_transpose2d"
+    _check_operands(name, input, weight, bias, groups, 2)
+    if input.shape[-3] != weight.shape[0] or weight.shape[0] % groups:
+        raise ShapeError(
+            f"{name}: got input {input.shape}, weight {weight.shape} and groups {groups}; the input needs the weight's "
+            f"{weight.shape[0]} channels, and the groups must divide them"
+        )
+    if bias is not None and bias.shape != (weight.shape[1] * groups,):
+        raise ShapeError(f"{name}: got bias {bias.shape}; wanted one for each of {weight.shape[1] * groups} channels")
+    steps, before, extra, spacing = (
+        sizes(name, option, value, 2, least)
+        for option, value, least in (
+            ("stride", stride, 1), ("padding", padding, 0), ("output_padding", output_padding, 0),
+            ("dilation", dilation, 1),
+        )
+    )  # fmt: skip
+    if any(added >= max(step, gap) for added, step, gap in zip(extra, steps, spacing, strict=True)):
+        raise ArgumentError(
+            f"{name}: got output_padding {extra}; it must be below the stride {steps} or the dilation {spacing}"
+        )
+    grid, size = input.shape[-2:], weight.shape[2:]
+    image = [(grid[d] - 1) * steps[d] - 2 * before[d] + spacing[d] * (size[d] - 1) + extra[d] + 1 for d in range(2)]
+    if min(image) < 1 or not all(grid):
+        raise ShapeError(f"{name}: got input {input.shape} and padding {before}; nothing is left of the output")
+    windows = Windows(as_pair(size), as_pair(steps), as_pair(before), as_pair(spacing), as_pair(image), as_pair(grid))
+    if input.ndim == 3:
+        result = _conv_transpose(reshape(input, (1, *input.shape)), weight, bias, windows, groups)
+        return reshape(result, result.shape[1:])
+    return _conv_transpose(input, weight, bias, windows, groups)  # type: ignore[no-any-return]
+
+
+def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, dims: int) -> None:
+    if input.ndim not in (dims + 1, dims + 2) or weight.ndim != dims + 2 or 0 in weight.shape:
+        raise ShapeError(
+            f"{name}: got input {input.shape} and weight {weight.shape}; wanted {dims + 2} dimensions each (an input "
+            f"without a batch has {dims + 1}), and no empty weight"
+        )
+    if groups < 1:
+        raise ArgumentError(f"{name}: got groups {groups}; wanted an integer from 1 on")
+    require_floats(name, input.dtype)
+    for what, operand in (("weight", weight), ("bias", bias)):
+        if operand is not None and operand.dtype != input.dtype:
+            raise DtypeError(f"{name}: got input {input.dtype} and {what} {operand.dtype}; convert one with .to(dtype)")
+
+
+def _convolved(
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes | str,
+    dilation: Sizes, groups: int, dims: int,
+) -> Tensor:  # fmt: skip
+    _check_operands(name, input, weight, bias, groups, dims)
+    channels, outputs = input.shape[-dims - 1], weight.shape[0]
+    if channels != weight.shape[1] * groups or outputs % groups:
+        raise ShapeError(
+            f"{name}: got input {input.shape}, weight {weight.shape} and groups {groups}; the input needs "
+            f"{weight.shape[1] * groups} channels (the weight's times groups), and the groups must divide {outputs}"
+        )
+    if bias is not None and bias.shape != (outputs,):
+        raise ShapeError(f"{name}: got bias {bias.shape}; wanted one for each of {outputs} output channels")
+    steps, spacing = sizes(name, "stride", stride, dims, 1), sizes(name, "dilation", dilation, dims, 1)
+    before, after = _padding(name, padding, weight.shape[2:], steps, spacing)
+    if input.ndim == dims + 1:
+        result = _convolved(
+            name, reshape(input, (1, *input.shape)), weight, bias, stride, padding, dilation, groups, dims
+        )
+        return reshape(result, result.shape[1:])
+    if dims == 1:
+        input, weight = as_image(input), as_image(weight)
+        steps, spacing, before, after = (1, *steps), (1, *spacing), (0, *before), (0, *after)
+    windows = windows_over(
+        name,
+        input.shape[2:],
+        as_pair(weight.shape[2:]),
+        as_pair(steps),
+        as_pair(before),
+        as_pair(after),
+        as_pair(spacing),
+    )
+    result = _conv(input, weight, bias, windows, groups)
+    return as_signal(result) if dims == 1 else result
+
+
+def _padding(
+    name: str, padding: Sizes | str, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the padding before and after each dimension."""
+    if padding == "same":
+        if max(stride) > 1:
+            raise ArgumentError(f'{name}: got padding "same" and stride {stride}; it takes stride 1: give integers')
+        total = [gap * (count - 1) for gap, count in zip(dilation, size, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    if isinstance(padding, str) and padding != "valid":
+        raise ArgumentError(f'{name}: got padding {padding!r}; accepted are integers, "same" and "valid"')
+    both = sizes(name, "padding", 0 if isinstance(padding, str) else padding, len(size), 0)
+    return both, both

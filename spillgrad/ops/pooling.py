@@ -1,0 +1,213 @@
+"""Pooling: one number for each window of an image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.shape import reshape
+from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import pooling as kernels
+from spillgrad_kernels.pooling import Ranges
+from spillgrad_kernels.windows import Windows
+
+Shape = tuple[int, ...]
+
+
+def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
+    return on_floats(lambda x: kernels.max_pool(x, down, across), self)  # type: ignore[no-any-return]
+
+
+def _max_gradient(grads: tuple[Tensor, ...], indices: Tensor, self_shape: Shape) -> Tensor:
+    planes = self_shape[0] * self_shape[1]
+    flat = reshape(grads[0], (planes, -1)), reshape(indices, (planes, -1))
+    return reshape(scattered_into_zeros(flat[0], 1, flat[1], (planes, self_shape[2] * self_shape[3])), self_shape)
+
+
+_max_pool: Any = operation("max_pool2d_with_indices", _max_forward, outputs=("result", "indices"), self=_max_gradient)
+
+
+def _mean_forward(
+    self: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
+) -> np.ndarray:
+    return on_floats(lambda x: kernels.mean_pool(x, down, across, y_scales, x_scales), self)  # type: ignore[no-any-return]
+
+
+def _mean_spread(
+    self: np.ndarray, image: Any, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
+) -> np.ndarray:
+    def spread(g: np.ndarray) -> np.ndarray:
+        return kernels.mean_pool_backward(g, image, down, across, y_scales, x_scales)
+
+    return on_floats(spread, self)  # type: ignore[no-any-return]
+
+
+_mean_pool: Any = operation(
+    "avg_pool2d", _mean_forward,
+    self=lambda g, self_shape, down, across, y_scales, x_scales: _spread_mean(
+        g, self_shape[2:], down, across, y_scales, x_scales
+    ),
+)  # fmt: skip
+_spread_mean: Any = operation(
+    "avg_pool2d_backward", _mean_spread,
+    self=lambda g, down, across, y_scales, x_scales: _mean_pool(g, down, across, y_scales, x_scales),
+)  # fmt: skip
+
+
+def _as_images(name: str, input: Tensor, dims: int) -> Tensor:
+    """Return signals or images, with or without a batch, as (N, C, H, W)."""
+    if input.ndim not in (dims + 1, dims + 2):
+        raise ShapeError(
+            f"{name}: got input {input.shape}; wanted {dims + 2} dimensions, or {dims + 1} without a batch"
+        )
+    require_floats(name, input.dtype)
+    if input.ndim == dims + 1:
+        input = reshape(input, (1, *input.shape))
+    return as_image(input) if dims == 1 else input
+
+
+def _like_input(result: Tensor, input: Tensor, dims: int) -> Tensor:
+    if dims == 1:
+        result = as_signal(result)
+    return reshape(result, result.shape[1:]) if input.ndim == dims + 1 else result
+
+
+def _pool_windows(
+    name: str, images: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, dilation: Sizes,
+    ceil_mode: bool,
+) -> Windows:  # fmt: skip
+    size = sizes(name, "kernel_size", kernel_size, dims, 1)
+    steps = size if stride is None or stride == () or stride == [] else sizes(name, "stride", stride, dims, 1)
+    before, spacing = sizes(name, "padding", padding, dims, 0), sizes(name, "dilation", dilation, dims, 1)
+    if any(pad > (gap * (count - 1) + 1) // 2 for pad, gap, count in zip(before, spacing, size, strict=True)):
+        raise ArgumentError(f"{name}: got padding {before} for a kernel of {size}; at most half of it may be padding")
+    if dims == 1:
+        size, steps, before, spacing = (1, *size), (1, *steps), (0, *before), (1, *spacing)
+    return windows_over(
+        name, images.shape[2:], as_pair(size), as_pair(steps), as_pair(before), as_pair(before), as_pair(spacing),
+        ceil_mode,
+    )  # fmt: skip
+
+
+def _max_pooled(name: str, input: Tensor, dims: int, return_indices: bool, *options: Any) -> Any:
+    images = _as_images(name, input, dims)
+    windows = _pool_windows(name, images, dims, *options)
+    down, across = kernels.ranges(windows)
+    if any((found.starts >= found.stops).any() for found in (down, across)):
+        raise ShapeError(
+            f"{name}: got an image of {windows.image}, dilation {windows.dilation} and padding {windows.padding}; a "
+            "window sees nothing but padding and has no largest element: pad less"
+        )
+    return _largest(images, input, dims, return_indices, down, across)
+
+
+def _largest(images: Tensor, input: Tensor, dims: int, return_indices: bool, down: Ranges, across: Ranges) -> Any:
+    result, indices = _max_pool(images, down, across)
+    result = _like_input(result, input, dims)
+    return (result, _like_input(indices, input, dims)) if return_indices else result
+
+
+def max_pool2d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """Return the largest element of each window, and with `return_indices` its place in the flattened image.
+
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size. Of equal
+    elements the first counts, a NaN more than any number; padding never does.
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    return _max_pooled("max_pool2d", input, 2, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def max_pool1d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """Return the largest element of each window of a signal (N, C, L) or (C, L); the rest is as in `max_pool2d`."""
+    return _max_pooled("max_pool1d", input, 1, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def _averaged(
+    name: str, input: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None,
+) -> Tensor:  # fmt: skip
+    images = _as_images(name, input, dims)
+    windows = _pool_windows(name, images, dims, kernel_size, stride, padding, 1, ceil_mode)
+    down, across = kernels.ranges(windows)
+    if divisor_override is not None:
+        if divisor_override == 0:
+            raise ArgumentError(f"{name}: got divisor_override 0; it must not be zero")
+        scales = [np.full(windows.grid[0], 1 / divisor_override), np.ones(windows.grid[1])]
+    else:
+        scales = []
+        for d, found in enumerate((down, across)):
+            begins = np.arange(windows.grid[d]) * windows.stride[d] - windows.padding[d]
+            # Padding counts, but not what a window of ceil_mode reaches beyond it.
+            padded = np.minimum(begins + windows.size[d], windows.image[d] + windows.padding[d]) - begins
+            scales.append(1 / (padded if count_include_pad else found.stops - found.starts))
+    return _like_input(_mean_pool(images, down, across, *scales), input, dims)
+
+
+def avg_pool2d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the mean of each window; padding counts as zeros, or not at all, or the sum is divided by a given number.
+
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    return _averaged(
+        "avg_pool2d", input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
+
+
+def avg_pool1d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:  # fmt: skip
+    """Return the mean of each window of a signal (N, C, L) or (C, L); the rest is as in `avg_pool2d`."""
+    return _averaged("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+
+
+def _adaptive(
+    name: str, input: Tensor, output_size: int | Sequence[int | None] | None
+) -> tuple[Tensor, tuple[Ranges, Ranges]]:
+    images = _as_images(name, input, 2)
+    wanted = (output_size,) * 2 if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    if len(wanted) != 2:
+        raise ArgumentError(f"{name}: got output_size {output_size}; wanted one or two integers")
+    image = images.shape[2:]
+    if not all(image):
+        raise ShapeError(f"{name}: got input {input.shape}; the images have no elements")
+    grid = sizes(
+        name, "output_size", [have if size is None else size for size, have in zip(wanted, image, strict=True)], 2, 0
+    )
+    return images, kernels.adaptive_ranges((image[0], image[1]), (grid[0], grid[1]))
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
+    """Return means of windows that share the image out to a result of the wanted size; None keeps the input's.
+
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size).
+    """
+    images, (down, across) = _adaptive("adaptive_avg_pool2d", input, output_size)
+    scales = [1 / (found.stops - found.starts) for found in (down, across)]
+    return _like_input(_mean_pool(images, down, across, *scales), input, 2)
+
+
+def adaptive_max_pool2d(
+    input: Tensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
+) -> Any:
+    """Return the largest elements of windows that share the image out to a result of the wanted size.
+
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size). The rest is as in `max_pool2d`.
+    """
+    images, (down, across) = _adaptive("adaptive_max_pool2d", input, output_size)
+    return _largest(images, input, 2, return_indices, down, across)

@@ -1,0 +1,38 @@
+"""Lion: steps by the sign of a momentum."""
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
+from spillgrad.optim.arrays import update_in_place
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import optim as kernels
+
+
+class Lion(Optimizer):
+    """Move each element by the learning rate, in the direction of its momentum; weights decay apart from the gradient.
+
+    It keeps half of Adam's state, and wants about a tenth of its learning rate and ten times its weight decay.
+    Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
+    """
+
+    def __init__(
+        self,
+        params: ParameterList,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        for option, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ArgumentError(f"Lion: got {option} {value}; it must not be negative")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ArgumentError(f"Lion: got betas {betas}; both must be at least 0 and below 1")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        if not state:
+            state["exp_avg"] = creation.zeros_like(param)
+        beta1, beta2 = group["betas"]
+        update_in_place(
+            kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"]
+        )

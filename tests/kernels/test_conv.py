@@ -1,0 +1,110 @@
+"""Convolution kernels against sums over taps in NumPy, over blocks, groups, phases and threads."""
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels import conv
+from spillgrad_kernels.windows import Windows
+
+# Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation. Beside the plain ones:
+# several blocks of positions, of channels and of outputs; windows larger than a block of rows; runs across images.
+CASES = [
+    (2, 3, 5, 1, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 3, 5, 2, (9, 11), (3, 2), (2, 3), (1, 0), (1, 2)),
+    (3, 1, 1, 4, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 1, 2, 3, (9, 11), (3, 3), (2, 2), (2, 1), (2, 1)),
+    (3, 40, 130, 1, (13, 17), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (3, 300, 7, 1, (5, 5), (1, 1), (1, 1), (0, 0), (1, 1)),
+    (1, 2, 3, 1, (40, 41), (17, 18), (2, 2), (8, 8), (1, 1)),
+    (70, 4, 13, 1, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1)),
+    (1, 2, 3, 1, (33, 1), (3, 1), (3, 4), (1, 0), (1, 1)),
+    (1, 3, 200, 1, (2, 70), (1, 5), (1, 2), (0, 2), (1, 1)),
+]
+
+
+def draw(case, dtype=np.float64):
+    count, channels, outputs, groups, image, size, stride, padding, dilation = case
+    grid = tuple((image[d] + 2 * padding[d] - dilation[d] * (size[d] - 1) - 1) // stride[d] + 1 for d in range(2))
+    rng = np.random.default_rng(0)
+    shapes = (count, groups * channels, *image), (groups * outputs, channels, *size), (count, groups * outputs, *grid)
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return Windows(size, stride, padding, dilation, image, grid), *arrays
+
+
+def reference(windows, groups, x, weight, grad):
+    """Return result and gradients by input and weight, tap by tap, in float64."""
+    x, weight, grad = (part.astype(np.float64) for part in (x, weight, grad))
+    (py, px), (sy, sx), (rows, columns) = windows.padding, windows.stride, windows.grid
+    padded = np.pad(x, [(0, 0), (0, 0), (py, py + sy), (px, px + sx)])
+    split = padded.reshape(len(x), groups, -1, *padded.shape[2:])
+    by_input = np.zeros_like(split)
+    weights = weight.reshape(groups, -1, *weight.shape[1:])
+    grads = grad.reshape(len(x), groups, -1, *windows.grid)
+    result, by_weight = np.zeros_like(grads), np.zeros_like(weights)
+    for i, j in np.ndindex(windows.size):
+        y, z = i * windows.dilation[0], j * windows.dilation[1]
+        place = np.s_[..., y : y + sy * (rows - 1) + 1 : sy, z : z + sx * (columns - 1) + 1 : sx]
+        result += np.einsum("gmc,ngcyx->ngmyx", weights[..., i, j], split[place])
+        by_input[place] += np.einsum("gmc,ngmyx->ngcyx", weights[..., i, j], grads)
+        by_weight[..., i, j] = np.einsum("ngmyx,ngcyx->gmc", grads, split[place])
+    inner = by_input.reshape(padded.shape)[..., py : py + windows.image[0], px : px + windows.image[1]]
+    return result.reshape(grad.shape), inner, by_weight.reshape(weight.shape)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolutions_are_sums_over_taps(case, dtype):
+    windows, x, weight, grad = draw(case, dtype)
+    groups = case[3]
+    results = (
+        conv.conv(x, weight, None, windows, groups),
+        conv.conv_input(grad, weight, None, windows, groups),
+        conv.conv_weight(grad, x, windows, groups),
+    )
+    for got, wanted in zip(results, reference(windows, groups, x, weight, grad), strict=True):
+        assert got.dtype == dtype
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(got / scale, wanted / scale, atol=1e-5 if dtype == np.float32 else 1e-13)
+
+
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_a_bias_is_added_to_every_place_of_its_channel(case):
+    windows, x, weight, grad = draw(case)
+    for run, array, channels in ((conv.conv, x, grad.shape[1]), (conv.conv_input, grad, x.shape[1])):
+        bias = np.arange(channels) + 0.5
+        with_bias = run(array, weight, bias, windows, case[3])
+        np.testing.assert_allclose(
+            with_bias, run(array, weight, None, windows, case[3]) + bias[:, None, None], atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_operands_may_have_any_strides(case):
+    windows, x, weight, grad = draw(case)
+    expected = reference(windows, case[3], x, weight, grad)
+    x, weight, grad = (np.asfortranarray(part) for part in (x, weight, grad))
+    np.testing.assert_allclose(conv.conv(x, weight, None, windows, case[3]), expected[0], atol=1e-12)
+    np.testing.assert_allclose(conv.conv_input(grad, weight, None, windows, case[3]), expected[1], atol=1e-12)
+    np.testing.assert_allclose(conv.conv_weight(grad, x, windows, case[3]), expected[2], atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_reach_the_windows_that_see_them_only(value):
+    windows, x, weight, _ = draw(CASES[0])
+    x[1, 2, 4, 5] = value
+    found = ~np.isfinite(conv.conv(x, weight, None, windows, 1))
+    assert found[1, :, 3:6, 4:7].all()
+    assert found.sum() == 5 * 9
+
+
+@pytest.mark.parametrize("case", [CASES[3], CASES[4], CASES[7]], ids=str)
+def test_threads_change_no_bit(case, assert_same_on_any_number_of_threads):
+    case = (16, *case[1:])
+    windows, x, weight, grad = draw(case, np.float32)
+    assert_same_on_any_number_of_threads(
+        lambda: (
+            conv.conv(x, weight, None, windows, case[3]),
+            conv.conv_input(grad, weight, None, windows, case[3]),
+            conv.conv_weight(grad, x, windows, case[3]),
+        )
+    )

@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad import nn
+from spillgrad.errors import ArgumentError
+from spillgrad.nn import functional as F
+
+# Layer, input, the function it stands for, its representation.
+LAYERS = [
+    (
+        lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
+        (2, 4, 9, 8),
+        lambda m, x: F.conv2d(x, m.weight, m.bias, 2, 1, 1, 2),
+        "Conv2d(4, 6, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2)",
+    ),
+    (
+        lambda: nn.Conv2d(2, 3, (3, 2), padding="same", dilation=2, bias=False),
+        (2, 2, 9, 8),
+        lambda m, x: F.conv2d(x, m.weight, None, 1, "same", 2),
+        "Conv2d(2, 3, kernel_size=(3, 2), stride=(1, 1), padding='same', dilation=(2, 2), bias=False)",
+    ),
+    (
+        lambda: nn.Conv1d(2, 3, 3),
+        (2, 2, 9),
+        lambda m, x: F.conv1d(x, m.weight, m.bias),
+        "Conv1d(2, 3, kernel_size=(3,), stride=(1,))",
+    ),
+    (
+        lambda: nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1),
+        (2, 2, 4, 5),
+        lambda m, x: F.conv_transpose2d(x, m.weight, m.bias, 2, 1, 1),
+        "ConvTranspose2d(2, 4, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), output_padding=(1, 1))",
+    ),
+    (
+        lambda: nn.MaxPool2d(3, 2, 1),
+        (1, 2, 9, 8),
+        lambda m, x: F.max_pool2d(x, 3, 2, 1),
+        "MaxPool2d(kernel_size=3, stride=2, padding=1, dilation=1, ceil_mode=False)",
+    ),
+    (
+        lambda: nn.MaxPool1d(2),
+        (1, 2, 9),
+        lambda m, x: F.max_pool1d(x, 2),
+        "MaxPool1d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",
+    ),
+    (
+        lambda: nn.AvgPool2d(2, divisor_override=3),
+        (1, 2, 9, 8),
+        lambda m, x: F.avg_pool2d(x, 2, divisor_override=3),
+        "AvgPool2d(kernel_size=2, stride=2, padding=0)",
+    ),
+    (
+        lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False),
+        (1, 2, 9),
+        lambda m, x: F.avg_pool1d(x, 3, 2, 1, count_include_pad=False),
+        "AvgPool1d(kernel_size=3, stride=2, padding=1)",
+    ),
+    (
+        lambda: nn.AdaptiveAvgPool2d((2, 3)),
+        (1, 2, 9, 8),
+        lambda m, x: F.adaptive_avg_pool2d(x, (2, 3)),
+        "AdaptiveAvgPool2d(output_size=(2, 3))",
+    ),
+    (
+        lambda: nn.AdaptiveMaxPool2d(1),
+        (1, 2, 9, 8),
+        lambda m, x: F.adaptive_max_pool2d(x, 1),
+        "AdaptiveMaxPool2d(output_size=1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "function", "shown"), LAYERS, ids=[shown for *_, shown in LAYERS])
+def test_a_layer_stands_for_its_function_and_shows_its_options(make, shape, function, shown):
+    layer, x = make(), sg.randn(*shape)
+    assert repr(layer) == shown
+    np.testing.assert_array_equal(layer(x).numpy(), function(layer, x).numpy())
+
+
+def test_first_weights_are_uniform_within_the_inverse_root_of_the_fan_in():
+    sg.manual_seed(0)
+    for layer, fan_in in ((nn.Conv2d(8, 64, 3, groups=2), 36), (nn.ConvTranspose2d(64, 8, 3, groups=2), 36)):
+        bound = 1 / math.sqrt(fan_in)
+        for parameter in (layer.weight, layer.bias):
+            assert float(abs(parameter).max()) <= bound
+        assert float(layer.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_a_small_convolutional_network_learns():
+    sg.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2),
+    )  # fmt: skip
+    images = np.random.default_rng(0).normal(size=(32, 1, 8, 8)).astype(np.float32) * 0.1
+    classes = np.arange(32) % 2
+    images[classes == 0, :, 3, :] += 1  # a line across against a line down
+    images[classes == 1, :, :, 3] += 1
+    optimizer = sg.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(40):
+        loss = F.cross_entropy(model(sg.tensor(images)), sg.tensor(classes))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Conv2d(3, 4, 3, groups=2), "the groups must divide both"),
+        (lambda: nn.Conv2d(3, 4, 3, padding_mode="reflect"), "padding_mode 'reflect'"),
+        (lambda: nn.Conv2d(3, 4, 0), "kernel_size 0"),
+        (lambda: nn.ConvTranspose2d(3, 4, 2, padding="same"), "padding 'same'"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, message):
+    with pytest.raises(ArgumentError, match=message):
+        make()
