@@ -10,7 +10,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import overload
+from llvmlite import ir
+from numba.extending import intrinsic, overload
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, jit
@@ -18,19 +19,21 @@ from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.matmul import _pack, aligned, batch_offsets, round_up
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, tile_columns
 from spillgrad_kernels.random import _draw
-from spillgrad_kernels.reductions import maximum, row_dot, row_max
+from spillgrad_kernels.reductions import row_dot
 from spillgrad_kernels.scalar_math import _bits, where
 from spillgrad_kernels.strided_microkernel import multiply_strided
 
 # A tile of scores, queries x keys: both multiples of the micro-kernel's tile, and with their panels within L2.
-_QUERIES = 96
-_KEYS = 192
+_QUERIES = 192
+_KEYS = 384
 # Queries that share one packing of the keys and values, in forward: a multiple of _QUERIES.
-_CHUNK = 6 * _QUERIES
+_CHUNK = 576
 # Tasks wanted where there are few heads: enough for many cores to share evenly.
 _TASKS = 32
 # Multiply-adds that take about 50 microseconds, below which a thread of its own does not pay.
 _GRAIN = 1 << 21
+# What one iteration of a vectorised loop takes, unrolled: _KEYS are a multiple of it.
+_UNROLLED_BYTES = 4 * VECTOR_BYTES
 _NO_MASK, _CHOICE, _BIAS = 0, 1, 2
 _LOG2_E = 1 / math.log(2)
 
@@ -85,17 +88,45 @@ def _exp2_below(x: Any) -> Any:
     return power
 
 
+def _larger(x: Any, y: Any) -> Any:
+    """Return the larger of two values, NaN when either is NaN; of zeros either one."""
+    return np.maximum(x, y)
+
+
+@intrinsic
+def _maximum(typing_context: Any, x: Any, y: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[0].type
+        function = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
+        # Ordering zeros by sign would cost as much again as comparing.
+        return builder.call(function, arguments, fastmath=("nsz",))
+
+    return x(x, x), codegen
+
+
+@overload(_larger)
+def _larger_compiled(x: Any, y: Any) -> Any:
+    def maximum(x: Any, y: Any) -> Any:
+        return _maximum(x, y)
+
+    return maximum
+
+
 # The loops over rows are functions of their own because LLVM vectorises them only there.
 @jit
-def _exponentials(row: np.ndarray, shift: float) -> None:
+def _row_max(row: np.ndarray) -> float:
+    largest = row.dtype.type(-np.inf)
     for j in range(row.size):
-        row[j] = exp2_below(row[j] - shift)
+        largest = _larger(largest, row[j])
+    return largest  # type: ignore[no-any-return]
 
 
 @jit(fastmath=REASSOCIATE)
-def _sum(row: np.ndarray) -> float:
+def _exponentials(row: np.ndarray, shift: float) -> float:
+    """Replace a row by powers of 2, less `shift` each; return their sum."""
     total = row.dtype.type(0)
     for j in range(row.size):
+        row[j] = exp2_below(row[j] - shift)
         total += row[j]
     return total  # type: ignore[no-any-return]
 
@@ -139,8 +170,9 @@ def _load_rows(
 ) -> None:
     """Copy `rows` rows times `factor` to contiguous ones `pitch` bytes apart; zeros fill them and the last tile up."""
     size = like.itemsize
+    padded = round_up(width, tile_columns(like))
     for r in range(round_up(rows, TILE_ROWS)):
-        copy = array_at(like, target + r * pitch, pitch // size)
+        copy = array_at(like, target + r * pitch, padded)
         filled = 0
         if r < rows:
             filled = width
@@ -259,29 +291,40 @@ def _drop(
 
 
 @jit
+def _hide_rest(row: np.ndarray, visible: int, columns: int, hidden: float) -> int:
+    """Return how much of a row of scores to process; what of it is not visible is `hidden`, all beyond it 0.
+
+    That is whole iterations of vectorised loops: what they leave over would be done one by one.
+    """
+    visible = max(0, visible)
+    processed: int = round_up(visible, _UNROLLED_BYTES // row.itemsize)
+    row[visible:processed] = hidden
+    row[processed : round_up(columns, TILE_ROWS)] = 0
+    return processed
+
+
+@jit
 def _weigh(
     like: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, means: int, means_row: int, value_width: int,
     largest: np.ndarray, total: np.ndarray, ahead: int,
 ) -> None:  # fmt: skip
     """Turn scores into weights relative to each row's largest so far; where that grew, shrink the earlier mean."""
     zero, lowest = like.dtype.type(0), like.dtype.type(-np.inf)
-    padded = round_up(columns, TILE_ROWS)
     for r in range(rows):
-        visible = max(0, min(columns, r + 1 + ahead))
-        row = array_at(like, tile + r * tile_row, padded)
+        row = array_at(like, tile + r * tile_row, _KEYS)
+        processed = _hide_rest(row, min(columns, r + 1 + ahead), columns, lowest)
         before = largest[r]
-        now = maximum(before, row_max(row[:visible]))
+        now = _larger(before, _row_max(row[:processed]))
         # A row that holds only -inf so far: any finite shift gives its weights of 0, where inf - inf would not.
         shift = where(now == lowest, zero, now)
-        _exponentials(row[:visible], shift)
-        row[visible:] = 0
+        added = _exponentials(row[:processed], shift)
         shrink = exp2_below(before - shift)
         if now != before:
             largest[r] = now
             mean = array_at(like, means + r * means_row, value_width)
             for j in range(value_width):
                 mean[j] *= shrink
-        total[r] = total[r] * shrink + _sum(row[:visible])
+        total[r] = total[r] * shrink + added
 
 
 @jit
@@ -446,14 +489,13 @@ def _backward(
                     at = counter + np.uint64(head * queries + q0) * np.uint64(row_counters) + np.uint64(k0 // 4)
                     _draw_words(words, rows, seen, at, row_counters, seed)
                     _drop(like, words, rows, seen, grads, tile_row, threshold, kept_factor)
-                padded = round_up(seen, TILE_ROWS)
                 for r in range(rows):
-                    visible = max(0, min(seen, r + 1 + ahead))
-                    p = array_at(like, weights + r * tile_row, padded)
-                    dp = array_at(like, grads + r * tile_row, padded)
-                    _score_gradients(p[:visible], dp[:visible], normalizers[q0 + r], mean_grads[q0 + r])
-                    p[visible:] = 0
-                    dp[visible:] = 0
+                    visible = min(seen, r + 1 + ahead)
+                    p = array_at(like, weights + r * tile_row, _KEYS)
+                    dp = array_at(like, grads + r * tile_row, _KEYS)
+                    processed = _hide_rest(p, visible, seen, number(-np.inf))
+                    _hide_rest(dp, visible, seen, number(0))
+                    _score_gradients(p[:processed], dp[:processed], normalizers[q0 + r], mean_grads[q0 + r])
                 if dropout:
                     _drop(like, words, rows, seen, weights, tile_row, threshold, kept_factor)
                 _add_transposed_product(
