@@ -21,17 +21,19 @@ from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, til
 from spillgrad_kernels.random import _draw
 from spillgrad_kernels.reductions import row_dot
 from spillgrad_kernels.scalar_math import _bits, where
-from spillgrad_kernels.strided_microkernel import multiply_strided
+from spillgrad_kernels.strided_microkernel import multiply_strided, prefetch
 
 # A tile of scores, queries x keys: both multiples of the micro-kernel's tile, and with their panels within L2.
 _QUERIES = 192
 _KEYS = 384
 # Queries that share one packing of the keys and values, in forward: a multiple of _QUERIES.
-_CHUNK = 576
+_CHUNK = 6 * _QUERIES
 # Tasks wanted where there are few heads: enough for many cores to share evenly.
 _TASKS = 32
 # Multiply-adds that take about 50 microseconds, below which a thread of its own does not pay.
 _GRAIN = 1 << 21
+# Rows of a head may lie a page apart, where no hardware prefetcher follows.
+_PREFETCHED_ROWS, _LINE_BYTES = 8, 64
 # What one iteration of a vectorised loop takes, unrolled: _KEYS are a multiple of it.
 _UNROLLED_BYTES = 4 * VECTOR_BYTES
 _NO_MASK, _CHOICE, _BIAS = 0, 1, 2
@@ -177,6 +179,9 @@ def _load_rows(
         if r < rows:
             filled = width
             if col == size:
+                ahead = source + (r + _PREFETCHED_ROWS) * row
+                for line in range(0, width * size, _LINE_BYTES):
+                    prefetch(ahead + line)
                 original = array_at(like, source + r * row, width)
                 for j in range(width):
                     copy[j] = original[j] * factor
@@ -589,7 +594,7 @@ def attention_backward(
         raise TypeError(f"attention: got {grad_out.dtype}, {out.dtype}, {lse.dtype}; wanted {q.dtype} as of q; convert")
     queries, keys, width, value_width = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     dk, dv = _empty_in_order_of(k, width), _empty_in_order_of(v, value_width)
-    if not lse.size or not keys:
+    if not grad_out.size or not keys:
         dq = _empty_in_order_of(q, width)
         for gradient in (dq, dk, dv):
             gradient.fill(0)

@@ -28,7 +28,7 @@ if numba.config.DISABLE_JIT:
     ) -> None:  # fmt: skip
         """Set or add to TILE_ROWS rows of C the product of as many rows of A, k long, and k rows of B.
 
-        Rows of B and C are `tile_columns` contiguous elements.
+        Rows of B and C are `tile_columns` contiguous elements; k is at least 1.
         """
         columns = tile_columns(like)
         for i in range(TILE_ROWS):
@@ -38,7 +38,24 @@ if numba.config.DISABLE_JIT:
             row = array_at(like, c + i * c_row, columns)
             row[:] = row + product if accumulate else product
 
+    def prefetch(address: int) -> None:
+        """Ask for the cache line at `address`, which need not be readable."""
+
 else:
+
+    @intrinsic
+    def prefetch(typing_context: Any, address: Any) -> Any:
+        """Ask for the cache line at `address`, which need not be readable."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+            builder.call(function, [builder.inttoptr(arguments[0], byte), read, keep, data])
+            return context.get_dummy_value()
+
+        return types.void(types.intp), codegen
 
     @intrinsic
     def multiply_strided(
@@ -47,7 +64,7 @@ else:
     ) -> Any:  # fmt: skip
         """Set or add to TILE_ROWS rows of C the product of as many rows of A, k long, and k rows of B.
 
-        Rows of B and C are `tile_columns` contiguous elements. Each element is one chain of multiply-adds in the order
+        Rows of B and C are `tile_columns` contiguous elements; k is at least 1. Each element is one chain of multiply-adds in the order
         of k, and one addition to C.
         """
 
