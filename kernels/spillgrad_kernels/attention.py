@@ -162,7 +162,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 @jit
 def _pitch(like: np.ndarray, width: int) -> int:
-    """Return the bytes between rows of `width` elements: an odd number of vectors, which spreads them over the cache."""
+    """Return the bytes between rows of `width` elements: an odd number of vectors, spread evenly over the cache."""
     return round_up(width, tile_columns(like)) * like.itemsize + VECTOR_BYTES  # type: ignore[no-any-return]
 
 
@@ -217,13 +217,13 @@ def _multiply_by_panels(
     ahead: int,
 ) -> None:  # fmt: skip
     """Set a tile to the product of rows of queries and packed panels of keys."""
-    size, width, fresh = like.itemsize, tile_columns(like), np.bool_(False)
+    size, width = like.itemsize, tile_columns(like)
     for j in range(0, columns, width):
         for i in range(0, rows, TILE_ROWS):
             if j < i + TILE_ROWS + ahead:
                 multiply_strided(
                     like, depth, a + i * a_row, a_row, size, panels + j * depth * size, width * size,
-                    tile + i * tile_row + j * size, tile_row, fresh,
+                    tile + i * tile_row + j * size, tile_row, False,
                 )  # fmt: skip
 
 
@@ -250,14 +250,14 @@ def _add_transposed_product(
     c_row: int, ahead: int,
 ) -> None:  # fmt: skip
     """Add to `columns` rows of C the product of a tile's transpose and `rows` rows of B."""
-    size, added = like.itemsize, np.bool_(True)
+    size = like.itemsize
     for j in range(0, width, tile_columns(like)):
         for i in range(0, columns, TILE_ROWS):
             first = max(0, i - ahead)
             if first < rows:
                 multiply_strided(
                     like, rows - first, tile + first * tile_row + i * size, size, tile_row,
-                    b + first * b_row + j * size, b_row, c + i * c_row + j * size, c_row, added,
+                    b + first * b_row + j * size, b_row, c + i * c_row + j * size, c_row, True,
                 )  # fmt: skip
 
 
@@ -412,8 +412,8 @@ def _backward(
 ) -> None:  # fmt: skip
     """Compute gradients of heads, or of parts of them: every `parts`-th block of keys.
 
-    Operands: grad_out, q, k, v, out, lse, mask, dq, dk, dv. Parts add to gradients by q of their own, `dq_offsets` bytes after the
-    first. Every gradient is a sum of tiles in ascending order.
+    Operands: grad_out, q, k, v, out, lse, mask, dq, dk, dv. Parts add to gradients by q of their own, `dq_offsets`
+    bytes after the first. Every gradient is a sum of tiles in ascending order.
     """
     size, number = empty.itemsize, empty.dtype.type
     key_blocks = (keys + _KEYS - 1) // _KEYS
@@ -478,12 +478,8 @@ def _backward(
                         _store_rows(like, rows, width, query_grads, q_pitch, query_grad, dq_row, dq_col, one)
                     continue
                 _load_rows(like, rows, width, q + q0 * q_row, q_row, q_col, query_rows, q_pitch, query_scale)
-                _load_rows(
-                    like, rows, value_width, grad_out + q0 * g_row, g_row, g_col, grad_rows, v_pitch, one
-                )
-                _multiply_by_panels(
-                    like, rows, seen, width, query_rows, q_pitch, key_panels, weights, tile_row, ahead
-                )
+                _load_rows(like, rows, value_width, grad_out + q0 * g_row, g_row, g_col, grad_rows, v_pitch, one)
+                _multiply_by_panels(like, rows, seen, width, query_rows, q_pitch, key_panels, weights, tile_row, ahead)
                 _multiply_by_panels(
                     like, rows, seen, value_width, grad_rows, v_pitch, value_panels, grads, tile_row, ahead
                 )
@@ -515,9 +511,7 @@ def _backward(
                 )  # fmt: skip
                 _store_rows(like, rows, width, query_grads, q_pitch, query_grad, dq_row, dq_col, one)
             # The rows of q were scaled for powers of two.
-            _store_rows(
-                like, columns, width, key_grads, q_pitch, dk + k0 * dk_row, dk_row, dk_col, number(1 / _LOG2_E)
-            )
+            _store_rows(like, columns, width, key_grads, q_pitch, dk + k0 * dk_row, dk_row, dk_col, number(1 / _LOG2_E))
             _store_rows(like, columns, value_width, value_grads, v_pitch, dv + k0 * dv_row, dv_row, dv_col, one)
 
 
@@ -643,11 +637,16 @@ def _checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[
         return lse[..., None], _NO_MASK
     if mask.dtype not in (np.bool_, lse.dtype):
         raise TypeError(f"attention: got a mask of {mask.dtype}; wanted bool or {lse.dtype} as of q; convert")
-    if mask.shape[-1:] != (keys,):
-        mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (keys,)))
-    if mask.strides[-1] != mask.itemsize or not mask.flags.aligned:
-        mask = np.ascontiguousarray(mask)
-    return np.broadcast_to(mask, (*lse.shape, keys)), _CHOICE if mask.dtype == np.bool_ else _BIAS
+    shape = (*lse.shape, keys)
+    try:
+        # Only what repeats along keys is copied: the kernel reads rows.
+        if mask.shape[-1:] != (keys,):
+            mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (keys,)))
+        if mask.strides[-1] != mask.itemsize or not mask.flags.aligned:
+            mask = np.ascontiguousarray(mask)
+        return np.broadcast_to(mask, shape), _CHOICE if mask.dtype == np.bool_ else _BIAS
+    except ValueError:
+        raise ValueError(f"attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}") from None
 
 
 def _dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:

@@ -64,8 +64,8 @@ else:
     ) -> Any:  # fmt: skip
         """Set or add to TILE_ROWS rows of C the product of as many rows of A, k long, and k rows of B.
 
-        Rows of B and C are `tile_columns` contiguous elements; k is at least 1. Each element is one chain of multiply-adds in the order
-        of k, and one addition to C.
+        Rows of B and C are `tile_columns` contiguous elements; k is at least 1. Each element is one chain of
+        multiply-adds in the order of k, and one addition to C.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

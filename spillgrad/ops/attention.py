@@ -105,7 +105,6 @@ def scaled_dot_product_attention(
         )
     if not 0 <= dropout_p <= 1:
         raise ArgumentError(f"scaled_dot_product_attention: got dropout_p={dropout_p}; wanted a probability, 0 to 1")
-    shape = (*query.shape[:-1], value.shape[-1]) if enable_gqa else None
     if enable_gqa:
         query, key, value, attn_mask = _grouped(query, key, value, attn_mask)
     batch = _checked_batch(query, key, value)
@@ -122,7 +121,10 @@ def scaled_dot_product_attention(
             count = math.prod(query.shape[:-1]) * counters_needed(key.shape[-2])
             drawn = kernels.Dropout(float(dropout_p), *default_generator.take(count))
         result = _attention(query, key, value, attn_mask, scale, is_causal, drawn)
-    return result if shape is None else reshape(result, shape)
+    if not enable_gqa:
+        return result
+    *lead, shared, group, queries, width = result.shape
+    return reshape(result, (*lead, shared * group, queries, width))
 
 
 def _grouped(

@@ -304,7 +304,8 @@ from test_attention import *
 operands = random_operands((1, 2, 9, 11, 5, 3))
 dropout = Dropout(0.3, 1, 2)
 factors = dropout_factors((1, 2, 9, 11), dropout)
-for causal, mask in ((False, None), (True, None), (False, random_mask("choice", (9, 11))), (True, operands[1][..., :1])):
+choice, bias = random_mask("choice", (9, 11)), operands[1][..., :1]
+for causal, mask in ((False, None), (True, None), (False, choice), (True, bias)):
     got = forward_and_backward(*operands, 0.3, causal, mask, dropout)
     assert_attention(got, plain_attention(*operands, 0.3, causal, mask, factors), 1e-5)
 """
