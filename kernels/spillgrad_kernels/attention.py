@@ -23,7 +23,8 @@ from spillgrad_kernels.reductions import row_dot
 from spillgrad_kernels.scalar_math import _bits, where
 from spillgrad_kernels.strided_microkernel import multiply_strided, prefetch
 
-# A tile of scores, queries x keys: both multiples of the micro-kernel's tile, and with their panels within L2.
+# A tile of scores, queries x keys: both multiples of the micro-kernel's tile. Zen 4 (1 MiB of L2) ran 3 to 5 % faster
+# with these than with 96 x 192, no faster with 96 x 384.
 _QUERIES = 192
 _KEYS = 384
 # Queries that share one packing of the keys and values, in forward: a multiple of _QUERIES.
