@@ -103,9 +103,9 @@ class MultiheadAttention(Module):
                 f" {tuple(value.shape)} as (batch, length, width); batches must match, and the lengths of key and value"
             )
         q, k, v = self._project(query, key, value, self_attention)
-        # The fused kernel knows the causal mask alone; beside anything else it becomes numbers like the others.
-        fused = not need_weights and key_padding_mask is None and attn_mask is None
-        mask = None if fused else self._mask(q, k, key_padding_mask, attn_mask, is_causal)
+        # Attention takes the causal flag or a mask: beside a mask the flag becomes numbers like the others.
+        flagged = not need_weights and key_padding_mask is None and attn_mask is None
+        mask = None if flagged else self._mask(q, k, key_padding_mask, attn_mask, is_causal)
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -115,7 +115,7 @@ class MultiheadAttention(Module):
             heads = linalg.matmul(weights, v)
         else:
             heads = attention.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=fused and is_causal
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=flagged and is_causal
             )
         result = self.out_proj(heads.transpose(1, 2).reshape(*query.shape[:2], self.embed_dim))
         if weights is not None and average_attn_weights:

@@ -7,6 +7,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.generator import default_generator
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import mul, where
@@ -19,35 +20,44 @@ from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import attention as kernels
+from spillgrad_kernels.random import counters_needed
+from spillgrad_kernels.random import dropout as zero_some
 
 
 def _attention_forward(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, scale: float, is_causal: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return kernels.attention_forward(q, k, v, scale, is_causal)
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, attn_mask: np.ndarray | None, scale: float,
+    is_causal: bool, dropout: kernels.Dropout | None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        return kernels.attention_forward(q, k, v, scale, is_causal, mask, dropout)
 
-    return on_floats(attend, query, key, value, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(attend, query, key, value, attn_mask, exact_aux=True)  # type: ignore[no-any-return]
 
 
 def _attention_fused(
-    g: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool, result: Tensor, lse: Tensor
-) -> tuple[Tensor, ...]:
+    g: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool,
+    dropout: kernels.Dropout | None, result: Tensor, lse: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
     def gradients(*arrays: Any) -> tuple[np.ndarray, ...]:
-        g, q, k, v, out, lse = arrays
-        return kernels.attention_backward(g, q, k, v, out, lse, scale, is_causal)
+        g, q, k, v, mask, out, lse = arrays
+        return kernels.attention_backward(g, q, k, v, out, lse, scale, is_causal, mask, dropout)
 
-    return run_on_tensors(gradients, g, query, key, value, result, lse)  # type: ignore[no-any-return]
+    return run_on_tensors(gradients, g, query, key, value, attn_mask, result, lse)  # type: ignore[no-any-return]
 
 
 def _attention_composed(
-    g: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool
-) -> tuple[Tensor, ...]:
-    weights: Any = softmax(_scores(query, key, scale, is_causal), -1)
+    g: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool,
+    dropout: kernels.Dropout | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    weights: Any = _weights(query, key, attn_mask, scale, is_causal)
     by_weights: Any = matmul(g, transpose(value, -2, -1))
+    kept: Any = weights
+    if dropout is not None:
+        factors = Tensor.wrap(_dropout_factors(weights.shape, weights.dtype, dropout))
+        by_weights, kept = by_weights * factors, weights * factors
     by_scores = weights * (by_weights - sum(by_weights * weights, -1, True)) * scale
     by_key = matmul(transpose(by_scores, -2, -1), query)
-    return matmul(by_scores, key), by_key, matmul(transpose(weights, -2, -1), g)
+    return matmul(by_scores, key), by_key, matmul(transpose(kept, -2, -1), g)
 
 
 _attention: Any = operation(
@@ -56,73 +66,116 @@ _attention: Any = operation(
 )  # fmt: skip
 
 
-def _scores(query: Tensor, key: Tensor, scale: float, is_causal: bool) -> Tensor:
+def _dropout_factors(shape: tuple[int, ...], dtype: dtypes.DType, dropout: kernels.Dropout) -> np.ndarray:
+    """Return what the kernel multiplies each weight by."""
+    # A row's words start at a counter of its own: rows are as long as whole counters.
+    row = 4 * counters_needed(shape[-1])
+    ones = np.ones((*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype)
+    return zero_some(ones, *dropout)[..., : shape[-1]].astype(dtype)
+
+
+def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
+    """Return the softmax of the scores, 0 for a query that sees no key."""
     scores = mul(matmul(query, transpose(key, -2, -1)), scale)
-    if not is_causal:
-        return scores
-    return masked_fill(scores, Tensor.wrap(~np.tri(*scores.shape[-2:], dtype=np.bool_)), -math.inf)
+    if is_causal:
+        scores = masked_fill(scores, Tensor.wrap(~np.tri(*scores.shape[-2:], dtype=np.bool_)), -math.inf)
+    if attn_mask is None:
+        return softmax(scores, -1)
+    scores, hidden = _masked(scores, attn_mask)
+    weights = softmax(scores, -1)
+    return masked_fill(weights, Tensor.wrap(hidden), 0.0) if hidden.any() else weights
 
 
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return softmax(scale query keyᵀ + mask) value; `scale` is by default 1 / sqrt(E).
 
+    Memory is linear in T and S, unless the mask wants a gradient. With `enable_gqa`, neighbouring heads of the query
+    share a head of key and value.
     Shapes: query (..., T, E), key (..., S, E), value (..., S, V), result (..., T, V); leading dimensions broadcast.
     The mask broadcasts to (..., T, S): bool, True where a key takes part, or numbers to add. A query that sees no key
     gives 0. Raises ShapeError, DtypeError, and ArgumentError for a mask beside `is_causal`.
-    Source: Vaswani et al. 2017, equation 1.
+    Source: Vaswani et al. 2017, equation 1; Ainslie et al. 2023, "GQA".
     """
-    batch = _checked_batch(query, key, value)
     if attn_mask is not None and is_causal:
         raise ArgumentError(
             "scaled_dot_product_attention: got both attn_mask and is_causal; put the causal triangle into the mask"
         )
+    if not 0 <= dropout_p <= 1:
+        raise ArgumentError(f"scaled_dot_product_attention: got dropout_p={dropout_p}; wanted a probability, 0 to 1")
+    if enable_gqa:
+        query, key, value, attn_mask = _grouped(query, key, value, attn_mask)
+    batch = _checked_batch(query, key, value)
+    if attn_mask is not None:
+        _check_mask(attn_mask, query.dtype, (*batch, query.shape[-2], key.shape[-2]))
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
     query, key, value = (expand_to(x, (*batch, *x.shape[-2:])) for x in (query, key, value))
-    if attn_mask is None and dropout_p == 0:
-        operands = (_as_heads(x) for x in (query, key, value))
-        result: Tensor = _attention(*operands, scale, bool(is_causal))
-        shape = (*batch, query.shape[-2], value.shape[-1])
-        return result if result.shape == shape else reshape(result, shape)
-    scores = _scores(query, key, scale, is_causal)
-    if attn_mask is None:
-        return matmul(dropout(softmax(scores, -1), dropout_p), value)
-    scores, hidden = _masked(scores, attn_mask)
-    weights = softmax(scores, -1)
-    if hidden.any():
-        weights = masked_fill(weights, Tensor.wrap(hidden), 0.0)
-    return matmul(dropout(weights, dropout_p), value)
+    is_causal = bool(is_causal)
+    if dropout_p == 1 or not query.shape[-1] or (attn_mask is not None and attn_mask.requires_grad):
+        result = matmul(dropout(_weights(query, key, attn_mask, scale, is_causal), dropout_p), value)
+    else:
+        drawn = None
+        if dropout_p:
+            count = math.prod(query.shape[:-1]) * counters_needed(key.shape[-2])
+            drawn = kernels.Dropout(float(dropout_p), *default_generator.take(count))
+        result = _attention(query, key, value, attn_mask, scale, is_causal, drawn)
+    if not enable_gqa:
+        return result
+    *lead, shared, group, queries, width = result.shape
+    return reshape(result, (*lead, shared * group, queries, width))
 
 
-def _as_heads(tensor: Tensor) -> Tensor:
-    """Return a tensor as (batch, heads, positions, features)."""
-    lead = tensor.shape[:-2]
-    shape = (math.prod(lead[:-1]), lead[-1] if lead else 1, *tensor.shape[-2:])
-    return tensor if tensor.shape == shape else reshape(tensor, shape)
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the operands with heads (H) as (heads of key and value, queries' heads that share one)."""
+    heads, shared = (x.shape[-3] if x.ndim > 2 else 0 for x in (query, key))
+    if not shared or heads % shared or value.ndim < 3 or value.shape[-3] != shared:
+        raise ShapeError(
+            f"scaled_dot_product_attention: got query {query.shape}, key {key.shape} and value {value.shape} with "
+            "enable_gqa; heads (the dimension before positions) of key and value must be equal and divide the query's"
+        )
+
+    def split(tensor: Tensor) -> Tensor:
+        count = tensor.shape[-3]
+        groups = (count, 1) if count == 1 else (shared, count // shared)
+        return reshape(tensor, (*tensor.shape[:-3], *groups, *tensor.shape[-2:]))
+
+    if mask is not None and mask.ndim > 2:
+        if mask.shape[-3] not in (1, heads):
+            raise ShapeError(f"scaled_dot_product_attention: got a mask of {mask.shape}; wanted 1 or {heads} heads")
+        mask = split(mask)
+    return split(query), split(key), split(value), mask
 
 
 def _masked(scores: Any, mask: Tensor) -> tuple[Tensor, np.ndarray]:
     """Return the scores under a mask, and which queries see no key: their scores stay finite, so that no NaN arises."""
+    mask = expand_to(mask, np.broadcast_shapes(mask.shape, scores.shape[-2:]))
     is_choice = mask.dtype == dtypes.bool_
-    if not is_choice and mask.dtype != scores.dtype:
-        raise DtypeError(
-            f"scaled_dot_product_attention: got a mask of {mask.dtype} for queries of {scores.dtype}; "
-            "wanted bool or the same dtype"
-        )
-    try:
-        mask = expand_to(mask, np.broadcast_shapes(mask.shape, scores.shape[-2:]))
-        np.broadcast_shapes(mask.shape, scores.shape)
-    except ValueError as error:
-        raise ShapeError(
-            f"scaled_dot_product_attention: got a mask of {mask.shape}; wanted one that broadcasts to {scores.shape}"
-        ) from error
     visible = mask.array if is_choice else np.greater(mask.array, -math.inf)
     hidden: np.ndarray = np.logical_not(visible.any(-1, keepdims=True))
     if is_choice:
         return masked_fill(scores, Tensor.wrap(~(visible | hidden)), -math.inf), hidden
     return scores + (where(Tensor.wrap(hidden), 0.0, mask) if hidden.any() else mask), hidden
+
+
+def _check_mask(mask: Tensor, dtype: dtypes.DType, shape: tuple[int, ...]) -> None:
+    """Raise DtypeError or ShapeError unless the mask goes with scores of this dtype and shape."""
+    if mask.dtype not in (dtypes.bool_, dtype):
+        raise DtypeError(
+            f"scaled_dot_product_attention: got a mask of {mask.dtype} for queries of {dtype}; "
+            "wanted bool or the same dtype"
+        )
+    try:
+        broadcasts = np.broadcast_shapes(mask.shape, shape) == shape
+    except ValueError:
+        broadcasts = False
+    if not broadcasts:
+        raise ShapeError(
+            f"scaled_dot_product_attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}"
+        )
 
 
 def _checked_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels import dispatch
-from spillgrad_kernels.attention import attention_backward, attention_forward
+from spillgrad_kernels import random as random_kernels
+from spillgrad_kernels.attention import Dropout, attention_backward, attention_forward, exp2_below
+from spillgrad_kernels.compile import jit
 
 # (B, H, T, S, D, E): less than a tile, odd, several tiles of queries and of keys, more or fewer keys than queries.
 SIZES = [
@@ -39,23 +41,30 @@ def reversed_positions(x):
     return x[:, :, ::-1].copy()[:, :, ::-1]
 
 
-def plain_attention(grad_out, q, k, v, scale, causal):
-    """Return out, lse, dq, dk, dv in float64, by whole matrices."""
+def plain_attention(grad_out, q, k, v, scale, causal, mask=None, factors=1.0):
+    """Return out, lse, dq, dk, dv in float64, by whole matrices; `factors` multiply the weights, as dropout does."""
     grad_out, q, k, v = (x.astype(np.float64) for x in (grad_out, q, k, v))
-    scores = np.einsum("bhtd,bhsd->bhts", q, k) * scale
+    scores = np.einsum("...td,...sd->...ts", q, k) * scale
     if causal:
         scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
-    lse = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)) + scores.max(-1)
-    weights = np.exp(scores - lse[..., None])
-    out = weights @ v
-    grad_weights = np.einsum("bhte,bhse->bhts", grad_out, v)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    largest = scores.max(-1, keepdims=True)
+    exponentials = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    total = exponentials.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + largest)[..., 0]
+    weights = exponentials / np.where(total == 0, 1, total)
+    kept = weights * factors
+    out = kept @ v
+    grad_weights = np.einsum("...te,...se->...ts", grad_out, v) * factors
     grad_scores = weights * (grad_weights - (grad_out * out).sum(-1, keepdims=True)) * scale
     return (
         out,
         lse,
         grad_scores @ k,
-        np.einsum("bhts,bhtd->bhsd", grad_scores, q),
-        np.einsum("bhts,bhte->bhse", weights, grad_out),
+        np.einsum("...ts,...td->...sd", grad_scores, q),
+        np.einsum("...ts,...te->...se", kept, grad_out),
     )
 
 
@@ -66,15 +75,31 @@ def random_operands(size, dtype=np.float32, layout=heads_outside):
     return [layout(random.standard_normal(shape).astype(dtype)) for shape in shapes]
 
 
-def forward_and_backward(grad_out, q, k, v, scale, causal):
-    out, lse = attention_forward(q, k, v, scale, causal)
-    return out, lse, *attention_backward(grad_out, q, k, v, out, lse, scale, causal)
+def forward_and_backward(grad_out, q, k, v, scale, causal, mask=None, dropout=None):
+    out, lse = attention_forward(q, k, v, scale, causal, mask, dropout)
+    return out, lse, *attention_backward(grad_out, q, k, v, out, lse, scale, causal, mask, dropout)
+
+
+def random_mask(kind, shape, dtype=np.float32):
+    """Return a mask of a kind; some of its rows hide everything."""
+    random = np.random.default_rng(5)
+    hidden = (random.random(shape) < 0.3) | (random.random((*shape[:-1], 1)) < 0.1)
+    return ~hidden if kind == "choice" else np.where(hidden, -np.inf, random.standard_normal(shape)).astype(dtype)
+
+
+def dropout_factors(shape, dropout):
+    """Return what weights are multiplied by; every row starts at a counter of its own."""
+    row = 4 * random_kernels.counters_needed(shape[-1])
+    return random_kernels.dropout(np.ones((*shape[:-1], row)), *dropout)[..., : shape[-1]]
 
 
 def assert_attention(got, want, tolerance):
     for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=True):
         assert x.shape == y.shape, name
-        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1.0, abs(y).max()), err_msg=name)
+        finite = np.isfinite(y)
+        np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=name)
+        x, y = x[finite], y[finite]
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * abs(y).max(initial=1.0), err_msg=name)
 
 
 @pytest.fixture
@@ -94,6 +119,48 @@ def test_attention_and_its_gradients_equal_plain_attention(size, dtype, causal):
     assert_attention(got, plain_attention(*operands, 0.3, causal), TOLERANCE[dtype])
 
 
+# Whole, and with dimensions of size 1 that repeat: heads, batches, queries, keys.
+MASK_SHAPES = [(2, 3, 130, 270), (1, 3, 130, 270), (130, 270), (2, 1, 1, 270), (3, 130, 1)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["choice", "bias"])
+@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
+def test_a_mask_hides_scores_or_adds_to_them_and_a_query_without_keys_gives_zero(shape, kind, dtype):
+    operands = random_operands((2, 3, 130, 270, 24, 40), dtype)
+    mask = random_mask(kind, shape, dtype)
+    want = plain_attention(*operands, 0.3, False, mask)
+    assert np.isinf(want[1]).any()
+    assert_attention(forward_and_backward(*operands, 0.3, False, mask), want, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", ["choice", "bias"])
+def test_a_mask_may_have_any_strides(kind):
+    operands = random_operands((1, 2, 70, 200, 8, 8))
+    mask = random_mask(kind, (1, 2, 200, 70)).swapaxes(-1, -2)[..., ::-1]
+    want = plain_attention(*operands, 0.3, False, mask)
+    assert_attention(forward_and_backward(*operands, 0.3, False, mask), want, 2e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [(2, 2, 97, 97, 32, 32), (1, 1, 450, 601, 16, 48)], ids=str)
+def test_dropout_zeroes_the_same_weights_in_forward_and_backward(size, causal):
+    b, h, t, s, *_ = size
+    operands = random_operands(size)
+    dropout = Dropout(0.3, 11, 7)
+    factors = dropout_factors((b, h, t, s), dropout)
+    assert 0.65 < np.count_nonzero(factors) / factors.size < 0.75
+    want = plain_attention(*operands, 0.2, causal, factors=factors)
+    assert_attention(forward_and_backward(*operands, 0.2, causal, dropout=dropout), want, 3e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 2, 2)], ids=str)
+def test_any_number_of_dimensions_may_come_before_positions(lead):
+    random = np.random.default_rng(3)
+    operands = [random.standard_normal((*lead, *last)) for last in ((9, 6), (9, 5), (11, 5), (11, 6))]
+    assert_attention(forward_and_backward(*operands, 0.3, True), plain_attention(*operands, 0.3, True), 1e-12)
+
+
 @pytest.mark.parametrize("layout", [heads_inside, features_outside, reversed_positions])
 def test_every_layout_gives_the_same_bits(layout):
     size = (2, 3, 130, 270, 24, 40)
@@ -111,15 +178,24 @@ def test_results_keep_the_order_of_heads_and_positions():
         assert result.transpose(0, 2, 1, 3).flags.c_contiguous
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("size", [(1, 1, 700, 600, 20, 20), (2, 3, 200, 300, 20, 24)], ids=str)
-def test_the_number_of_threads_changes_no_bit(threads, size, causal):
+# All variants at once, on few heads (whose keys are shared out) and on many.
+VARIANTS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "masked, with dropout": {"mask": random_mask("choice", (700, 600)), "dropout": Dropout(0.2, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("size", [(1, 1, 700, 600, 20, 20), (7, 5, 700, 600, 4, 4)], ids=str)
+def test_the_number_of_threads_changes_no_bit(threads, size, options):
     operands = random_operands(size)
+    options = {"causal": False, **options}
     threads(1)
-    alone = forward_and_backward(*operands, 0.2, causal)
+    alone = forward_and_backward(*operands, 0.2, **options)
     for count in (2, 5):
         threads(count)
-        for got, want in zip(forward_and_backward(*operands, 0.2, causal), alone, strict=True):
+        for got, want in zip(forward_and_backward(*operands, 0.2, **options), alone, strict=True):
             np.testing.assert_array_equal(got, want)
 
 
@@ -166,12 +242,26 @@ def zeros(*shape, dtype=np.float32):
 
 
 BAD = [
-    ((zeros(2, 3, 4), zeros(2, 3, 4), zeros(2, 3, 4)), ValueError, "four dimensions"),
+    ((zeros(4), zeros(3, 4), zeros(3, 4)), ValueError, r"q \(4,\)"),
+    ((zeros(2, 3, 4), zeros(1, 3, 4), zeros(1, 3, 4)), ValueError, "the same dimensions before positions"),
     ((zeros(1, 2, 3, 4), zeros(1, 2, 3, 5), zeros(1, 2, 3, 4)), ValueError, r"\(1, 2, 3, 5\)"),
     ((zeros(1, 2, 3, 4), zeros(1, 2, 6, 4), zeros(1, 2, 3, 4)), ValueError, r"\(1, 2, 6, 4\)"),
     ((zeros(1, 2, 3, 4), zeros(1, 2, 3, 4), zeros(1, 2, 3, 4, dtype="f8")), TypeError, "float64"),
     ((zeros(1, 2, 3, 0), zeros(1, 2, 3, 0), zeros(1, 2, 3, 4)), ValueError, "D at least 1"),
 ]
+
+
+BAD_OPTIONS = [
+    ({"mask": zeros(3, 3, dtype="f8")}, TypeError, "a mask of float64"),
+    ({"mask": zeros(2, 3)}, ValueError, r"\(2, 3\)"),
+    ({"dropout": Dropout(1.0, 0, 0)}, ValueError, "dropout p=1.0"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS, ids=[message for *_, message in BAD_OPTIONS])
+def test_masks_and_dropout_that_do_not_fit_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        attention_forward(zeros(1, 1, 3, 4), zeros(1, 1, 3, 4), zeros(1, 1, 3, 4), 1.0, False, **options)
 
 
 @pytest.mark.parametrize(("operands", "error", "message"), BAD, ids=[message for *_, message in BAD])
@@ -189,13 +279,35 @@ def test_a_gradient_that_does_not_fit_is_named():
         attention_backward(grad_out.astype("f8"), q, k, v, out, lse, 0.5, True)
 
 
+@pytest.mark.parametrize(("dtype", "lowest"), [(np.float32, -126), (np.float64, -1022)])
+def test_powers_of_two_are_exact_to_two_units_in_the_last_place(dtype, lowest):
+    @jit(name=f"test_attention.exp2.{dtype.__name__}")
+    def powers(x):
+        for i in range(x.size):
+            x[i] = exp2_below(x[i])
+
+    x = np.concatenate([np.linspace(lowest, 1, 100_001), -np.geomspace(1e-40, 1, 1001), np.arange(lowest, 1)])
+    x = x.astype(dtype)
+    want = np.exp2(x.astype(np.longdouble))
+    got = x.copy()
+    powers(got)
+    assert np.max(abs(got - want) / np.spacing(want.astype(dtype))) <= 2
+    ends = np.array([-np.inf, 10 * lowest, 0, -0.0, np.nan], dtype)
+    powers(ends)
+    np.testing.assert_array_equal(ends, [0, 0, 1, 1, np.nan])
+
+
 def test_everything_holds_without_compilation():
     code = """
 import numpy as np
-from test_attention import assert_attention, forward_and_backward, plain_attention, random_operands
-for causal in (False, True):
-    operands = random_operands((1, 2, 9, 11, 5, 3))
-    assert_attention(forward_and_backward(*operands, 0.3, causal), plain_attention(*operands, 0.3, causal), 1e-5)
+from test_attention import *
+operands = random_operands((1, 2, 9, 11, 5, 3))
+dropout = Dropout(0.3, 1, 2)
+factors = dropout_factors((1, 2, 9, 11), dropout)
+choice, bias = random_mask("choice", (9, 11)), operands[1][..., :1]
+for causal, mask in ((False, None), (True, None), (False, choice), (True, bias)):
+    got = forward_and_backward(*operands, 0.3, causal, mask, dropout)
+    assert_attention(got, plain_attention(*operands, 0.3, causal, mask, factors), 1e-5)
 """
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}

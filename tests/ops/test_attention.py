@@ -8,6 +8,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.attention import scaled_dot_product_attention as attention
+from spillgrad_kernels import memory
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(3)
@@ -38,6 +39,51 @@ def test_attention_agrees_with_numpy_and_differences(name):
     got = attention(*map(sg.tensor, (Q, K, V)), **options)
     np.testing.assert_allclose(got.numpy(), oracle(Q, K, V, **wanted), 1e-10)
     check_gradients(lambda q, k, v: attention(q, k, v, **options), Q[:, :1], K[:, :1], V[:, :1])
+
+
+def repeat_heads(x, times):
+    return np.repeat(x, times, -3)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": sg.tensor(MASK)}], ids=str)
+def test_grouped_queries_share_heads_of_key_and_value(options):
+    q = RNG.normal(size=(2, 4, 5, 4))
+    visible = MASK if "attn_mask" in options else np.tri(5, 6, dtype=bool) if options else True
+    got = attention(sg.tensor(q), sg.tensor(K), sg.tensor(V), enable_gqa=True, **options)
+    want = oracle(q, repeat_heads(K, 2), repeat_heads(V, 2), visible=visible)
+    np.testing.assert_allclose(got.numpy(), want, 1e-10)
+    check_gradients(lambda q, k, v: attention(q, k, v, enable_gqa=True, **options), q, K, V, second=False)
+
+
+def test_a_mask_for_each_head_of_grouped_queries():
+    q, mask = RNG.normal(size=(2, 4, 5, 4)), RNG.normal(size=(4, 5, 6))
+    got = attention(sg.tensor(q), sg.tensor(K), sg.tensor(V), sg.tensor(mask), enable_gqa=True)
+    np.testing.assert_allclose(got.numpy(), oracle(q, repeat_heads(K, 2), repeat_heads(V, 2), bias=mask), 1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": sg.tensor(MASK[:1, :, :4])}], ids=str)
+def test_dropout_has_gradients_and_draws_its_mask_again(options):
+    def function(q, k, v):
+        sg.manual_seed(7)
+        return attention(q, k, v, dropout_p=0.4, **options)
+
+    check_gradients(function, Q[:1, :, :4], K[:1], V[:1])
+
+
+def test_neither_a_mask_nor_dropout_makes_the_matrix_of_weights(monkeypatch):
+    length, sizes = 1500, []
+
+    def counted(shape, dtype, empty=memory.empty):
+        sizes.append(math.prod(shape))
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(memory, "empty", counted)
+    q, k, v = (leaf(RNG.normal(size=(1, 1, length, 2))) for _ in range(3))
+    with sg.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        result = attention(q, k, v, sg.tensor(RNG.random(length) > 0.1), dropout_p=0.1)
+    result.sum().backward()
+    assert 2 * length in sizes
+    assert max(sizes) <= 2 * length
 
 
 def test_a_mask_of_numbers_has_a_gradient():
@@ -101,6 +147,17 @@ def test_dropout_zeroes_weights_and_keeps_the_expectation():
     assert attention(q, k, v, dropout_p=1.0).item() == 0
 
 
+def test_half_precision_takes_masks_and_dropout():
+    sg.manual_seed(3)
+    mask = sg.tensor(RNG.normal(size=(5, 6))).to("bfloat16")
+    q, k, v = (sg.tensor(x).to("bfloat16") for x in (Q, K, V))
+    got = attention(q, k, v, mask, dropout_p=0.5)
+    sg.manual_seed(3)
+    want = attention(q.to("float32"), k.to("float32"), v.to("float32"), mask.to("float32"), dropout_p=0.5)
+    assert got.dtype == sg.bfloat16
+    np.testing.assert_allclose(got.to("float32").numpy(), want.numpy(), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("shapes", "options", "error", "message"),
     [
@@ -113,6 +170,13 @@ def test_dropout_zeroes_weights_and_keeps_the_expectation():
         (
             ((5, 4), (6, 4), (6, 4)), {"attn_mask": sg.ones(5, 6), "is_causal": True}, ArgumentError,
             "both attn_mask and is_causal",
+        ),
+        (((5, 4), (6, 4), (6, 4)), {"dropout_p": 1.5}, ArgumentError, "dropout_p=1.5"),
+        (((5, 4), (6, 4), (6, 4)), {"enable_gqa": True}, ShapeError, "enable_gqa"),
+        (((3, 5, 4), (2, 6, 4), (2, 6, 4)), {"enable_gqa": True}, ShapeError, "divide the query's"),
+        (
+            ((4, 5, 4), (2, 6, 4), (2, 6, 4)), {"enable_gqa": True, "attn_mask": sg.ones(2, 5, 6)}, ShapeError,
+            r"mask of \(2, 5, 6\); wanted 1 or 4 heads",
         ),
     ],
 )  # fmt: skip
