@@ -171,7 +171,7 @@ def info() -> CacheInfo:
     existing = next(path for path in (current, *current.parents) if path.exists())
     return CacheInfo(
         directory=current,
-        writable=os.access(existing, os.W_OK),
+        writable=existing.is_dir() and os.access(existing, os.W_OK),
         files=len(here),
         size_bytes=sum(here),
         other_versions=len(sizes),
