@@ -6,6 +6,7 @@ depends on, so that an edited kernel, another compiler or another processor find
 mistake. Where nothing can be written, kernels are compiled anew in each process.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -96,10 +97,12 @@ def read(name: str) -> bytes | None:
         path = place / (name + SUFFIX)
         try:
             content = path.read_bytes()
-            if time.time() - path.stat().st_mtime > _USED_PRECISION_S:
-                os.utime(path)
-        except OSError:  # not there, or a directory this user may only read
+            used_s = path.stat().st_mtime
+        except OSError:
             continue
+        if time.time() - used_s > _USED_PRECISION_S:
+            with contextlib.suppress(OSError):  # a directory this user may only read, or another process removed it
+                os.utime(path)
         payload = content[_DIGEST_BYTES:]
         if hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() == content[:_DIGEST_BYTES]:
             return payload

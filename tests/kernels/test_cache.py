@@ -148,6 +148,18 @@ def test_writing_bounds_the_cache_and_reading_counts_as_use(home: Path):
     assert not (cache.root() / "dead").exists()
 
 
+def test_code_that_this_user_may_only_read_is_used(home: Path, monkeypatch: pytest.MonkeyPatch):
+    cache.write("a", b"code")
+    (path,) = code_files(home)
+    os.utime(path, (0, 0))
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.read("a") == b"code"
+
+
 def test_info_counts_this_version_and_the_others_and_clear_removes_all(home: Path):
     cache.write("a", b"code")
     put("other", "b", 10)
