@@ -25,10 +25,20 @@ def test_import_neither_compiles_nor_looks_for_compiled_kernels():
     assert run(program) == "0 0 0\n"
 
 
-def test_hdf5_is_loaded_with_the_first_spill_file(tmp_path):
+def test_hdf5_is_loaded_with_the_first_store(tmp_path):
     program = (
-        "import sys, numpy as np; from spillgrad.storage import DiskStore;"
-        f"store = DiskStore({str(tmp_path)!r}, ram_budget=0); print('h5py' in sys.modules);"
-        "store.put(np.ones(10_000)); store.flush(); print('h5py' in sys.modules); store.close()"
+        "import sys; from spillgrad.storage import DiskStore; print('h5py' in sys.modules);"
+        f"store = DiskStore({str(tmp_path)!r}, ram_budget=0); print('h5py' in sys.modules); store.close()"
     )
     assert run(program) == "False\nTrue\n"
+
+
+def test_hdf5_stays_whole_until_every_store_is_closed(tmp_path):
+    program = (
+        "import atexit; registered = []; register = atexit.register;"
+        "atexit.register = lambda function: registered.append(function) or register(function);"
+        "from spillgrad.storage import DiskStore;"
+        f"store = DiskStore({str(tmp_path)!r}, ram_budget=0); store.close();"
+        "print(*(f.__module__.split('.')[-1] for f in registered if f.__module__.startswith(('h5py', 'spillgrad.'))))"
+    )
+    assert run(program) == "_conv segment lifecycle\n"  # run from the last to the first

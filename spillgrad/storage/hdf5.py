@@ -3,10 +3,15 @@
 from typing import Any
 
 
+def load() -> Any:
+    """Return h5py."""
+    import h5py
+
+    return h5py
+
+
 def __getattr__(name: str) -> Any:
     if not name.startswith("h5"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import h5py
-
-    module = globals()[name] = getattr(h5py, name)  # found at once from now on
+    module = globals()[name] = getattr(load(), name)  # found at once from now on
     return module

@@ -20,6 +20,7 @@ The structure on disk is that of the last `flush`; payloads are there as soon as
 import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import operator
@@ -82,6 +83,7 @@ class Segment:
         self.live_datasets = 0
         self._failed = False
         self._structure_for = 0  # as many arrays have their structure in blocks of its own
+        abandon_at_exit()
         access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
         access.set_alignment(PAGE_BYTES, PAGE_BYTES)
         access.set_fclose_degree(hdf5.h5f.CLOSE_STRONG)
@@ -303,5 +305,14 @@ def _abandon_parents() -> None:
     _opening.release()
 
 
-atexit.register(_abandon_all)
+@functools.cache
+def abandon_at_exit() -> None:
+    """Have the files that are still open closed when the process ends.
+
+    What is registered last runs first: so h5py, which then undoes what its own work needs, is loaded before.
+    """
+    hdf5.load()
+    atexit.register(_abandon_all)
+
+
 os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)
