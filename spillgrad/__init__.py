@@ -246,6 +246,7 @@ from spillgrad.ops.shape import (
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
+from spillgrad_kernels.memory import empty_cache, memory_stats
 
 try:
     __version__ = version("spillgrad")

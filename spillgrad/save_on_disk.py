@@ -19,6 +19,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
 from spillgrad.storage.store import Handle, Label, StoreStats
 from spillgrad.tensor import Storage, Tensor
+from spillgrad_kernels import memory
 
 # A smaller tensor costs more in bookkeeping than it frees.
 MIN_BYTES = 4096
@@ -108,13 +109,13 @@ class save_on_disk(hooks.saved_tensors_hooks):
         if storage.trainable or storage.array.nbytes < self._min_bytes:
             return tensor
         if array.nbytes < self._min_bytes:
-            return Tensor.wrap(array.copy())  # a view would keep its whole storage in RAM
+            return Tensor.wrap(memory.copy(array))  # a view would keep its whole storage in RAM
         offset = _address(array) - _address(storage.array) if array.size else 0
         key = _key(storage)
         if not storage.array.flags.carray:
             # Memory of somebody else's layout, perhaps with gaps or read-only: what this view shows of it is stored.
             key = (key, offset, array.shape, array.strides)
-            storage = Copy(array[tuple(slice(None if stride else 1) for stride in array.strides)].copy(), key)
+            storage = Copy(memory.copy(array[tuple(slice(None if stride else 1) for stride in array.strides)]), key)
             array, offset = np.broadcast_to(storage.array, array.shape), 0
         operation, slot = hooks.packing()
         label = Label(operation or None, slot or None, labels.current.module, labels.current.step)

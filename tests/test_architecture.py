@@ -34,6 +34,7 @@ FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch", "spillgra
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
+    "spillgrad.storage.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function

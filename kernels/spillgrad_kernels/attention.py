@@ -31,8 +31,8 @@ _KEYS = 384
 _CHUNK = 6 * _QUERIES
 # Tasks wanted where there are few heads: enough for many cores to share evenly.
 _TASKS = 32
-# Multiply-adds that take about 50 microseconds, below which a thread of its own does not pay.
-_GRAIN = 1 << 21
+# Multiply-adds that take about 5 microseconds, below which a thread of its own does not pay.
+_GRAIN = 1 << 18
 # Rows of a head may lie a page apart, where no hardware prefetcher follows.
 _PREFETCHED_ROWS, _LINE_BYTES = 8, 64
 # What one iteration of a vectorised loop takes, unrolled: _KEYS are a multiple of it.

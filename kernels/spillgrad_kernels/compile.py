@@ -1,21 +1,27 @@
-"""Compile kernels with Numba and keep the machine code in an on-disk cache that is never stale.
+"""Compile kernels with Numba on first use, and keep their machine code on disk.
 
 Numba's own cache watches the file a function stands in, so that editing a function it calls elsewhere leaves stale
-code. Here the cache directory is named after a hash of every kernel source (and of Numba's version): any edit starts a
-fresh one.
+code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
+bytecode and the argument types, in a directory that any edit of any kernel replaces (`cache.py`).
 """
 
 import functools
 import hashlib
-import importlib.metadata
-import os
-import sys
+import pickle
+import types
+import warnings
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
+from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
+
+from spillgrad_kernels import cache
 
 # What a compiled kernel may do to floating point. Fused multiply-add only: NaN and infinity propagate as in NumPy.
 CONTRACT = {"contract"}
@@ -23,67 +29,52 @@ CONTRACT = {"contract"}
 REASSOCIATE = {"contract", "reassoc"}
 
 
-def cache_root() -> Path:
-    """Return the directory that holds one sub-directory of machine code per version of the kernel sources."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "spillgrad" / "kernels"
+@dataclass
+class Counts:
+    """How many kernels this process compiled, and how many it found compiled on disk."""
+
+    compiled: int = 0
+    loaded: int = 0
 
 
-@functools.cache
-def source_hash() -> str:
-    """Return a hash of all kernel sources and of the compiler's version; it names the current cache directory."""
-    digest = hashlib.sha256()
-    for package in ("numba", "llvmlite"):
-        digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+counts = Counts()
 
 
-class _Locator:
-    """Tells Numba where a kernel's machine code lies; the directory's name already says which sources it came from."""
+class _DiskCache(NullCache):  # type: ignore[misc]
+    """Where Numba asks for a kernel's machine code before it compiles, and leaves it afterwards."""
 
-    def __init__(self, name: str, source_file: str) -> None:
-        self._name = name
-        self._py_file = source_file
-
-    def ensure_cache_path(self) -> None:
-        os.makedirs(self.get_cache_path(), exist_ok=True)
-
-    def get_cache_path(self) -> str:
-        return str(cache_root() / source_hash())
-
-    def get_source_stamp(self) -> str:
-        return source_hash()
-
-    def get_disambiguator(self) -> str:
-        return self._name
-
-
-class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
     def __init__(self, function: Any) -> None:
-        self._lineno = function.__code__.co_firstlineno
-        self._locator = _Locator(function.kernel_name, function.__code__.co_filename)
-        self._filename_base = f"{function.kernel_name}.py{sys.version_info[0]}{sys.version_info[1]}"
+        self._name = function.kernel_name
+        code = function.__code__
+        # What tells kernels apart whose source is generated; that of the others stands in the directory's name.
+        constants = [value for value in code.co_consts if not isinstance(value, types.CodeType)]
+        self._code = repr((code.co_code, code.co_names, constants))
 
+    def _file(self, signature: Any) -> str:
+        arguments, _ = normalize_signature(signature)
+        digest = hashlib.blake2b(f"{arguments} {self._code}".encode(), digest_size=8)
+        return f"{self._name}.{digest.hexdigest()}"
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """A function's cache, keyed by its kernel name instead of a pickle of what its closure holds."""
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        payload = cache.read(self._file(signature))
+        if payload is None:
+            return None
+        # Kernels call nothing of Numba's but its memory manager: `target_context.refresh()`, which its own cache calls
+        # here, would import what types and lowers Python's and NumPy's functions (0.2 s).
+        rtsys.initialize(target_context)
+        result = CompileResult._rebuild(target_context, *pickle.loads(payload))
+        counts.loaded += 1
+        return result
 
-    _impl_class = _CacheImpl
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (sig, codegen.magic_tuple(), self._py_func.kernel_name)
-
-
-@functools.cache
-def _cache_is_writable() -> bool:
-    try:
-        directory = cache_root() / source_hash()
-        directory.mkdir(parents=True, exist_ok=True)
-        return os.access(directory, os.W_OK)
-    except OSError:
-        return False
+    def save_overload(self, signature: Any, result: Any) -> None:
+        counts.compiled += 1
+        if result.library.has_dynamic_globals:
+            warnings.warn(
+                f"kernel {self._name} is compiled in every process: it holds an address of this one; pass it instead",
+                stacklevel=2,
+            )
+        else:
+            cache.write(self._file(signature), dumps(result._reduce()))
 
 
 def jit(
@@ -101,6 +92,6 @@ def jit(
     compiled = numba.njit(nogil=True, error_model="numpy", fastmath=CONTRACT if fastmath is None else fastmath)(
         function
     )
-    if compiled is not function and _cache_is_writable():
-        compiled._cache = _Cache(function)
+    if compiled is not function:
+        compiled._cache = _DiskCache(function)
     return compiled

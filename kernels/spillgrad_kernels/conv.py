@@ -30,7 +30,7 @@ from spillgrad_kernels.windows import Pair, Windows
 _BLOCK_POSITIONS = 256
 _BLOCK_ROWS = 256
 # Multiply-adds worth a thread of their own.
-_GRAIN = 1 << 21
+_GRAIN = 1 << 18
 # Tasks a result is cut into where it is large enough, so that several threads share it evenly.
 _TASKS = 16
 # Output channels below which gathering the same patches for another task costs more than the thread it feeds is worth.

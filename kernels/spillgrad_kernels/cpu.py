@@ -18,8 +18,8 @@ from spillgrad_kernels.dispatch import Kernel, parallel_for
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.memory import empty
 
-# Elements below which another thread does not pay: 65,536 cheap ones take about as long as handing half of them over.
-GRAIN = 1 << 16
+# Elements below which another thread does not pay: 8,192 cheap ones take about as long as handing half of them over.
+GRAIN = 1 << 13
 # Elements of a tile: about a microsecond of work, beside which finding its place (20 ns) is nothing.
 _TILE = 4096
 # The side of a square tile of a copy: whole cache lines of either array.

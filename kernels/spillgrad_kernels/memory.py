@@ -5,32 +5,43 @@ last array over them dies, and are handed out again without a fault.
 """
 
 import collections
+import functools
 import math
 import mmap
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from spillgrad_kernels.system_memory import system_memory
+
 PAGE_BYTES = mmap.PAGESIZE
 # Below this size malloc's own free lists are as fast, and a page each would be wasted.
 POOLED_MIN_BYTES = 64 * 1024
 _HUGE_PAGE_BYTES = 2 << 20
-# Idle memory is trimmed, when new memory must be mapped, to this fraction of the largest live set (and never below the
-# floor).
-_IDLE_FRACTION = 0.25
+# What is mapped is trimmed to this multiple of the largest recent use, but idle memory never below the floor.
+_MAPPED_PER_PEAK = 1.25
 _IDLE_FLOOR_BYTES = 64 << 20
+# "Recent" is this period and the one before: longer than a training step, during which most memory is idle once.
+_PERIOD_S = 10.0
+# Idle memory goes back to a system that has less than this share of its memory left.
+_LOW_SHARE = 1 / 16
+# How often the system is asked (it takes 0.1 ms): at most, and after so many buffers lent (a power of two).
+_PRESSURE_EVERY_S = 0.1
+_LENT_PER_LOOK = 1024
 
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes of the buffer pool: in use, waiting for reuse, and the largest use so far."""
+    """Bytes of the buffer pool: in use, waiting for reuse, both together, and the largest use so far."""
 
     live_bytes: int
     idle_bytes: int
+    mapped_bytes: int
     peak_live_bytes: int
 
 
@@ -44,6 +55,9 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class BufferPool:
     """Page-aligned buffers by size class, reused last in, first out.
 
+    Idle buffers go back to the system when it refuses more memory or has little left, when they exceed what recent use
+    explains, and on request.
+
     Invariant: `live + idle` bytes are mapped, and nothing else. The lock guards the lists and counters. An array's
     death may come in any thread at any moment, also inside this lock's own section, so it takes no lock: it posts the
     buffer to `_returned`, which the next allocation drains.
@@ -54,18 +68,34 @@ class BufferPool:
         self._idle: dict[int, list[mmap.mmap]] = {}
         self._returned: collections.deque[mmap.mmap] = collections.deque()
         self._leases: dict[int, _Lease] = {}
-        self._live_bytes = self._idle_bytes = self._peak_live_bytes = 0
+        self._live_bytes = self._idle_bytes = self._lent = 0
+        # The largest use in this period, in the one before, and in all before this one.
+        self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
+        self._period_began_s = self._looked_s = time.monotonic()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array, page-aligned from `POOLED_MIN_BYTES` upwards.
 
         Raises MemoryError when the system gives no more memory even after all idle buffers went back to it.
         """
-        dtype = np.dtype(dtype)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < POOLED_MIN_BYTES:
+        nbytes = _buffer_bytes(shape, dtype)
+        if nbytes == 0:
             return np.empty(shape, dtype)
-        block = self._take(_size_class(nbytes))
+        with self._lock:
+            if self._returned:
+                self._drain()
+            self._lent += 1
+            if self._lent % _LENT_PER_LOOK == 0:
+                self._give_back_unneeded()
+            waiting = self._idle.get(nbytes)
+            if waiting:
+                block = waiting.pop()
+                self._idle_bytes -= nbytes
+            else:
+                block = self._map(nbytes)
+            self._live_bytes += nbytes
+            if self._live_bytes > self._peak_bytes:
+                self._peak_bytes = self._live_bytes
         array: np.ndarray = np.ndarray(shape, dtype, block)
         lease = _Lease(array, self._give_back)
         lease.block = block
@@ -73,10 +103,12 @@ class BufferPool:
         return array
 
     def stats(self) -> MemoryStats:
-        """Return the pool's bytes now."""
+        """Return the pool's bytes now; what is smaller than `POOLED_MIN_BYTES` is not the pool's."""
         with self._lock:
             self._drain()
-            return MemoryStats(self._live_bytes, self._idle_bytes, self._peak_live_bytes)
+            mapped_bytes = self._live_bytes + self._idle_bytes
+            peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
+            return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
 
     def release_idle(self) -> int:
         """Give all idle buffers back to the system; return how many bytes that were."""
@@ -84,22 +116,8 @@ class BufferPool:
             self._drain()
             return self._trim(0)
 
-    def _take(self, nbytes: int) -> mmap.mmap:
-        with self._lock:
-            self._drain()
-            waiting = self._idle.get(nbytes)
-            if waiting:
-                block = waiting.pop()
-                self._idle_bytes -= nbytes
-            else:
-                allowed = max(_IDLE_FLOOR_BYTES, int(self._peak_live_bytes * _IDLE_FRACTION))
-                self._trim(max(0, allowed - nbytes))
-                block = self._map(nbytes)
-            self._live_bytes += nbytes
-            self._peak_live_bytes = max(self._peak_live_bytes, self._live_bytes)
-            return block
-
     def _map(self, nbytes: int) -> mmap.mmap:
+        self._give_back_unneeded(nbytes)
         try:
             block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError:
@@ -123,9 +141,29 @@ class BufferPool:
         while self._returned:
             block = self._returned.popleft()
             nbytes = len(block)
-            self._idle.setdefault(nbytes, []).append(block)
+            waiting = self._idle.get(nbytes)
+            if waiting is None:
+                waiting = self._idle[nbytes] = []
+            waiting.append(block)
             self._live_bytes -= nbytes
             self._idle_bytes += nbytes
+
+    def _give_back_unneeded(self, wanted_bytes: int = 0) -> None:
+        """Trim idle memory to what recent use explains, or to nothing if the system has little left."""
+        now_s = time.monotonic()
+        if now_s - self._period_began_s > _PERIOD_S:
+            self._period_began_s = now_s
+            self._past_peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
+            self._former_peak_bytes, self._peak_bytes = self._peak_bytes, self._live_bytes
+        if now_s - self._looked_s > _PRESSURE_EVERY_S:
+            self._looked_s = now_s
+            system = system_memory()
+            if system and system.available_bytes < wanted_bytes + system.total_bytes * _LOW_SHARE:
+                self._trim(0)
+                return
+        recent_bytes = max(self._former_peak_bytes, self._peak_bytes)
+        explained_bytes = int(recent_bytes * _MAPPED_PER_PEAK) - self._live_bytes
+        self._trim(max(_IDLE_FLOOR_BYTES, explained_bytes) - wanted_bytes)
 
     def _trim(self, allowed_bytes: int) -> int:
         before = self._idle_bytes
@@ -137,6 +175,13 @@ class BufferPool:
         return before - self._idle_bytes
 
 
+@functools.lru_cache(maxsize=8192)
+def _buffer_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    """Return the size of the buffer an array takes from the pool; 0 if it takes none."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return 0 if nbytes < POOLED_MIN_BYTES else _size_class(nbytes)
+
+
 def _size_class(nbytes: int) -> int:
     """Round up to one of eight sizes per power of two, in whole pages: at most an eighth is wasted."""
     step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
@@ -145,6 +190,8 @@ def _size_class(nbytes: int) -> int:
 
 pool = BufferPool()
 empty = pool.empty
+memory_stats = pool.stats
+empty_cache = pool.release_idle
 # A fork waits until no other thread is in the middle of a change: its child has none of them to finish it.
 os.register_at_fork(before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release)
 
@@ -154,3 +201,10 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     array = empty(shape, dtype)
     array.fill(0)
     return array
+
+
+def copy(array: np.ndarray) -> np.ndarray:
+    """Return a C-contiguous copy in memory of the pool."""
+    out = empty(array.shape, array.dtype)
+    np.copyto(out, array)
+    return out

@@ -14,8 +14,8 @@ from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.reductions import RUN, row_dot, row_exponentials, row_max, row_squares, row_sum
 from spillgrad_kernels.scalar_math import exp
 
-# Elements worth a thread of their own: 20 to 50 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 16
+# Elements worth a thread of their own: 3 to 6 microseconds of work.
+_GRAIN_ELEMENTS = 1 << 13
 # A tile to transpose: few enough rows that their lines, 4 KiB apart in a power of two, keep to one set of the cache.
 _TILE_ROWS, _TILE_COLUMNS = 8, 16
 # Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.

@@ -11,8 +11,8 @@ from spillgrad_kernels.scalar_math import where
 
 # Elements per unit of work: a multiple of every vector width, so that only the last unit has a tail.
 _CHUNK = 4096
-# Chunks worth a thread of their own: 20 to 50 microseconds of work.
-_GRAIN_CHUNKS = 16
+# Chunks worth a thread of their own: 3 to 6 microseconds of work.
+_GRAIN_CHUNKS = 2
 
 
 @jit

@@ -14,8 +14,8 @@ from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.scalar_math import where
 from spillgrad_kernels.windows import Pair, Windows
 
-# Elements of windows worth a thread of their own: 20 to 50 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 16
+# Elements of windows worth a thread of their own: 3 to 6 microseconds of work.
+_GRAIN_ELEMENTS = 1 << 13
 
 
 class Ranges(NamedTuple):

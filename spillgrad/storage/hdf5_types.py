@@ -3,9 +3,10 @@
 import functools
 from typing import Any
 
-import h5py
 import ml_dtypes
 import numpy as np
+
+from spillgrad.storage import hdf5
 
 
 @functools.cache
@@ -14,18 +15,18 @@ def hdf5_type(dtype: np.dtype[Any]) -> Any:
     if dtype == ml_dtypes.bfloat16:
         return _bfloat16()
     try:
-        found = h5py.h5t.py_create(dtype)
+        found = hdf5.h5t.py_create(dtype)
     except TypeError:  # dates and Unicode text
         found = None
-    if found is None or found.get_class() == h5py.h5t.OPAQUE or found.get_size() != dtype.itemsize:
-        found = h5py.h5t.create(h5py.h5t.OPAQUE, dtype.itemsize)
+    if found is None or found.get_class() == hdf5.h5t.OPAQUE or found.get_size() != dtype.itemsize:
+        found = hdf5.h5t.create(hdf5.h5t.OPAQUE, dtype.itemsize)
         found.set_tag(f"NUMPY:{dtype.name}".encode())
     return found
 
 
 def _bfloat16() -> Any:
     """Source: a float32 whose lower 16 bits are cut off: 1 sign, 8 exponent (bias 127), 7 mantissa bits."""
-    found = h5py.h5t.IEEE_F32LE.copy()
+    found = hdf5.h5t.IEEE_F32LE.copy()
     found.set_fields(15, 7, 8, 0, 7)
     found.set_size(2)
     found.set_ebias(127)

@@ -1,11 +1,13 @@
 """How a store ends: closed, retired, forgotten by its owner, with its process, or in a forked child."""
 
 import atexit
+import functools
 import os
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.account import Account
 from spillgrad.storage.run_directory import RunDirectory
+from spillgrad.storage.segment import abandon_at_exit
 from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.worker import Worker
 
@@ -30,6 +32,7 @@ class Lifecycle:
         """Take charge of the threads."""
         self._workers = [writer, prefetcher]
         _open.add(self)
+        _close_at_exit()
 
     def close(self) -> None:
         """Stop the threads, free everything and remove the files.
@@ -103,5 +106,11 @@ def _forget_parent() -> None:
     _process = os.getpid()
 
 
-atexit.register(_close_all)
+@functools.cache
+def _close_at_exit() -> None:
+    """Have the stores that are still open closed when the process ends, and only then the files they left open."""
+    abandon_at_exit()
+    atexit.register(_close_all)
+
+
 os.register_at_fork(after_in_child=_forget_parent)

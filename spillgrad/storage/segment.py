@@ -20,6 +20,7 @@ The structure on disk is that of the last `flush`; payloads are there as soon as
 import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import operator
@@ -28,11 +29,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import h5py
 import numpy as np
 import xxhash
 
 from spillgrad.errors import SpillCorruptionError
+from spillgrad.storage import hdf5
 from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_length, chunk_shape, join_pieces
 from spillgrad.storage.hdf5_types import hdf5_type
 from spillgrad.storage.store import Label
@@ -82,15 +83,16 @@ class Segment:
         self.live_datasets = 0
         self._failed = False
         self._structure_for = 0  # as many arrays have their structure in blocks of its own
-        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        abandon_at_exit()
+        access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
         access.set_alignment(PAGE_BYTES, PAGE_BYTES)
-        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        access.set_fclose_degree(hdf5.h5f.CLOSE_STRONG)
         with _opening:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 self._structure = StructureFile(self._fd)
-                access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self._structure)
-                self._file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, fapl=access)
+                access.set_fileobj_driver(hdf5.h5fd.fileobj_driver, self._structure)
+                self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
             except BaseException:
                 os.close(self._fd)
                 os.unlink(path)
@@ -153,7 +155,7 @@ class Segment:
         """
         if not self.broken:
             with self._structural_change():
-                h5py.h5f.flush(self._file, h5py.h5f.SCOPE_LOCAL)
+                hdf5.h5f.flush(self._file, hdf5.h5f.SCOPE_LOCAL)
         if self.broken:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
@@ -204,9 +206,9 @@ class Segment:
             return
         self._structure_for += _ARRAYS_PER_BLOCK
         with self._structural_change():
-            nothing = h5py.h5s.create(h5py.h5s.NULL)
-            block = h5py.h5d.create(self._file, _BLOCK, h5py.h5t.NATIVE_UINT8, nothing)
-            h5py.h5a.create(block, ATTRIBUTE, h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((_BLOCK_BYTES,)))
+            nothing = hdf5.h5s.create(hdf5.h5s.NULL)
+            block = hdf5.h5d.create(self._file, _BLOCK, hdf5.h5t.NATIVE_UINT8, nothing)
+            hdf5.h5a.create(block, ATTRIBUTE, hdf5.h5t.NATIVE_UINT8, hdf5.h5s.create_simple((_BLOCK_BYTES,)))
         try:
             yield
         finally:
@@ -220,19 +222,19 @@ class Segment:
 
     def _create(self, array: np.ndarray, dataset: str) -> tuple[Any, list[Piece], int]:
         kind = hdf5_type(array.dtype)
-        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        layout = hdf5.h5p.create(hdf5.h5p.DATASET_CREATE)
+        layout.set_alloc_time(hdf5.h5d.ALLOC_TIME_EARLY)
+        layout.set_fill_time(hdf5.h5d.FILL_TIME_NEVER)
         if array.ndim == 0:  # HDF5 has no chunks without dimensions
-            layout.set_layout(h5py.h5d.CONTIGUOUS)
-            space = h5py.h5s.create(h5py.h5s.SCALAR)
+            layout.set_layout(hdf5.h5d.CONTIGUOUS)
+            space = hdf5.h5s.create(hdf5.h5s.SCALAR)
             with self._structural_change():
-                found = h5py.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
+                found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
                 return found, [(found.get_offset(), 0, array.nbytes)], array.nbytes
         chunk, axis = chunk_shape(array.shape, array.itemsize)
         layout.set_chunk(chunk)
-        limits = [h5py.h5s.UNLIMITED if i == axis else n for i, n in enumerate(array.shape)]
-        space = h5py.h5s.create_simple(array.shape, tuple(limits))
+        limits = [hdf5.h5s.UNLIMITED if i == axis else n for i, n in enumerate(array.shape)]
+        space = hdf5.h5s.create_simple(array.shape, tuple(limits))
         strides = [math.prod(array.shape[i + 1 :]) for i in range(array.ndim)]
         pieces: list[Piece] = []
         allocated = 0
@@ -245,7 +247,7 @@ class Segment:
             allocated += info.size
 
         with self._structural_change():
-            found = h5py.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
+            found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
             found.chunk_iter(place)
         return found, join_pieces(pieces), allocated
 
@@ -279,10 +281,10 @@ def _describe(dataset: Any, array: np.ndarray, label: Label, sequence: int, chec
             "xxh3_64": f"{checksum:016x}",
         }
     ).encode()
-    kind = h5py.h5t.C_S1.copy()
+    kind = hdf5.h5t.C_S1.copy()
     kind.set_size(len(text))
-    kind.set_cset(h5py.h5t.CSET_UTF8)
-    attribute = h5py.h5a.create(dataset, ATTRIBUTE, kind, h5py.h5s.create(h5py.h5s.SCALAR))
+    kind.set_cset(hdf5.h5t.CSET_UTF8)
+    attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
     attribute.write(np.array(text), mtype=kind)
 
 
@@ -303,5 +305,14 @@ def _abandon_parents() -> None:
     _opening.release()
 
 
-atexit.register(_abandon_all)
+@functools.cache
+def abandon_at_exit() -> None:
+    """Have the files that are still open closed when the process ends.
+
+    What is registered last runs first: so h5py, which then undoes what its own work needs, is loaded before.
+    """
+    hdf5.load()
+    atexit.register(_abandon_all)
+
+
 os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError, SpillError
+from spillgrad_kernels import memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,7 @@ def storable(array: np.ndarray) -> tuple[np.ndarray, bool]:
         raise SpillError(f"put: got {array.ndim} dimensions; HDF5 holds at most 32; reshape the array")
     if array.flags.c_contiguous and array.flags.writeable:
         return array, False
-    return np.array(array, order="C"), True
+    return memory.copy(array), True
 
 
 def changed_error(handle: Handle) -> SpillError:

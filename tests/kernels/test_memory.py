@@ -1,14 +1,20 @@
 """The buffer pool: aligned, reused, never lent twice, given back on request."""
 
+import mmap
 import os
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from spillgrad_kernels import memory
 from spillgrad_kernels.memory import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
+from spillgrad_kernels.system_memory import SystemMemory
 
 LARGE = (POOLED_MIN_BYTES,)
 
@@ -42,6 +48,7 @@ def test_stats_count_live_idle_and_peak_bytes():
     assert pool.stats().live_bytes == pool.stats().peak_live_bytes == 3 * POOLED_MIN_BYTES
     del arrays
     assert (pool.stats().live_bytes, pool.stats().idle_bytes) == (0, 3 * POOLED_MIN_BYTES)
+    assert pool.stats().mapped_bytes == pool.stats().peak_live_bytes == 3 * POOLED_MIN_BYTES
     assert pool.release_idle() == 3 * POOLED_MIN_BYTES
     assert pool.stats().idle_bytes == 0
 
@@ -99,3 +106,98 @@ def test_a_child_forked_while_another_thread_allocates_gets_memory():
         os._exit(0)
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+MIB = 1 << 20
+
+
+def leave_idle(pool: BufferPool, count: int) -> None:
+    """Fill `count` MiB of the pool, in buffers of one, and let go of them."""
+    arrays = [pool.empty((MIB,), np.uint8) for _ in range(count)]
+    del arrays
+    assert pool.stats().idle_bytes == count * MIB
+
+
+def test_a_copy_is_dense_and_of_the_pool():
+    source = np.arange(60_000, dtype=np.float32).reshape(200, 300).T
+    copied = memory.copy(source)
+    assert copied.flags.c_contiguous
+    assert copied.__array_interface__["data"][0] % PAGE_BYTES == 0
+    np.testing.assert_array_equal(copied, source)
+
+
+def test_memory_that_is_lent_again_faults_no_page():
+    pool = BufferPool()
+    pool.empty((64 * MIB,), np.uint8).fill(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        pool.empty((64 * MIB,), np.uint8).fill(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 64 * MIB // mmap.PAGESIZE
+
+
+@pytest.mark.parametrize(("available_share", "idle_after"), [(0.5, 8 * MIB), (0.01, 0)])
+def test_idle_memory_goes_back_when_the_system_has_little_left(
+    available_share: float, idle_after: int, monkeypatch: pytest.MonkeyPatch
+):
+    pool = BufferPool()
+    leave_idle(pool, 8)
+    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 0.0)
+    total = 1 << 40
+    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(int(total * available_share), total))
+    new = pool.empty((2 * MIB,), np.uint8)
+    assert pool.stats().idle_bytes == idle_after
+    assert new.nbytes == 2 * MIB
+
+
+def test_a_pool_that_maps_nothing_new_looks_at_the_system_too(monkeypatch: pytest.MonkeyPatch):
+    pool = BufferPool()
+    leave_idle(pool, 8)
+    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 0.0)
+    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(0, 1 << 40))
+    for _ in range(memory._LENT_PER_LOOK):
+        pool.empty((MIB,), np.uint8)
+    assert pool.stats().idle_bytes <= MIB
+
+
+def test_memory_that_recent_use_does_not_explain_goes_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_IDLE_FLOOR_BYTES", 2 * MIB)
+    pool = BufferPool()
+    leave_idle(pool, 32)
+    for _ in range(2):  # the period of the large use, and the one after it
+        pool.empty((2 * MIB,), np.uint8)
+        assert pool.stats().idle_bytes > 30 * MIB
+        monkeypatch.setattr(memory, "_PERIOD_S", 0.0)
+        time.sleep(0.001)
+        pool._give_back_unneeded()
+        monkeypatch.setattr(memory, "_PERIOD_S", 3600.0)
+    pool._period_began_s -= 3601
+    pool._give_back_unneeded()
+    assert pool.stats().idle_bytes <= 3 * MIB
+    assert pool.stats().peak_live_bytes == 32 * MIB
+
+
+REFUSED_ONCE = """
+import resource
+import numpy as np
+from spillgrad_kernels.memory import BufferPool
+pool = BufferPool()
+arrays = [pool.empty((16 << 20,), np.uint8) for _ in range(16)]
+del arrays
+assert pool.stats().idle_bytes == 256 << 20
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), resource.RLIM_INFINITY))
+large = pool.empty((200 << 20,), np.uint8)
+assert pool.stats().idle_bytes == 0
+try:
+    pool.empty((200 << 20,), np.uint8)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads its own size from /proc")
+def test_a_refused_mapping_gives_idle_memory_back_and_a_second_refusal_says_what_to_do():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", REFUSED_ONCE], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "smaller batch" in done.stdout

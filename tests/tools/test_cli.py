@@ -53,6 +53,7 @@ BAD_INPUT = [
     (["train", "--lr", "-1"], ["-1", "--lr"]),
     (["train", "--steep", "3"], ["--steep", "--steps"]),
     (["trian"], ["trian", "spillgrad --help"]),
+    (["cache", "fill"], ["fill", "info", "warm", "clear"]),
     (["sweep"], ["DIR"]),
     (["sweep", "missing"], ["missing"]),
     (["bench", "kernels", "--filter", "nothing"], ["nothing", "matmul"]),
@@ -95,8 +96,9 @@ def test_a_process_says_bad_input_in_one_line_too(here: Path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["train", "bench", "sweep", "--debug"]),
+        (["--help"], ["train", "bench", "cache", "sweep", "--debug"]),
         (["train", "-h"], ["--ram-budget", "--resume", "--no-spill", "64MiB"]),
+        (["cache", "--help"], ["info", "warm", "clear"]),
         (["sweep", "--help"], ["--dry-run", "DIR"]),
         (["bench", "kernels", "--help"], ["--json", "--filter", "--threads", "--rounds"]),
         (["bench", "spill", "--help"], ["--json", "--dir"]),

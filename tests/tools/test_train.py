@@ -14,9 +14,11 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import spillgrad as sg
+from spillgrad_kernels.compile import Counts
+from spillgrad_tools import train_display
 from spillgrad_tools.cli import main
 from spillgrad_tools.train import StepRecord, Training
-from spillgrad_tools.train_display import show_progress, show_sample
+from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
 from spillgrad_tools.train_settings import TrainSettings
 from tests.waiting import wait_until
 
@@ -192,6 +194,23 @@ def test_progress_on_a_terminal_shows_the_numbers_without_colour_where_none_is_w
     assert "3/3" in shown
     assert "waiting 25%" in shown
     assert re.search(r"\x1b\[[\d;]*3\dm", shown) is None
+
+
+def test_while_kernels_compile_a_terminal_shows_how_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_display, "counts", Counts(compiled=17))
+    terminal = Console(file=io.StringIO(), width=200, force_terminal=True, force_interactive=True)
+    with show_preparation(terminal):
+        pass
+    assert "compiling kernels: 17" in terminal.file.getvalue()
+    progress = show_progress(terminal, records(1), 0, 1)
+    terminal.file.truncate(0)
+    next(progress)
+    assert "compiling kernels: 17" in terminal.file.getvalue()
+    progress.close()
+    pipe = Console(file=io.StringIO(), width=200)
+    with show_preparation(pipe):
+        pass
+    assert pipe.file.getvalue() == ""
 
 
 def test_a_sample_cannot_command_the_terminal():

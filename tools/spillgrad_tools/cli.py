@@ -1,5 +1,6 @@
 """The command `spillgrad`: options here, work in the module each command names."""
 
+import enum
 import importlib.metadata
 import os
 import sys
@@ -105,6 +106,27 @@ def sweep(
     from spillgrad_tools.sweep_command import run
 
     run(directory, dry_run)
+
+
+class CacheAction(enum.StrEnum):
+    """What `spillgrad cache` can do."""
+
+    INFO = "info"
+    WARM = "warm"
+    CLEAR = "clear"
+
+
+@app.command()
+def cache(
+    action: Annotated[
+        CacheAction,
+        typer.Argument(help="Say what is there, compile what training and common operations need, or remove it all."),
+    ] = CacheAction.INFO,
+) -> None:
+    """Look after the compiled kernels on disk; old ones go by themselves."""
+    from spillgrad_tools.cache_command import run
+
+    run(action.value)
 
 
 @bench.command("kernels")

@@ -20,7 +20,7 @@ import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
 from spillgrad_tools.train import StepRecord, Training
-from spillgrad_tools.train_display import Report, show_line, show_progress, show_report, show_sample
+from spillgrad_tools.train_display import Report, show_line, show_preparation, show_progress, show_report, show_sample
 from spillgrad_tools.train_settings import TrainOptions, TrainSettings
 
 SAMPLE_BYTES = 300
@@ -57,7 +57,8 @@ def run(options: TrainOptions) -> bool:
     console = Console()
     budget_bytes = None if options.ram_budget is None else parse_bytes(options.ram_budget)
     settings = _settings(options)
-    training = Training(settings, sg.data.load_text(options.data), options.resume)
+    with show_preparation(console):
+        training = Training(settings, sg.data.load_text(options.data), options.resume)
     if training.step >= settings.steps:
         done = f"{options.resume} has gone through {training.step} steps"
         raise ArgumentError(f"train: {done}, wanted {settings.steps}; give --steps a larger number")

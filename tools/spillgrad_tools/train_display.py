@@ -1,5 +1,6 @@
 """What a user sees of a training run: progress on a terminal, a line now and then elsewhere, the report at the end."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spillgrad.storage.budget import format_bytes
+from spillgrad_kernels.compile import counts
 from spillgrad_tools.train import StepRecord
 
 # Where lines cannot be redrawn, at least this long passes between two of them.
@@ -24,6 +26,18 @@ def numbers(record: StepRecord) -> str:
         f"loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s  RSS {format_bytes(record.rss_bytes)}  "
         f"spilled {format_bytes(record.written_bytes)}  waiting {record.wait_share:.0%}"
     )
+
+
+class _Preparation:
+    """What the first step waits for; drawn again and again while it does."""
+
+    def __rich__(self) -> Text:
+        return Text(f"compiling kernels: {counts.compiled}" if counts.compiled else "preparing", style="dim")
+
+
+def show_preparation(console: Console) -> contextlib.AbstractContextManager[object]:
+    """On a terminal, say inside the block how many kernels were compiled so far."""
+    return Live(_Preparation(), console=console, transient=True) if console.is_interactive else contextlib.nullcontext()
 
 
 def show_progress(console: Console, records: Iterable[StepRecord], first: int, last: int) -> Iterator[StepRecord]:
@@ -44,11 +58,10 @@ def _redrawn(console: Console, records: Iterable[StepRecord], first: int, last: 
         TimeRemainingColumn(),
     )
     task = bar.add_task("train", completed=first, total=last)
-    line = Text("compiling kernels for the first step", style="dim")
-    with Live(Group(bar, line), console=console):
+    with Live(Group(bar, _Preparation()), console=console) as live:
         for record in records:
             bar.update(task, completed=record.step)
-            line.plain, line.style = numbers(record), ""
+            live.update(Group(bar, Text(numbers(record))))
             yield record
 
 

@@ -1,0 +1,223 @@
+"""The machine code on disk: found again, never mistaken, bounded, and missing without harm."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spillgrad_kernels import cache
+
+DAY_S = 86400.0
+NEEDS_JIT = pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+
+ADDS_ONE = """
+import numpy as np
+from spillgrad_kernels.compile import counts, jit
+
+@jit(name="adds_one")
+def adds_one(start, stop, a):
+    for i in range(start, stop):
+        a[i] += 1
+
+a = np.zeros(3, np.float32)
+adds_one(0, 3, a)
+assert a.sum() == 3
+print(counts.compiled, counts.loaded)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point the cache, and the temporary directory that stands in for it, into the test's own directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    cache._prune_once.cache_clear()
+    return tmp_path
+
+
+def compiled_and_loaded(program: str = ADDS_ONE, **variables: str) -> str:
+    """Run a program in a process of its own; return how many kernels it says were compiled, and loaded."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def code_files(home: Path) -> list[Path]:
+    return sorted(home.rglob("*" + cache.SUFFIX))
+
+
+def put(version: str, name: str, size: int, unused_s: float = 0.0) -> Path:
+    path = cache.root() / version / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    used = time.time() - unused_s
+    os.utime(path, (used, used))
+    return path
+
+
+def test_what_is_written_is_read_again(home: Path):
+    assert cache.read("a") is None
+    assert cache.write("a", b"code")
+    assert cache.read("a") == b"code"
+    assert [path.name for path in home.rglob("*.*")] == ["a.code"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:20], lambda content: b"", lambda content: content[:-1] + b"?"]
+)
+def test_a_torn_or_altered_file_counts_as_missing_and_is_replaced(home: Path, damage: Callable[[bytes], bytes]):
+    cache.write("a", b"machine code")
+    (path,) = code_files(home)
+    path.write_bytes(damage(path.read_bytes()))
+    assert cache.read("a") is None
+    cache.write("a", b"machine code")
+    assert cache.read("a") == b"machine code"
+
+
+def test_where_the_cache_cannot_be_a_private_temporary_directory_stands_in(home: Path):
+    (home / "cache").write_text("a file where the directory should be")
+    assert cache.write("a", b"code")
+    assert cache.read("a") == b"code"
+    (path,) = code_files(home)
+    assert path.is_relative_to(home / "tmp")
+    assert path.parent.parent.stat().st_mode & 0o777 == 0o700
+    assert not cache.info().writable
+
+
+def test_a_temporary_directory_that_others_may_write_to_is_not_trusted(home: Path):
+    (home / "cache").write_text("a file where the directory should be")
+    shared = home / "tmp" / f"spillgrad-kernels-{os.getuid()}"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert not cache.write("a", b"code")
+    assert cache.read("a") is None
+    assert list(shared.iterdir()) == []
+
+
+def test_a_relative_cache_home_is_ignored_and_no_home_means_the_temporary_directory(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(home))
+    assert cache.root() == home / ".cache" / "spillgrad" / "kernels"
+    monkeypatch.setenv("HOME", "nowhere")
+    assert cache.root().is_relative_to(home / "tmp")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_leaves_nothing_behind(home: Path, monkeypatch: pytest.MonkeyPatch):
+    cache.write("a", b"code")
+    write_bytes = Path.write_bytes
+
+    def onto_a_full_disk(path: Path, content: bytes) -> int:
+        path.symlink_to("/dev/full")  # the kernel's own refusal: ENOSPC
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", onto_a_full_disk)
+    assert not cache.write("b", b"code")
+    assert cache.read("b") is None
+    assert [path.name for path in home.rglob("*.*")] == ["a.code"]
+
+
+def test_what_was_not_used_for_long_goes_and_then_what_was_used_longest_ago(home: Path):
+    put("old", "dead", 10, unused_s=31 * DAY_S)
+    put("old", "older", 10, unused_s=3 * DAY_S)
+    put("new", "newer", 10, unused_s=2 * DAY_S)
+    put("new", "newest", 10, unused_s=1 * DAY_S)
+    assert cache.prune(cache.root(), limit_bytes=25) == 20
+    assert sorted(path.name for path in cache.root().rglob("*")) == ["new", "newer", "newest"]
+
+
+def test_writing_bounds_the_cache_and_reading_counts_as_use(home: Path):
+    cache.write("a", b"code")
+    (path,) = code_files(home)
+    used = time.time() - 40 * DAY_S
+    os.utime(path, (used, used))
+    assert cache.read("a") == b"code"
+    put("dead", "b", 10, unused_s=31 * DAY_S)
+    cache._prune_once.cache_clear()
+    cache.write("c", b"code")
+    assert [found.name for found in code_files(home)] == ["a.code", "c.code"]
+    assert not (cache.root() / "dead").exists()
+
+
+def test_code_that_this_user_may_only_read_is_used(home: Path, monkeypatch: pytest.MonkeyPatch):
+    cache.write("a", b"code")
+    (path,) = code_files(home)
+    os.utime(path, (0, 0))
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.read("a") == b"code"
+
+
+def test_info_counts_this_version_and_the_others_and_clear_removes_all(home: Path):
+    cache.write("a", b"code")
+    put("other", "b", 10)
+    found = cache.info()
+    assert (found.files, found.size_bytes, found.other_versions, found.other_bytes, found.writable) == (
+        1, 4 + 16, 1, 10, True,
+    )  # fmt: skip
+    assert cache.clear() == 30
+    assert cache.info().files == 0
+    assert list(cache.root().iterdir()) == []
+
+
+@NEEDS_JIT
+def test_a_second_process_compiles_nothing(home: Path):
+    assert compiled_and_loaded() == "1 0"
+    assert compiled_and_loaded() == "0 1"
+
+
+@NEEDS_JIT
+@pytest.mark.parametrize(
+    "variables", [{"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, {"NUMBA_BOUNDSCHECK": "1"}]
+)
+def test_another_processor_or_compiler_setting_finds_nothing(home: Path, variables: dict[str, str]):
+    assert compiled_and_loaded() == "1 0"
+    assert compiled_and_loaded(**variables) == "1 0"
+    assert compiled_and_loaded(**variables) == "0 1"
+    assert compiled_and_loaded() == "0 1"
+
+
+@NEEDS_JIT
+def test_generated_code_under_the_same_name_is_not_mistaken(home: Path):
+    assert compiled_and_loaded() == "1 0"
+    assert compiled_and_loaded(ADDS_ONE.replace("+= 1", "+= 2 / 2")) == "1 0"
+
+
+@NEEDS_JIT
+def test_a_kill_while_writing_leaves_a_cache_that_works(home: Path):
+    dies = "import os\nfrom pathlib import Path\nPath.replace = lambda *paths: os._exit(0)\n" + ADDS_ONE
+    assert compiled_and_loaded(dies) == ""
+    assert list(home.rglob("*.partial"))
+    assert compiled_and_loaded() == "1 0"
+    assert compiled_and_loaded() == "0 1"
+
+
+@NEEDS_JIT
+def test_processes_that_start_together_on_an_empty_cache_agree(home: Path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ADDS_ONE]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)
+    ]
+    assert [(process.communicate(timeout=120)[1], process.returncode) for process in processes] == [(b"", 0)] * 3
+    assert len(code_files(home)) == 1
+    assert compiled_and_loaded() == "0 1"
+
+
+@NEEDS_JIT
+def test_without_any_place_to_write_kernels_are_compiled_all_the_same(home: Path):
+    (home / "cache").write_text("a file where the directory should be")
+    for _ in range(2):
+        assert compiled_and_loaded("import tempfile\ntempfile.tempdir = '/proc'\n" + ADDS_ONE) == "1 0"

@@ -1,0 +1,44 @@
+"""`import spillgrad` is quick because of what it does not load."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("module", ["h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
+def test_import_does_not_load(module: str):
+    assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
+
+
+def test_import_neither_compiles_nor_looks_for_compiled_kernels():
+    program = (
+        "import spillgrad; from spillgrad_kernels import cache; from spillgrad_kernels.compile import counts;"
+        "print(counts.compiled, counts.loaded, cache.version.cache_info().currsize)"
+    )
+    assert run(program) == "0 0 0\n"
+
+
+def test_hdf5_is_loaded_with_the_first_store(tmp_path):
+    program = (
+        "import sys; from spillgrad.storage import DiskStore; print('h5py' in sys.modules);"
+        f"store = DiskStore({str(tmp_path)!r}, ram_budget=0); print('h5py' in sys.modules); store.close()"
+    )
+    assert run(program) == "False\nTrue\n"
+
+
+def test_hdf5_stays_whole_until_every_store_is_closed(tmp_path):
+    program = (
+        "import atexit; registered = []; register = atexit.register;"
+        "atexit.register = lambda function: registered.append(function) or register(function);"
+        "from spillgrad.storage import DiskStore;"
+        f"store = DiskStore({str(tmp_path)!r}, ram_budget=0); store.close();"
+        "print(*(f.__module__.split('.')[-1] for f in registered if f.__module__.startswith(('h5py', 'spillgrad.'))))"
+    )
+    assert run(program) == "_conv segment lifecycle\n"  # run from the last to the first
