@@ -23,8 +23,8 @@ from spillgrad_kernels.scalar_math import exp, where
 
 # Elements that one unit of work folds: 256 KiB of float32, some 8 microseconds.
 _BLOCK_ELEMENTS = 1 << 16
-# Elements worth a thread of their own.
-_GRAIN_ELEMENTS = 4 * _BLOCK_ELEMENTS
+# Elements worth a thread of their own: 1 to 3 microseconds of work.
+_GRAIN_ELEMENTS = 1 << 13
 # Columns folded side by side when inner > 1: their accumulators (8 KiB) stay in the first-level cache.
 _BLOCK_COLUMNS = 1024
 # Elements of a row that are summed in its own precision.
@@ -470,7 +470,7 @@ def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
     if out.size == 0:
         return out
     if inner > 1:
-        grain = -(-_BLOCK_ELEMENTS // (n * builtins.min(inner, _BLOCK_COLUMNS)))
+        grain = -(-_GRAIN_ELEMENTS // (n * builtins.min(inner, _BLOCK_COLUMNS)))
         parallel_for(_cumsum_columns, outer * -(-inner // _BLOCK_COLUMNS), grain, flat, out.reshape(-1), n, inner)
         return out
     length = builtins.min(n, _BLOCK_ELEMENTS)
