@@ -150,6 +150,8 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
     ShapeError when shapes do not broadcast; with `out`, DtypeError or ShapeError when the result does not fit into it,
     GraphError when a gradient would have to be recorded, or its memory is read-only or expanded.
     """
+    if out is None and _share_a_float(operands):  # most calls: nothing to convert
+        return OPERATIONS[name](*operands)  # type: ignore[no-any-return]
     row = ROWS[name]
     tensors = [as_operand(name, o) for o in operands]
     conditions = 1 if name == "where" else 0
@@ -164,6 +166,19 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
     if out is not None:
         return _compute_into(out, row, (*tensors[:conditions], *promoted))
     return OPERATIONS[name](*tensors[:conditions], *promoted)  # type: ignore[no-any-return]
+
+
+def _share_a_float(operands: tuple[Any, ...]) -> bool:
+    """Return whether operands are Python numbers and tensors of one floating dtype, which is then the result's."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            if type(operand) is Symbol or (dtype is not None and operand._array.dtype is not dtype):
+                return False
+            dtype = operand._array.dtype
+        elif not isinstance(operand, int | float):
+            return False
+    return dtype is not None and dtypes.is_floating_point(dtype)
 
 
 # Arithmetic that truth values do not have, in PyTorch neither.

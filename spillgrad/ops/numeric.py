@@ -1,5 +1,6 @@
 """Between dtypes and kernels: conversions, and half-precision arrays computed in float32."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,5 +90,15 @@ def run_formula(
 def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:
     """Return an array or Python number as an array of `dtype`; bool arrays stay, they may be conditions."""
     if not isinstance(value, np.ndarray):
-        value = np.asarray(value)
-    return value if value.dtype in (dtype, dtypes.bool_) else cast(value, dtype)
+        # 0 and -0 are one key.
+        return _number(value, dtype) if type(value) in (int, float) and value != 0 else _new_number(value, dtype)
+    return value if value.dtype is dtype or value.dtype in (dtype, dtypes.bool_) else cast(value, dtype)
+
+
+def _new_number(value: Any, dtype: dtypes.DType) -> np.ndarray:
+    array = np.asarray(value)
+    return array if array.dtype in (dtype, dtypes.bool_) else cast(array, dtype)
+
+
+# The same few numbers stand in most expressions; making an array of one costs several small additions.
+_number = functools.lru_cache(maxsize=1024)(_new_number)
