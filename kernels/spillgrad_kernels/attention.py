@@ -23,12 +23,12 @@ from spillgrad_kernels.reductions import row_dot
 from spillgrad_kernels.scalar_math import _bits, where
 from spillgrad_kernels.strided_microkernel import multiply_strided, prefetch
 
-# A tile of scores, queries x keys: both multiples of the micro-kernel's tile. Zen 4 (1 MiB of L2) ran 3 to 5 % faster
-# with these than with 96 x 192, no faster with 96 x 384.
-_QUERIES = 192
+# A tile of scores, queries x keys: both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2) one
+# of 96 x 192 ran 5 % slower, one of 192 x 384 as fast.
+_QUERIES = 96
 _KEYS = 384
 # Queries that share one packing of the keys and values, in forward: a multiple of _QUERIES.
-_CHUNK = 6 * _QUERIES
+_CHUNK = 12 * _QUERIES
 # Tasks wanted where there are few heads: enough for many cores to share evenly.
 _TASKS = 32
 # Multiply-adds that take about 5 microseconds, below which a thread of its own does not pay.
