@@ -212,7 +212,7 @@ def product(
 
 
 # The words of a shared product: the ticket, then for each phase how many of its packings and tiles are done, then for
-# each tile of a phase the number of the last phase that added to it.
+# each block of C and each tile of it how many phases have added to it.
 _TICKET, _COUNTERS = 0, 8
 
 
@@ -257,6 +257,8 @@ def _shared_product(
     b_size = (min(n, _COLUMNS) + columns - 1) // columns * b_group
     place_size = b_size + (min(m, _SHARED_ROWS) + rows - 1) // rows * a_group
 
+    row_groups, column_groups = (min(m, _SHARED_ROWS) + rows - 1) // rows, (min(n, _COLUMNS) + columns - 1) // columns
+    largest = row_groups * column_groups
     phase = 0
     first = 0  # the phase's first ticket
     tiles_before, tiles_last = 0, 0  # of the phase before the last, and of the last
@@ -296,19 +298,19 @@ def _shared_product(
                         at = task - packings
                         i, j = at % row_groups * rows, at // row_groups * columns
                         wait_for(words, packed + phase, packings)
-                        if k0 > 0:
-                            wait_for(words, added + at, phase)
+                        wait_for(words, added + at, k0 // _DEPTH)
                         multiply_block(
                             workspace, min(rows, height - i), min(columns, width - j), depth,
                             packed_a + at % row_groups * a_group, packed_b + at // row_groups * b_group,
                             c + (i0 + i) * c_row + (j0 + j) * c_col, c_row, c_col, accumulate or k0 > 0, tile,
                         )  # fmt: skip
-                        store(words, added + at, phase + 1)
+                        store(words, added + at, k0 // _DEPTH + 1)
                         fetch_add(words, made + phase, 1)
                     ticket = fetch_add(words, _TICKET, 1)
                 first += packings + tiles
                 phase += 1
                 tiles_before, tiles_last = tiles_last, tiles
+            added += largest
 
 
 @jit(fastmath=REASSOCIATE)
@@ -569,8 +571,9 @@ def _shared_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: 
         else:
             break
     row_groups, column_groups = -(-height // rows), -(-width // columns)
-    phases = -(-m // _SHARED_ROWS) * -(-n // _COLUMNS) * -(-k // _DEPTH)
-    words = _COUNTERS + 2 * phases + row_groups * column_groups
+    blocks = -(-m // _SHARED_ROWS) * -(-n // _COLUMNS)
+    phases = blocks * -(-k // _DEPTH)
+    words = _COUNTERS + 2 * phases + blocks * row_groups * column_groups
     vector = VECTOR_BYTES // itemsize
     panels = column_groups * columns * depth + row_groups * (rows * depth + vector)
     scratch = threads * TILE_ROWS * tile_width + 2 * panels + vector

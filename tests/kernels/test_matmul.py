@@ -214,3 +214,13 @@ def test_everything_holds_without_compilation_and_with_the_tiles_of_any_host(hos
     code = WITHOUT_COMPILATION.format(features=HOSTS[host])
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+
+
+def test_many_threads_on_few_cores_make_the_same_bits(random, threads):
+    # Many blocks and slabs of few tiles: threads that lose their core meet others two blocks ahead.
+    a, b = random.standard_normal((8, 1100)).astype("f4"), random.standard_normal((1100, 6200)).astype("f4")
+    threads(1)
+    want = matmul(a, b)
+    threads(7)
+    for _ in range(40):
+        np.testing.assert_array_equal(matmul(a, b), want)
