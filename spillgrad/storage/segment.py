@@ -307,12 +307,11 @@ def _abandon_parents() -> None:
 
 @functools.cache
 def abandon_at_exit() -> None:
-    """Have the files that are still open closed when the process ends.
+    """Have the files that are still open closed when the process ends, and in every forked child.
 
-    What is registered last runs first: so h5py, which then undoes what its own work needs, is loaded before.
+    What is registered last runs first: so h5py is loaded before. At the end it undoes what its own work needs; and
+    before a fork it takes its lock, which whoever opens a file waits for while holding ours.
     """
     hdf5.load()
     atexit.register(_abandon_all)
-
-
-os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)
+    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)
