@@ -282,8 +282,11 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
     """What `get` found is the caller's memory: that it left the cache meanwhile does not make it unchanged."""
     store = make_store(100_000)
     array, changed = np.zeros(10_000), threading.Event()
+    evicting: list[threading.Thread] = []
 
     def unchanged() -> bool:
+        for thread in evicting:  # the eviction falls between finding the array and asking about it
+            thread.join()
         return not changed.is_set()
 
     handle = store.put(array, unchanged=unchanged)
@@ -294,7 +297,8 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
     def evicted_in_mid_get(entry: object) -> np.ndarray | None:
         result = found(entry)  # type: ignore[arg-type]
         account.cache.find = found  # type: ignore[method-assign]
-        threading.Thread(target=evict).start()
+        evicting.append(threading.Thread(target=evict))
+        evicting[0].start()
         return result
 
     def evict() -> None:
