@@ -308,7 +308,9 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
             changed.set()
 
     account.cache.find = evicted_in_mid_get  # type: ignore[method-assign]
-    assert (store.get(handle) == 0).all()
+    got = store.get(handle)
+    evicting[0].join()
+    assert (got == 0).all()
 
 
 def test_a_bell_wakes_its_sleeper_however_rings_and_interrupts_fall():
