@@ -4,8 +4,8 @@ Numba's own cache watches the file a function stands in, so that editing a funct
 code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
 bytecode and the argument types, in a directory that any edit of any kernel replaces (`cache.py`).
 
-Machine code of several processes meets in one: the symbols in it must differ. Numba tells functions of one name apart by
-a number counted from 1, alike in every process; here each process counts from a number of its own.
+Machine code of several processes meets in one: the symbols in it must differ. Numba tells functions of one name apart
+by a number counted from 1, alike in every process; here each process counts from a number of its own.
 """
 
 import functools
