@@ -128,13 +128,25 @@ class Operation:
             outputs = [view_of(arguments[0], array) for array in results[: len(self.outputs)]]
         else:
             outputs = [Tensor.wrap(array) for array in results[: len(self.outputs)]]
+        self._record_if_wanted(arguments, outputs, results[len(self.outputs) :])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
+        """Return the output tensor, recorded, of a call whose result a kernel of several operations already made.
+
+        Where no derivative names the output, its dtype and shape are all that count.
+        """
+        output = Tensor.wrap(result)
+        self._record_if_wanted(arguments, [output], ())
+        return output
+
+    def _record_if_wanted(self, arguments: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any]) -> None:
         if is_grad_enabled():
             needs = tuple(
                 [i for i in self.differentiable if isinstance(arguments[i], Tensor) and arguments[i].requires_grad]
             )
             if needs:
-                self._record(arguments, outputs, results[len(self.outputs) :], needs)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+                self._record(arguments, outputs, aux, needs)
 
     def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
         """Return what is saved when the inputs at positions `needs` want a gradient.
