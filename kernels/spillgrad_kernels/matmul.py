@@ -16,9 +16,10 @@ from numba.extending import register_jitable
 from spillgrad_kernels import memory
 from spillgrad_kernels.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.dispatch import get_num_threads, parallel_for
 from spillgrad_kernels.epilogue import NO_EPILOGUE, Epilogue, epilogue, run_epilogue
-from spillgrad_kernels.formula import Formula, parameters
+from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.microkernel import (
     TILE_ROWS,
     VECTOR_BYTES,
@@ -45,7 +46,7 @@ _SHARED_ROWS = 160 * TILE_ROWS
 _GROUP_COLUMNS = 256
 _TILES_PER_THREAD = 4
 # A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
-_VECTOR_CHUNK = 2048
+_VECTOR_CHUNK = 4096
 # Multiply-adds up to which packing costs more than it saves.
 _SMALL_WORK = 1 << 18
 # Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
@@ -126,11 +127,51 @@ def multiply_block(
                     if added != 0:
                         for s in range(present):
                             values[s] += array_at(sums, added + r * addend_row + s * c_col, 1)[0]
-                    if c_col == size:
-                        array_at(sums, place + r * c_row, present)[:] = values
-                    else:
-                        for s in range(present):
-                            array_at(sums, place + r * c_row + s * c_col, 1)[0] = values[s]
+                    for s in range(present):
+                        array_at(sums, place + r * c_row + s * c_col, 1)[0] = values[s]
+
+
+@jit
+def _thin_product(
+    like: np.ndarray,
+    m: int,
+    n: int,
+    k: int,
+    a: int,
+    a_row: int,
+    b: int,
+    b_row: int,
+    b_col: int,
+    c: int,
+    c_row: int,
+    c_col: int,
+    addend: int,
+    addend_row: int,
+    workspace: int,
+) -> None:
+    """Do as `product` where C is at most a tile wide and rows of A have no gaps: A is read once, as it lies."""
+    size = like.itemsize
+    columns = tile_columns(like)
+    tile_row = columns * size
+    packed = workspace + TILE_ROWS * tile_row
+    for k0 in range(0, k, _DEPTH):
+        depth = min(_DEPTH, k - k0)
+        packer(like)(like, columns, b + k0 * b_row, b_col, b_row, n, depth, packed)
+        base, base_row = (addend, addend_row) if k0 == 0 else (c, c_row)
+        for i in range(0, m, TILE_ROWS):
+            rows = min(TILE_ROWS, m - i)
+            corner = a + i * a_row + k0 * size
+            multiply_in_place(
+                like, rows, n, depth, corner, a_row, size, packed, tile_row, workspace, tile_row, 0, 0
+            )  # fmt: skip
+            for r in range(rows):
+                sums = array_at(like, workspace + r * tile_row, n)
+                for s in range(n):
+                    place = s * c_col
+                    before = (
+                        array_at(like, base + (i + r) * base_row + place, 1)[0] if base != 0 else like.dtype.type(0)
+                    )
+                    array_at(like, c + (i + r) * c_row + place, 1)[0] = before + sums[s]
 
 
 @jit
@@ -160,7 +201,7 @@ def product(
     """
     size = like.itemsize
     columns = tile_columns(like)
-    if m * n * k <= _SMALL_WORK and b_col == size and c_col == size and numbers_in(like) == 1:
+    if (m <= TILE_ROWS or m * n * k <= _SMALL_WORK) and b_col == size and c_col == size and numbers_in(like) == 1:
         for k0 in range(0, k, _DEPTH):
             base, base_row = (addend, addend_row) if k0 == 0 else (c, c_row)
             for j in range(0, n, columns):
@@ -173,6 +214,9 @@ def product(
                     )  # fmt: skip
         return
     packed_b = workspace + TILE_ROWS * columns * size
+    if n <= columns and a_col == size and numbers_in(like) == 1:
+        _thin_product(like, m, n, k, a, a_row, b, b_row, b_col, c, c_row, c_col, addend, addend_row, workspace)
+        return
     # Packing A may write a vector beyond its end, so A comes last.
     packed_a = packed_b + round_up(min(n, _COLUMNS), columns) * min(depth_of(like, k), _DEPTH) * size
     step = _DEPTH * numbers_in(like)
@@ -461,23 +505,28 @@ def linear(
     `product` is C-contiguous. Dtypes as for `matmul`; those of the other arrays are its result's.
     """
     dtype = _SUMS[rows.dtype]
-    rows, weight = aligned(rows), aligned(weight.T)
-    other = None if other is None else np.ascontiguousarray(other)
-    bias = None if bias is None else np.ascontiguousarray(bias)
-    call = _prepare(_layout(rows), _layout(weight), None, get_num_threads(), addend_row=0)
-    result = memory.empty(call.shape, dtype)
+    shape = (len(rows), len(weight))
+    result = memory.empty(shape, dtype)
     product = result if product is None else product
-    if rows.shape[1] == 0:
+    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:
+        # Products of few rows are planned for their operands alone, and their results are small.
         product[...] = 0 if bias is None else bias
+        matmul(rows, weight.T, product, accumulate=True)
         if formula is not None:
-            result[...] = formula(*(product, other)[: len(parameters(formula))])
-    elif product.size:
-        at_result = address_of(result)
-        _run(
-            call, _ONE_PRODUCT, rows, weight, address_of(product), 0 if bias is None else address_of(bias),
-            NO_EPILOGUE if formula is None else epilogue(formula, name, dtype),
-            at_result if other is None else address_of(other), at_result,
-        )  # fmt: skip
+            elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
+        elif product is not result:
+            np.copyto(result, product)
+        return result
+    rows, weight = aligned(rows), aligned(weight.T)
+    bias = None if bias is None else np.ascontiguousarray(bias)
+    other = None if other is None else np.ascontiguousarray(other)
+    at_result = address_of(result)
+    _run(
+        _prepare(_layout(rows), _layout(weight), None, get_num_threads(), addend_row=0),
+        _ONE_PRODUCT, rows, weight, address_of(product), 0 if bias is None else address_of(bias),
+        NO_EPILOGUE if formula is None else epilogue(formula, name, dtype),
+        at_result if other is None else address_of(other), at_result,
+    )  # fmt: skip
     return result
 
 
@@ -545,16 +594,30 @@ def _prepare(a: _Layout, b: _Layout, out: _Layout | None, threads: int, addend_r
     if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
         m, batch = m * math.prod(batch), ()
     a_steps, b_steps, out_steps = a_strides[-2:], b_strides[-2:], out[1][-2:]
-    # The kernel writes rows of C: where columns are contiguous, compute the transpose.
-    swapped = n > 1 and out_steps[1] != dtype.itemsize == out_steps[0]
+    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
+    in_place = packed == numbers and min(m, n) > 1
+    # The kernel writes rows of C: where columns are contiguous, compute the transpose. Also where a few rows of A meet
+    # lines of B along the depth: as the left operand these are read where they lie.
+    thin = in_place and m <= TILE_ROWS and b_steps[0] == dtype.itemsize and m < n
+    swapped = n > 1 and (thin or out_steps[1] != dtype.itemsize == out_steps[0])
     if swapped:
         m, n = n, m
         a_steps, b_steps, out_steps = b_steps[::-1], a_steps[::-1], out_steps[::-1]
-    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
     per_element = packed.itemsize // numbers.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
     steps, products = max(1, -(-k // per_element)), max(1, math.prod(batch))
-    plan = _plan(max(1, m), max(1, n), steps, products, dtype.itemsize, threads)
+    tile_width = 2 * VECTOR_BYTES // dtype.itemsize
+    if in_place and m <= TILE_ROWS and b_steps[1] == out_steps[1] == dtype.itemsize:
+        columns = round_up(-(-n // threads), _GROUP_COLUMNS)
+        plan = _separate_plan(m, n, max(k, 1), products, dtype.itemsize, threads, m, min(n, columns))
+    elif in_place and n <= tile_width and a_steps[1] == dtype.itemsize:
+        rows = round_up(-(-m // (4 * threads)), _ROWS)
+        plan = _separate_plan(m, n, max(k, 1), products, dtype.itemsize, threads, min(m, rows), n)
+    elif min(m, n) == 1:
+        reads_lines = (b_steps[0] if m == 1 else a_steps[1]) == numbers.itemsize
+        plan = _vector_plan(m, n, max(1, k), products, dtype.itemsize, threads, reads_lines)
+    else:
+        plan = _plan(max(1, m), max(1, n), steps, products, dtype.itemsize, threads)
     rows = (out_steps[0] if addend_row is None else addend_row, out_steps[0], out_steps[0])
     sizes = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases, *a_steps, *b_steps, *out_steps, *rows)
     geometry = np.array(sizes, np.int64)
@@ -630,22 +693,31 @@ class _Plan(NamedTuple):
 
 def _plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
     work = m * n * k
-    shared = min(m, n) > 1 and threads > 1 and work >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK)
-    return (_shared_plan if shared else _separate_plan)(m, n, k, products, itemsize, threads)
+    if threads > 1 and work >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK):
+        return _shared_plan(m, n, k, itemsize, threads)
+    return _separate_plan(m, n, k, products, itemsize, threads, m, n)
 
 
-def _separate_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
-    rows, columns = m, n
-    if m == 1 or n == 1:  # a vector product reads the matrix once: any cut will do that keeps threads busy
-        length = max(_VECTOR_GRAIN // k, -(-max(m, n) * products // (4 * threads)), 16)
-        rows, columns = min(m, length), min(n, length)
+def _vector_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int, reads_lines: bool) -> _Plan:
+    """Plan a product with a vector, which reads the matrix once; any cut will do that keeps threads busy.
+
+    Memory is fastest in long runs: where elements side by side belong to different sums, a thread takes as many.
+    """
+    shares = 4 * threads if reads_lines else threads
+    length = round_up(max(_VECTOR_GRAIN // k, -(-max(m, n) * products // shares), 1), 16)
+    return _separate_plan(m, n, k, products, itemsize, threads, min(m, length), min(n, length))
+
+
+def _separate_plan(
+    m: int, n: int, k: int, products: int, itemsize: int, threads: int, rows: int, columns: int
+) -> _Plan:
     count = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
     workers = 1 if count <= grain else threads
     return _Plan(rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), count, grain)
 
 
-def _shared_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
+def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:
     tile_width = 2 * VECTOR_BYTES // itemsize
     height, width, depth = min(m, _SHARED_ROWS), min(n, _COLUMNS), min(k, _DEPTH)
     rows, columns = _even_part(height, _ROWS, TILE_ROWS), _even_part(width, _GROUP_COLUMNS, tile_width)

@@ -277,11 +277,11 @@ else:
             mask = ir.VectorType(ir.IntType(1), self.lanes)
             return self.builder.select(flag, ir.Constant(mask, [1] * self.lanes), ir.Constant(mask, [0] * self.lanes))
 
-        def prefetch(self, address: Any) -> None:
+        def prefetch(self, address: Any, to_write: bool = True) -> None:
             i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
             kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
             function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-            self.builder.call(function, [self.builder.inttoptr(address, pointer), i32(1), i32(3), i32(1)])
+            self.builder.call(function, [self.builder.inttoptr(address, pointer), i32(int(to_write)), i32(3), i32(1)])
 
         def splat(self, address: Any) -> Any:
             undefined = ir.Constant(self.vector, ir.Undefined)
@@ -399,13 +399,14 @@ else:
                     with branch:
                         counts = [builder.sub(columns, ir.Constant(integer, j * emit.lanes)) for j in range(vectors)]
                         masks = [emit.first_lanes(count) for count in counts]
+
+                        def b_at(pb: Any, j: int, masks: Any = masks, vectors: int = vectors) -> Any:
+                            # Where rows are long, no processor foresees that the next tile begins beside this one.
+                            emit.prefetch(emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
+                            return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
+
                         sums = emit.sums_of_products(
-                            k,
-                            (a, a_col),
-                            (b, b_row),
-                            lambda pa, i: builder.add(pa, offsets[i]),
-                            lambda pb, j, masks=masks: emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j]),
-                            vectors,
+                            k, (a, a_col), (b, b_row), lambda pa, i: builder.add(pa, offsets[i]), b_at, vectors
                         )
                         for i in range(TILE_ROWS):
                             with builder.if_then(builder.icmp_signed("<", ir.Constant(integer, i), rows)):

@@ -57,11 +57,14 @@ def pack(
         for d in range(done, depth):
             packed = array_at(like, panel + d * width * size, width)
             if across == size:
-                packed[:present] = array_at(like, corner + d * along, present)
+                neighbours = array_at(like, corner + d * along, present)
+                for line in range(present):
+                    packed[line] = neighbours[line]
             else:
                 for line in range(present):
                     packed[line] = array_at(like, corner + line * across + d * along, 1)[0]
-            packed[present:] = 0
+            for line in range(present, width):
+                packed[line] = 0
 
 
 @jit
@@ -91,7 +94,8 @@ def _pack_pairs(
                     low = np.uint32(array_at(HALVES, lower + line * across, 1)[0])
                     high = np.uint32(array_at(HALVES, upper + line * across, 1)[0])
                     packed[line] = low | (high << np.uint32(16) & mask)
-            packed[present:] = 0
+            for line in range(present, width):
+                packed[line] = 0
 
 
 def packer(like: np.ndarray) -> Callable[..., None]:
