@@ -3,11 +3,17 @@
 Numba's own cache watches the file a function stands in, so that editing a function it calls elsewhere leaves stale
 code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
 bytecode and the argument types, in a directory that any edit of any kernel replaces (`cache.py`).
+
+Machine code of several processes meets in one: the symbols in it must differ. Numba tells functions of one name apart
+by a number counted from 1, alike in every process; here each process counts from a number of its own.
 """
 
 import functools
 import hashlib
+import itertools
+import os
 import pickle
+import secrets
 import types
 import warnings
 from collections.abc import Callable
@@ -15,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numba
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys
@@ -27,6 +34,15 @@ from spillgrad_kernels import cache
 CONTRACT = {"contract"}
 # For reductions, whose sums must be reordered to be vectorised. Still no assumption about NaN, infinity or signed zero.
 REASSOCIATE = {"contract", "reassoc"}
+
+
+def _number_functions_apart() -> None:
+    """Let no two processes give two functions one symbol: the linker would take either for both."""
+    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
+
+
+_number_functions_apart()
+os.register_at_fork(after_in_child=_number_functions_apart)
 
 
 @dataclass

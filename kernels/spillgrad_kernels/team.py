@@ -149,6 +149,7 @@ def _address_of_run(typing_context: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         entry = ir.Function(builder.module, _function_type(6), builder.module.get_unique_name("run"))
+        entry.linkage = "internal"
         inside = ir.IRBuilder(entry.append_basic_block())
         _, result = _call_compiled(context, inside, run, run_signature, entry.args)
         inside.ret(result)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spillgrad_kernels import cache
+from spillgrad_kernels.compile import jit
 
 DAY_S = 86400.0
 NEEDS_JIT = pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
@@ -30,6 +31,31 @@ print(counts.compiled, counts.loaded)
 """
 
 
+# The kernel is too long for LLVM to make it part of what calls it.
+GENERATED = """
+import sys
+import numpy as np
+from spillgrad_kernels.compile import counts, jit
+from spillgrad_kernels.dispatch import parallel_for
+
+def make(number):
+    @jit(name=f"adds_{number}")
+    def kernel(start, stop, a):
+        for i in range(start, stop):
+            x = a[i] + number
+            LENGTHENED
+            a[i] = x
+
+    return kernel
+
+for number in map(int, sys.argv[1:]):
+    a = np.zeros(3)
+    parallel_for(make(number), 3, 3, a)
+    assert a.tolist() == [number] * 3, (number, a)
+print(counts.compiled, counts.loaded)
+""".replace("LENGTHENED", "x = (x + 8.0) - 8.0; " * 100)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Point the cache, and the temporary directory that stands in for it, into the test's own directory."""
@@ -41,10 +67,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compiled_and_loaded(program: str = ADDS_ONE, **variables: str) -> str:
+def compiled_and_loaded(program: str = ADDS_ONE, *arguments: str, **variables: str) -> str:
     """Run a program in a process of its own; return how many kernels it says were compiled, and loaded."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
@@ -193,6 +220,38 @@ def test_another_processor_or_compiler_setting_finds_nothing(home: Path, variabl
 def test_generated_code_under_the_same_name_is_not_mistaken(home: Path):
     assert compiled_and_loaded() == "1 0"
     assert compiled_and_loaded(ADDS_ONE.replace("+= 1", "+= 2 / 2")) == "1 0"
+
+
+@NEEDS_JIT
+def test_code_of_several_processes_is_not_mixed_up(home: Path):
+    """Each process numbers its functions from the start: one's symbols must not stand in for another's."""
+    compiled_and_loaded(GENERATED, "1")
+    compiled_and_loaded(GENERATED, "2")
+    compiled_and_loaded(GENERATED, "1", "3", "2")
+
+
+@NEEDS_JIT
+def test_a_forked_child_names_its_functions_apart(home: Path):
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(theirs, symbol_of_new_kernel("theirs"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(ours, 4096) != symbol_of_new_kernel("ours")
+    os.close(ours)
+    os.close(theirs)
+
+
+def symbol_of_new_kernel(name: str) -> bytes:
+    @jit(name=name)
+    def kernel() -> None:
+        pass
+
+    kernel()
+    (compiled,) = kernel.overloads.values()
+    symbol: str = compiled.fndesc.mangled_name
+    return symbol.encode()
 
 
 @NEEDS_JIT
