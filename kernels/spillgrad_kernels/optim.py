@@ -144,30 +144,22 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
         partials[chunk] = total
 
 
-def _require_contiguous(who: str, array: np.ndarray) -> None:
-    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{who}: got an array of shape {array.shape} and strides {array.strides}; an update in place needs "
-            "contiguous memory; make the array contiguous first"
-        )
-
-
-def _require_one_shape(who: str, param: np.ndarray, *others: np.ndarray) -> None:
-    for array in others:
-        if array.shape != param.shape:
-            listed = ", ".join(str(array.shape) for array in (param, *others))
-            raise ValueError(
-                f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
-            )
-
-
 def _update(
     who: str, rule: Rule, param: np.ndarray, grad: np.ndarray, state: tuple[np.ndarray, ...], *numbers: float
 ) -> Update:
-    _require_one_shape(who, param, grad, *state)
+    shape = param.shape
     for array in (param, *state):
-        _require_contiguous(who, array)
-    return Update(rule, param, np.ascontiguousarray(grad), state, numbers)
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise ValueError(
+                f"{who}: got an array of shape {array.shape} and strides {array.strides}; an update in place needs "
+                "contiguous memory; make the array contiguous first"
+            )
+        if array.shape != shape or grad.shape != shape:
+            listed = ", ".join(str(a.shape) for a in (param, grad, *state))
+            raise ValueError(
+                f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
+            )
+    return Update(rule, param, grad if grad.flags.c_contiguous else np.ascontiguousarray(grad), state, numbers)
 
 
 def adamw(
@@ -179,7 +171,8 @@ def adamw(
     Source: Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2.
     """
     keep = 1 - lr * weight_decay
-    return _update("adamw", _adam, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *_moments(lr, beta1, beta2, eps, step))
+    moments = _moments(lr, beta1, beta2, eps, step)
+    return _update("adamw", _adam, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
 
 
 def adam(
@@ -194,6 +187,7 @@ def adam(
     return _update("adam", _adam, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
 
 
+@functools.lru_cache(maxsize=64)  # the parameters of a group share them
 def _moments(lr: float, beta1: float, beta2: float, eps: float, step: int) -> tuple[float, ...]:
     # The second moment's correction, taken out of the square root and of eps, costs no division an element.
     # Differences from 1 are taken before rounding to the arrays' dtype, so that they keep their digits.

@@ -55,7 +55,8 @@ def plan(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> Wal
     order = sorted(
         reversed(range(len(shape))),
         key=lambda d: (
-            sum(abs(own[d]) > size for own, size in zip(steps, sizes_of, strict=True)), sum(abs(own[d]) for own in steps)
+            sum(abs(own[d]) > size for own, size in zip(steps, sizes_of, strict=True)),
+            sum(abs(own[d]) for own in steps),
         ),
     )[::-1]
     sizes: list[int] = []

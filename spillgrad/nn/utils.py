@@ -21,9 +21,7 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
     values = [np.ascontiguousarray(a, np.float64 if a.dtype == np.float64 else np.float32) for a in arrays]
     if norm_type != 2:
-        return [
-            float(np.linalg.norm(v.reshape(-1).astype(np.float64), norm_type)) if v.size else 0.0 for v in values
-        ]
+        return [float(np.linalg.norm(v.reshape(-1).astype(np.float64), norm_type)) if v.size else 0.0 for v in values]
     norms = [0.0] * len(values)
     for dtype in (np.float32, np.float64):
         places = [i for i, v in enumerate(values) if v.dtype == dtype]

@@ -200,7 +200,10 @@ class OperationNode(Node):
     ) -> None:
         self.sequence = next_sequence()
         self.operation = operation
-        self.edges = tuple([a.gradient_edge() if i in needs else NO_EDGE for i, a in enumerate(arguments)])
+        edges = [NO_EDGE] * len(arguments)
+        for i in needs:
+            edges[i] = arguments[i].gradient_edge()
+        self.edges = tuple(edges)
         self.outputs = tuple([new_output((o._array.shape, o._array.dtype, CPU)) for o in outputs])
         self._inputs: dict[int, tuple[Any, Any]] = {}
         for position in operation.metadata:

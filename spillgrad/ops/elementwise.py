@@ -73,7 +73,8 @@ def _loop(formula: Formula, name: str, gives_bool: bool = False) -> Callable[...
                         calls.clear()
                     calls[layouts] = call
                 if call is not None:
-                    return call.run(arrays)[0]
+                    result_array: np.ndarray = call.run(arrays)[0]
+                    return result_array
             return run_formula(formula, name, operands, dtype, dtypes.bool_ if gives_bool else dtype)
         except ValueError as error:
             raise _shape_error(name, operands) from error

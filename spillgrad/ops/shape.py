@@ -13,6 +13,7 @@ from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeE
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
+from spillgrad.ops.numeric import cast
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import empty
@@ -86,9 +87,7 @@ def _viewed(self: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _copied(self: np.ndarray, shape: Shape) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
-    return out.reshape(shape)
+    return cast(self, self.dtype).reshape(shape)
 
 
 def _back_to_shape(g: Tensor, self_shape: Shape) -> Tensor:

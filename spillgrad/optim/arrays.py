@@ -1,7 +1,7 @@
 """Tensors as the arrays that update kernels work on."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,24 +30,26 @@ def pending(
     Half precision, and memory that is not contiguous, is updated in a copy (float32 at least) and rounded back.
     """
     tensors = (param, *[tensor for tensor in state if tensor is not None])
-    parameter, gradient = _computable(param.array), grad.array
+    parameter, gradient = _computable(param._array), grad._array
     if gradient.dtype is not parameter.dtype:
         gradient = gradient.astype(parameter.dtype)
-    states = [None if tensor is None else _computable(tensor.array) for tensor in state]
+    states = [None if tensor is None else _computable(tensor._array) for tensor in state]
     return Pending(kernel(parameter, gradient, *states, *options), tensors)
 
 
-def run(updates: Iterable[Pending]) -> None:
+def run(updates: Iterable[Pending | None]) -> None:
     """Run updates, together as far as no two change the same memory; the tensors then count as modified."""
     batch: list[Pending] = []
-    changed: set[int] = set()
+    changed: set[Any] = set()
     for update in updates:
-        storages = {id(tensor.storage) for tensor in update.tensors}
-        if not changed.isdisjoint(storages):
-            _run(batch)
-            batch, changed = [], set()
+        if update is None:
+            continue
+        for tensor in update.tensors:
+            if tensor._storage in changed:
+                _run(batch)
+                batch, changed = [], set()
         batch.append(update)
-        changed |= storages
+        changed.update([tensor._storage for tensor in update.tensors])
     _run(batch)
 
 
@@ -55,9 +57,9 @@ def _run(batch: list[Pending]) -> None:
     kernels.run([update for update, _ in batch])
     for update, tensors in batch:
         for tensor, array in zip(tensors, (update.param, *update.state), strict=True):
-            if array is not tensor.array:
-                tensor.array[...] = array
-            tensor.bump_version()
+            if array is not tensor._array:
+                tensor._array[...] = array
+            tensor._storage.version += 1
 
 
 def _computable(array: np.ndarray) -> np.ndarray:

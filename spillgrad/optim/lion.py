@@ -33,6 +33,4 @@ class Lion(Optimizer):
         if not state:
             state["exp_avg"] = creation.zeros_like(param)
         beta1, beta2 = group["betas"]
-        return pending(
-            kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"]
-        )
+        return pending(kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"])

@@ -60,18 +60,18 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 result = closure()
-        run(filter(None, [self._update(p, group) for group in self.param_groups for p in group["params"]]))
+        with no_grad():
+            run([self._update(param, group) for group in self.param_groups for param in group["params"]])
         return result
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
-        run(filter(None, [self._update(param, group)]))
+        with no_grad():
+            run([self._update(param, group)])
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
-        if param.grad is None:
-            return None
-        with no_grad():
-            return self.update(param, param.grad, self.state[param], group)
+        grad = param.grad
+        return None if grad is None else self.update(param, grad, self.state[param], group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or fill them with zeros."""
