@@ -134,10 +134,11 @@ class Operation:
         results = self.forward(*arrays)
         if self._results == 1:
             results = (results,)
+        shown = results[: len(self.outputs)] if self.aux else results
         if self.view and _share_memory(results[0], arrays[0]):
-            outputs = [view_of(arguments[0], array) for array in results[: len(self.outputs)]]
+            outputs = [view_of(arguments[0], array) for array in shown]
         else:
-            outputs = [Tensor.wrap(array) for array in results[: len(self.outputs)]]
+            outputs = [Tensor.wrap(array) for array in shown]
         if is_grad_enabled():
             needs = []
             for i in self.differentiable:

@@ -20,7 +20,7 @@ from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_array, run_formula
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
-from spillgrad_kernels.cpu import prepare
+from spillgrad_kernels.cpu import Call, prepare
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
 
@@ -59,11 +59,18 @@ def _loop(formula: Formula, name: str, gives_bool: bool = False) -> Callable[...
     calls: dict[Any, Any] = {}  # a Call by layouts; None for what needs conversions
 
     def compute(*operands: Any) -> np.ndarray:
-        dtype = _dtype_of(operands)
+        first = operands[0]
+        dtype = first.dtype if isinstance(first, np.ndarray) else None
+        if dtype not in _COMPILED:
+            dtype = _dtype_of(operands)
         try:
             if dtype in _COMPILED:
-                arrays = [o if isinstance(o, np.ndarray) else as_array(o, dtype) for o in operands]
-                layouts = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
+                arrays, places = [], []
+                for operand in operands:
+                    array = operand if isinstance(operand, np.ndarray) else as_array(operand, dtype)
+                    arrays.append(array)
+                    places.append((array.shape, array.strides, array.dtype))
+                layouts = tuple(places)
                 call = calls.get(layouts, _UNKNOWN)
                 if call is _UNKNOWN:
                     converted = any(found not in (dtype, dtypes.bool_) for _, _, found in layouts)
@@ -73,13 +80,23 @@ def _loop(formula: Formula, name: str, gives_bool: bool = False) -> Callable[...
                         calls.clear()
                     calls[layouts] = call
                 if call is not None:
-                    result_array: np.ndarray = call.run(arrays)[0]
-                    return result_array
+                    return _run(call, arrays)
             return run_formula(formula, name, operands, dtype, dtypes.bool_ if gives_bool else dtype)
         except ValueError as error:
             raise _shape_error(name, operands) from error
 
     return compute
+
+
+def _run(call: Call, arrays: list[np.ndarray]) -> np.ndarray:
+    """Compute one result; too small a one for several threads without a launch, which costs half a microsecond."""
+    kernel, tiles, grain, loops, dims, shape, results, copied, _ = call
+    if copied or tiles > grain:
+        return call.run(arrays)[0]
+    allocate, dtype = results[0]
+    out = allocate(shape, dtype)
+    kernel(0, tiles, loops, dims, *map(id, arrays), id(out))
+    return out
 
 
 def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:

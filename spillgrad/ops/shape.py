@@ -10,10 +10,10 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
+from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
-from spillgrad.ops.numeric import cast
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import empty
@@ -87,7 +87,7 @@ def _viewed(self: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _copied(self: np.ndarray, shape: Shape) -> np.ndarray:
-    return cast(self, self.dtype).reshape(shape)
+    return numeric.cast(self, self.dtype).reshape(shape)
 
 
 def _back_to_shape(g: Tensor, self_shape: Shape) -> Tensor:
