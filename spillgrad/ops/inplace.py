@@ -104,9 +104,9 @@ def _refuse_custom_view(view: Tensor, name: str) -> None:
         )
 
 
-def write(tensor: Tensor, name: str, values: np.ndarray, dtype: dtypes.DType | None = None) -> None:
-    """Copy values, or what they are as `dtype`, into the tensor's memory. Raises as `begin_write` does."""
-    begin_write(tensor, name, values.shape, values.dtype if dtype is None else dtype)
+def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
+    """Copy values into the tensor's memory. Raises as `begin_write` does."""
+    begin_write(tensor, name, values.shape, values.dtype)
     assign(tensor.array, values)
 
 
@@ -254,7 +254,8 @@ def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     if _is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
-    write(tensor, "copy_", np.broadcast_to(from_array.array, tensor.shape), tensor.dtype)
+    begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
+    assign(tensor.array, from_array.array)
     return tensor
 
 
