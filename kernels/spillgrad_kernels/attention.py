@@ -16,8 +16,9 @@ from numba.extending import intrinsic, overload
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.matmul import aligned, batch_offsets, pack, round_up
+from spillgrad_kernels.matmul import aligned, batch_offsets
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, tile_columns
+from spillgrad_kernels.packing import pack, round_up
 from spillgrad_kernels.random import _draw
 from spillgrad_kernels.reductions import row_dot
 from spillgrad_kernels.scalar_math import _bits, where
@@ -680,5 +681,5 @@ def _common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     """
     starts = np.array([operand.ctypes.data for operand in operands], np.int64)
     strides = np.array([stride for operand in operands for stride in operand.strides[-2:]], np.int64)
-    places = batch_offsets(operands[0].shape[:-2], *operands) + starts
+    places = batch_offsets(operands[0].shape[:-2], *[(o.shape, o.strides, o.dtype) for o in operands]) + starts
     return np.empty(0, operands[0].dtype), np.empty(0, np.bool_), places, strides

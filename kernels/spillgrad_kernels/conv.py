@@ -21,8 +21,9 @@ from numba.extending import intrinsic
 from spillgrad_kernels import memory, reductions
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.matmul import product, round_up, workspace_size
+from spillgrad_kernels.matmul import product, workspace_size
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at
+from spillgrad_kernels.packing import round_up
 from spillgrad_kernels.windows import Pair, Windows
 
 # Positions of a block of patches and rows (channel and tap) gathered at a time: 256 KiB of float32, which with its
@@ -196,10 +197,11 @@ def _correlate(
             for channel in range(0, depth and channels, channel_block):
                 deep = min(channel_block, channels - channel) * tap_count
                 _gather(images, group, channel, in_steps[1], runs, ends[:tap_count], patches[:deep])
+                at_results = np.intp(results.ctypes.data)
                 product(
                     images, height, count, deep, a + channel * tap_count * size, depth * size, size,
-                    np.intp(patches.ctypes.data), block * size, size,
-                    np.intp(results.ctypes.data), block * size, size, channel > 0, workspace,
+                    np.intp(patches.ctypes.data), block * size, size, at_results, block * size, size,
+                    at_results if channel > 0 else 0, block * size, workspace,
                 )  # fmt: skip
             _find_runs(out, phases[f : f + 1], out_steps, grid, first, count, runs, ends)
             _scatter(results[:height], bias, group, first_output, out_steps[1], runs, ends[0], out)
@@ -233,10 +235,11 @@ def _correlate_gradients(
             patches[:] = 0
             _find_runs(images, taps, steps, grid, first, count, runs, ends)
             _gather(images, group, channel, steps[1], runs, ends, patches[:deep])
+            at_sums = np.intp(sums.ctypes.data)
             product(
                 images, outputs, deep, count, np.intp(gradients.ctypes.data), block * size, size,
-                np.intp(patches.ctypes.data), size, block * size,
-                np.intp(sums.ctypes.data), sums.strides[0], size, first > part * chunk, workspace,
+                np.intp(patches.ctypes.data), size, block * size, at_sums, sums.strides[0], size,
+                at_sums if first > part * chunk else 0, sums.strides[0], workspace,
             )  # fmt: skip
 
 

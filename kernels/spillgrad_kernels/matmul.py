@@ -8,7 +8,7 @@ Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating B
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
@@ -17,17 +17,24 @@ from spillgrad_kernels import memory
 from spillgrad_kernels.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import get_num_threads, parallel_for
+from spillgrad_kernels.epilogue import NO_EPILOGUE, Epilogue, epilogue, run_epilogue
+from spillgrad_kernels.formula import Formula, parameters
 from spillgrad_kernels.microkernel import (
     TILE_ROWS,
     VECTOR_BYTES,
     address_of,
     array_at,
-    copy_tile_line,
     multiply_in_place,
     multiply_panels,
+    numbers_in,
+    numbers_of,
+    sums_of,
     tile_columns,
-    transpose_block,
+    widened,
 )
+from spillgrad_kernels.packing import packer, round_up
+
+_ONE_PRODUCT = np.zeros((1, 3), np.int64)
 
 # A panel of B (_DEPTH x tile_columns) stays in the L1 cache, a block of A (_ROWS x _DEPTH) in L2, one of B in L3.
 _DEPTH = 256
@@ -37,8 +44,6 @@ _COLUMNS = 2048
 _SHARED_ROWS = 160 * TILE_ROWS
 _GROUP_COLUMNS = 256
 _TILES_PER_THREAD = 4
-# Panels that are packed together where lines lie side by side.
-_PANEL_RUN = 8
 # A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
 _VECTOR_CHUNK = 2048
 # Multiply-adds up to which packing costs more than it saves.
@@ -50,13 +55,12 @@ _LARGE_WORK = 1 << 24
 # Multiply-adds that pay for a share: about 2 microseconds; of a matrix-vector product, which waits for memory.
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
-_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-_ONE_PRODUCT = np.zeros((1, 3), np.int64)
-
-
-@register_jitable
-def round_up(size: int, multiple: int) -> int:
-    return (size + multiple - 1) // multiple * multiple
+# The dtype that products of numbers add up in; uint16 stands for bfloat16.
+_SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.float32): np.dtype(np.float32),
+    np.dtype(np.float64): np.dtype(np.float64),
+    np.dtype(np.uint16): np.dtype(np.float32),
+}
 
 
 def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
@@ -69,44 +73,10 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
     return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
 
 
-@jit
-def pack(
-    like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
-) -> None:
-    """Copy `count` lines of `depth` elements into panels of `width` lines, in which equal depths are neighbours.
-
-    Lines are `across` bytes apart, elements of a line `along` bytes. The last panel is filled up with zeros.
-    """
-    size = like.itemsize
-    lanes = VECTOR_BYTES // size
-    whole = count // width if across == size else 0
-    # Runs of several panels at a time: memory gives long runs faster, and the caches take only so many targets.
-    for first in range(0, whole, _PANEL_RUN):
-        for d in range(depth):
-            for panel in range(first, min(first + _PANEL_RUN, whole)):
-                place = target + (panel * depth + d) * width * size
-                copy_tile_line(like, width, source + panel * width * size + d * along, place)
-    for first in range(whole * width, count, width):
-        present = min(width, count - first)
-        corner = source + first * across
-        panel = target + first * depth * size
-        done = 0
-        if along == size:
-            done = depth - depth % lanes
-            for d in range(0, done, lanes):
-                # Last lines first: a block may write beyond the panel's width, into the next depth's first lines.
-                for line in range((width - 1) // lanes * lanes, -1, -lanes):
-                    lines = min(lanes, present - line)
-                    block = corner + d * size + (line * across if lines > 0 else 0)
-                    transpose_block(like, block, across, lines, panel + (d * width + line) * size, width)
-        for d in range(done, depth):
-            packed = array_at(like, panel + d * width * size, width)
-            if across == size:
-                packed[:present] = array_at(like, corner + d * along, present)
-            else:
-                for line in range(present):
-                    packed[line] = array_at(like, corner + line * across + d * along, 1)[0]
-            packed[present:] = 0
+@register_jitable
+def depth_of(like: np.ndarray, numbers: int) -> int:
+    """Return how many elements hold as many numbers along the depth."""
+    return (numbers + numbers_in(like) - 1) // numbers_in(like)
 
 
 @jit
@@ -120,17 +90,23 @@ def multiply_block(
     c: int,
     c_row: int,
     c_col: int,
-    accumulate: bool,
+    addend: int,
+    addend_row: int,
     tile: int,
 ) -> None:
-    """Set or add to a block of C the product of packed panels; `tile` is room for one tile, used at C's edges."""
+    """Set a block of C to the product of packed panels, plus a block at `addend` unless that is 0.
+
+    The addend's columns are `c_col` bytes apart. `tile` is room for one tile, used at C's edges.
+    """
+    sums = sums_of(like)
     size = like.itemsize
     columns = tile_columns(like)
     tile_row = columns * size
-    spare = array_at(like, tile, TILE_ROWS * columns)
+    spare = array_at(sums, tile, TILE_ROWS * columns)
     for j in range(0, width, columns):
         for i in range(0, height, TILE_ROWS):
             place = c + i * c_row + j * c_col
+            added = addend + i * addend_row + j * c_col if addend != 0 else 0
             fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
             multiply_panels(
                 like,
@@ -140,22 +116,21 @@ def multiply_block(
                 tile_row,
                 place if fits else tile,
                 c_row if fits else tile_row,
-                accumulate and fits,
+                added if fits else 0,
+                addend_row,
             )
             if not fits:
                 for r in range(min(TILE_ROWS, height - i)):
                     present = min(columns, width - j)
                     values = spare[r * columns : r * columns + present]
+                    if added != 0:
+                        for s in range(present):
+                            values[s] += array_at(sums, added + r * addend_row + s * c_col, 1)[0]
                     if c_col == size:
-                        row = array_at(like, place + r * c_row, present)
-                        if accumulate:
-                            row += values
-                        else:
-                            row[:] = values
+                        array_at(sums, place + r * c_row, present)[:] = values
                     else:
                         for s in range(present):
-                            element = array_at(like, place + r * c_row + s * c_col, 1)
-                            element[0] = element[0] + values[s] if accumulate else values[s]
+                            array_at(sums, place + r * c_row + s * c_col, 1)[0] = values[s]
 
 
 @jit
@@ -173,41 +148,47 @@ def product(
     c: int,
     c_row: int,
     c_col: int,
-    accumulate: bool,
+    addend: int,
+    addend_row: int,
     workspace: int,
 ) -> None:
-    """Set or add to the m x n matrix C the product of A and B, in the calling thread; k is at least 1.
+    """Set the m x n matrix C to the product of A and B, in the calling thread, plus a matrix at `addend` unless 0.
 
-    `a`, `b`, `c` and `workspace` are addresses, `a_row` and its kin the bytes from one row or column to the next.
-    `like` is an array of their dtype. `workspace` has `workspace_size` elements and is aligned to a vector.
+    `a`, `b`, `c`, `addend` and `workspace` are addresses, `a_row` and its kin the bytes from one row or column to the
+    next, k is at least 1. The addend, which may be C, has its columns `c_col` bytes apart. `like` is an array of the
+    packed dtype (see `packing.py`). `workspace` has `workspace_size` elements and is aligned to a vector.
     """
     size = like.itemsize
     columns = tile_columns(like)
-    if m * n * k <= _SMALL_WORK and b_col == size and c_col == size:
+    if m * n * k <= _SMALL_WORK and b_col == size and c_col == size and numbers_in(like) == 1:
         for k0 in range(0, k, _DEPTH):
+            base, base_row = (addend, addend_row) if k0 == 0 else (c, c_row)
             for j in range(0, n, columns):
                 for i in range(0, m, TILE_ROWS):
                     multiply_in_place(
                         like, min(TILE_ROWS, m - i), min(columns, n - j), min(_DEPTH, k - k0),
                         a + i * a_row + k0 * a_col, a_row, a_col, b + k0 * b_row + j * b_col, b_row,
-                        c + i * c_row + j * c_col, c_row, accumulate or k0 > 0,
+                        c + i * c_row + j * c_col, c_row,
+                        base + i * base_row + j * c_col if base != 0 else 0, base_row,
                     )  # fmt: skip
         return
     packed_b = workspace + TILE_ROWS * columns * size
     # Packing A may write a vector beyond its end, so A comes last.
-    packed_a = packed_b + round_up(min(n, _COLUMNS), columns) * min(k, _DEPTH) * size
+    packed_a = packed_b + round_up(min(n, _COLUMNS), columns) * min(depth_of(like, k), _DEPTH) * size
+    step = _DEPTH * numbers_in(like)
     for j0 in range(0, n, _COLUMNS):
         width = min(_COLUMNS, n - j0)
-        for k0 in range(0, k, _DEPTH):
-            depth = min(_DEPTH, k - k0)
-            pack(like, columns, b + k0 * b_row + j0 * b_col, b_col, b_row, width, depth, packed_b)
+        for k0 in range(0, k, step):
+            depth = min(step, k - k0)
+            packer(like)(like, columns, b + k0 * b_row + j0 * b_col, b_col, b_row, width, depth, packed_b)
+            base, base_row = (addend, addend_row) if k0 == 0 else (c, c_row)
             for i0 in range(0, m, _ROWS):
                 height = min(_ROWS, m - i0)
-                pack(like, TILE_ROWS, a + i0 * a_row + k0 * a_col, a_row, a_col, height, depth, packed_a)
-                corner = c + i0 * c_row + j0 * c_col
-                adds = accumulate or k0 > 0
+                packer(like)(like, TILE_ROWS, a + i0 * a_row + k0 * a_col, a_row, a_col, height, depth, packed_a)
                 multiply_block(
-                    like, height, width, depth, packed_a, packed_b, corner, c_row, c_col, adds, workspace
+                    like, height, width, depth_of(like, depth), packed_a, packed_b,
+                    c + i0 * c_row + j0 * c_col, c_row, c_col,
+                    base + i0 * base_row + j0 * c_col if base != 0 else 0, base_row, workspace,
                 )  # fmt: skip
 
 
@@ -222,24 +203,15 @@ def _shared_product(
     stop: int,
     worker: int,
     workspace: np.ndarray,
-    workers: int,
+    geometry: np.ndarray,
     words: int,
-    phases: int,
-    m: int,
-    n: int,
-    k: int,
-    rows: int,
-    columns: int,
     a: int,
-    a_row: int,
-    a_col: int,
     b: int,
-    b_row: int,
-    b_col: int,
     c: int,
-    c_row: int,
-    c_col: int,
-    accumulate: bool,
+    addend: int,
+    epilogue: Epilogue,
+    other: int,
+    result: int,
 ) -> None:
     """Take part in one large product until nothing is left of it to begin; every share is a thread's part.
 
@@ -247,18 +219,19 @@ def _shared_product(
     once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
     tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
     """
+    m, n, k, rows, columns, workers, phases = _cut(geometry)
+    a_row, a_col, b_row, b_col, c_row, c_col, addend_row, other_row, result_row = _strides(geometry)
     size = workspace.itemsize
     scratch = round_up(np.intp(workspace.ctypes.data), VECTOR_BYTES)
     tile_size = TILE_ROWS * tile_columns(workspace) * size
     tile = scratch + worker * tile_size
     packed, made, added = _COUNTERS, _COUNTERS + phases, _COUNTERS + 2 * phases
-    b_group = columns * min(k, _DEPTH) * size
-    a_group = rows * min(k, _DEPTH) * size + VECTOR_BYTES  # packing may write a vector beyond the end
+    slab = _DEPTH * numbers_in(workspace)
+    b_group = columns * min(depth_of(workspace, k), _DEPTH) * size
+    a_group = rows * min(depth_of(workspace, k), _DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
     b_size = (min(n, _COLUMNS) + columns - 1) // columns * b_group
     place_size = b_size + (min(m, _SHARED_ROWS) + rows - 1) // rows * a_group
 
-    row_groups, column_groups = (min(m, _SHARED_ROWS) + rows - 1) // rows, (min(n, _COLUMNS) + columns - 1) // columns
-    largest = row_groups * column_groups
     phase = 0
     first = 0  # the phase's first ticket
     tiles_before, tiles_last = 0, 0  # of the phase before the last, and of the last
@@ -270,10 +243,11 @@ def _shared_product(
             row_groups = (height + rows - 1) // rows
             column_groups = (width + columns - 1) // columns
             packings, tiles = row_groups + column_groups, row_groups * column_groups
-            for k0 in range(0, k, _DEPTH):
-                depth = min(_DEPTH, k - k0)
+            for k0 in range(0, k, slab):
+                depth = min(slab, k - k0)
                 packed_b = scratch + workers * tile_size + phase % 2 * place_size
                 packed_a = packed_b + b_size
+                base, base_row = (addend, addend_row) if k0 == 0 else (c, c_row)
                 while ticket < first + packings + tiles:
                     task = ticket - first
                     if task < packings:
@@ -283,7 +257,7 @@ def _shared_product(
                             j = task * columns
                             source = b + k0 * b_row + (j0 + j) * b_col
                             count = min(columns, width - j)
-                            pack(
+                            packer(workspace)(
                                 workspace, tile_columns(workspace), source, b_col, b_row, count, depth,
                                 packed_b + task * b_group,
                             )  # fmt: skip
@@ -292,32 +266,43 @@ def _shared_product(
                             i = group * rows
                             source = a + (i0 + i) * a_row + k0 * a_col
                             count = min(rows, height - i)
-                            pack(workspace, TILE_ROWS, source, a_row, a_col, count, depth, packed_a + group * a_group)
+                            packer(workspace)(
+                                workspace, TILE_ROWS, source, a_row, a_col, count, depth, packed_a + group * a_group
+                            )
                         fetch_add(words, packed + phase, 1)
                     else:
                         at = task - packings
                         i, j = at % row_groups * rows, at // row_groups * columns
+                        count, across = min(rows, height - i), min(columns, width - j)
+                        place = (i0 + i) * c_row + (j0 + j) * c_col
                         wait_for(words, packed + phase, packings)
-                        wait_for(words, added + at, k0 // _DEPTH)
+                        wait_for(words, added + at, k0 // slab)
                         multiply_block(
-                            workspace, min(rows, height - i), min(columns, width - j), depth,
+                            workspace, count, across, depth_of(workspace, depth),
                             packed_a + at % row_groups * a_group, packed_b + at // row_groups * b_group,
-                            c + (i0 + i) * c_row + (j0 + j) * c_col, c_row, c_col, accumulate or k0 > 0, tile,
+                            c + place, c_row, c_col,
+                            base + (i0 + i) * base_row + (j0 + j) * c_col if base != 0 else 0, base_row, tile,
                         )  # fmt: skip
-                        store(words, added + at, k0 // _DEPTH + 1)
+                        if epilogue != NO_EPILOGUE and k0 + slab >= k:
+                            run_epilogue(
+                                epilogue, count, across, c + place, c_row,
+                                other + (i0 + i) * other_row + (j0 + j) * c_col, other_row,
+                                result + (i0 + i) * result_row + (j0 + j) * c_col, result_row,
+                            )  # fmt: skip
+                        store(words, added + at, k0 // slab + 1)
                         fetch_add(words, made + phase, 1)
                     ticket = fetch_add(words, _TICKET, 1)
                 first += packings + tiles
                 phase += 1
                 tiles_before, tiles_last = tiles_last, tiles
-            added += largest
+            added += tiles
 
 
 @jit(fastmath=REASSOCIATE)
 def _dot(x: np.ndarray, y: np.ndarray) -> float:
-    total = x.dtype.type(0)
-    for i in range(x.size):
-        total += x[i] * y[i]
+    total = y.dtype.type(0)
+    for i in range(y.size):
+        total += widened(x[i]) * y[i]
     return total  # type: ignore[no-any-return]
 
 
@@ -326,18 +311,20 @@ def _combine_columns(
     like: np.ndarray, m: int, k: int, a: int, a_row: int, a_col: int, x: np.ndarray, sums: np.ndarray
 ) -> None:
     """Set `sums` to the columns of A weighted with x, four at a time so that a sum is stored a fourth as often."""
+    numbers = numbers_of(like)
     sums[:m] = 0
     done = 0
-    if a_row == like.itemsize:
+    if a_row == numbers.itemsize:
         done = k - k % 4
         for d in range(0, done, 4):
-            first, second = array_at(like, a + d * a_col, m), array_at(like, a + (d + 1) * a_col, m)
-            third, fourth = array_at(like, a + (d + 2) * a_col, m), array_at(like, a + (d + 3) * a_col, m)
+            first, second = array_at(numbers, a + d * a_col, m), array_at(numbers, a + (d + 1) * a_col, m)
+            third, fourth = array_at(numbers, a + (d + 2) * a_col, m), array_at(numbers, a + (d + 3) * a_col, m)
             for i in range(m):
-                sums[i] = sums[i] + x[d] * first[i] + x[d + 1] * second[i] + x[d + 2] * third[i] + x[d + 3] * fourth[i]
+                two = x[d] * widened(first[i]) + x[d + 1] * widened(second[i])
+                sums[i] = sums[i] + two + x[d + 2] * widened(third[i]) + x[d + 3] * widened(fourth[i])
     for d in range(done, k):
         for i in range(m):
-            sums[i] += x[d] * array_at(like, a + i * a_row + d * a_col, 1)[0]
+            sums[i] += x[d] * widened(array_at(numbers, a + i * a_row + d * a_col, 1)[0])
 
 
 @jit
@@ -352,27 +339,33 @@ def _multiply_vector(
     x_step: int,
     y: int,
     y_step: int,
-    accumulate: bool,
+    addend: int,
+    addend_step: int,
     workspace: int,
 ) -> None:
-    """Set or add to the vector y the product of the m x k matrix A and the vector x; A is read as it lies in memory."""
-    chunk = array_at(like, workspace, _VECTOR_CHUNK)
-    sums = array_at(like, workspace + _VECTOR_CHUNK * like.itemsize, _VECTOR_CHUNK)
+    """Set the vector y to the product of the m x k matrix A and the vector x, plus a vector at `addend` unless 0.
+
+    A is read as it lies in memory.
+    """
+    numbers, floats = numbers_of(like), sums_of(like)
+    chunk = array_at(floats, workspace, _VECTOR_CHUNK)
+    sums = array_at(floats, workspace + _VECTOR_CHUNK * floats.itemsize, _VECTOR_CHUNK)
     for k0 in range(0, k, _VECTOR_CHUNK):
         depth = min(_VECTOR_CHUNK, k - k0)
         for d in range(depth):
-            chunk[d] = array_at(like, x + (k0 + d) * x_step, 1)[0]
+            chunk[d] = widened(array_at(numbers, x + (k0 + d) * x_step, 1)[0])
         for i0 in range(0, m, _VECTOR_CHUNK):
             rows = min(_VECTOR_CHUNK, m - i0)
             corner = a + i0 * a_row + k0 * a_col
-            if a_col == like.itemsize:
+            if a_col == numbers.itemsize:
                 for i in range(rows):
-                    sums[i] = _dot(array_at(like, corner + i * a_row, depth), chunk[:depth])
+                    sums[i] = _dot(array_at(numbers, corner + i * a_row, depth), chunk[:depth])
             else:
                 _combine_columns(like, rows, depth, corner, a_row, a_col, chunk, sums)
+            base, base_step = (addend, addend_step) if k0 == 0 else (y, y_step)
             for i in range(rows):
-                result = array_at(like, y + (i0 + i) * y_step, 1)
-                result[0] = result[0] + sums[i] if accumulate or k0 > 0 else sums[i]
+                before = array_at(floats, base + (i0 + i) * base_step, 1)[0] if base != 0 else floats.dtype.type(0)
+                array_at(floats, y + (i0 + i) * y_step, 1)[0] = before + sums[i]
 
 
 @jit
@@ -381,28 +374,23 @@ def _separate_products(
     stop: int,
     worker: int,
     workspaces: np.ndarray,
+    geometry: np.ndarray,
     batch_offsets: np.ndarray,
-    m: int,
-    n: int,
-    k: int,
-    rows: int,
-    columns: int,
     a: int,
-    a_row: int,
-    a_col: int,
     b: int,
-    b_row: int,
-    b_col: int,
     c: int,
-    c_row: int,
-    c_col: int,
-    accumulate: bool,
+    addend: int,
+    epilogue: Epilogue,
+    other: int,
+    result: int,
 ) -> None:
     """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
+    m, n, k, rows, columns, _, _ = _cut(geometry)
+    a_row, a_col, b_row, b_col, c_row, c_col, addend_row, other_row, result_row = _strides(geometry)
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
-    workspace = workspaces[worker]
-    scratch = round_up(np.intp(workspace.ctypes.data), VECTOR_BYTES)
+    like = workspaces[worker]
+    scratch = round_up(np.intp(like.ctypes.data), VECTOR_BYTES)
     for task in range(start, stop):
         offsets = batch_offsets[task // blocks]
         i = task % blocks % row_blocks * rows
@@ -410,89 +398,188 @@ def _separate_products(
         height, width = min(rows, m - i), min(columns, n - j)
         pa, pb = a + offsets[0] + i * a_row, b + offsets[1] + j * b_col
         pc = c + offsets[2] + i * c_row + j * c_col
+        added = addend + offsets[2] + i * addend_row + j * c_col if addend != 0 else 0
         if n == 1:
-            _multiply_vector(workspace, height, k, pa, a_row, a_col, pb, b_row, pc, c_row, accumulate, scratch)
+            _multiply_vector(like, height, k, pa, a_row, a_col, pb, b_row, pc, c_row, added, addend_row, scratch)
         elif m == 1:
-            _multiply_vector(workspace, width, k, pb, b_col, b_row, pa, a_col, pc, c_col, accumulate, scratch)
+            _multiply_vector(like, width, k, pb, b_col, b_row, pa, a_col, pc, c_col, added, c_col, scratch)
         else:
             product(
-                workspace,
-                height,
-                width,
-                k,
-                pa,
-                a_row,
-                a_col,
-                pb,
-                b_row,
-                b_col,
-                pc,
-                c_row,
-                c_col,
-                accumulate,
-                scratch,
-            )
+                like, height, width, k, pa, a_row, a_col, pb, b_row, b_col, pc, c_row, c_col, added, addend_row, scratch
+            )  # fmt: skip
+        if epilogue != NO_EPILOGUE:
+            run_epilogue(
+                epilogue, height, width, pc, c_row, other + i * other_row + j * c_col, other_row,
+                result + i * result_row + j * c_col, result_row,
+            )  # fmt: skip
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
     """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
 
-    Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides; all float32 or all
-    float64.
+    Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides. All float32, all
+    float64, or a and b uint16 for the bits of bfloat16 numbers, whose product is float32.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
-    dtype = a.dtype
-    if dtype not in _DTYPES or b.dtype != dtype:
-        raise TypeError(f"matmul: got {dtype} and {b.dtype}; both must be float32 or both float64; convert one")
-    a_shape, b_shape = a.shape, b.shape
+    if a.dtype != b.dtype or a.dtype not in _SUMS:
+        raise TypeError(
+            f"matmul: got {a.dtype} and {b.dtype}; wanted both float32, float64, or uint16 for bfloat16; convert one"
+        )
+    if out is None:
+        if accumulate:
+            raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
+    elif not out.flags.behaved:
+        raise ValueError("matmul: got an out that is read-only or not aligned; pass an ordinary array")
+    a, b = aligned(a), aligned(b)
+    call = _prepare(_layout(a), _layout(b), None if out is None else _layout(out), get_num_threads())
+    if out is None:
+        out = memory.empty(call.shape, _SUMS[a.dtype])
+    if out.size == 0 or a.shape[-1] == 0:
+        if not accumulate:
+            out.fill(0)
+        return out
+    at_out = address_of(out)
+    offsets = batch_offsets(call.batch, *map(_layout, (a, b, out))) if call.batch else _ONE_PRODUCT
+    _run(call, offsets, a, b, at_out, at_out if accumulate else 0, NO_EPILOGUE, 0, 0)
+    return out
+
+
+def linear(
+    rows: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    other: np.ndarray | None = None,
+    formula: Formula | None = None,
+    name: str = "",
+    product: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return formula(rows @ weight.T + bias, other), made block by block while the product is in the cache.
+
+    `formula`, known as `name`, may take one parameter; without it the product is returned. What the formula is applied
+    to goes into `product`, if given. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N);
+    `product` is C-contiguous. Dtypes as for `matmul`; those of the other arrays are its result's.
+    """
+    dtype = _SUMS[rows.dtype]
+    rows, weight = aligned(rows), aligned(weight.T)
+    other = None if other is None else np.ascontiguousarray(other)
+    bias = None if bias is None else np.ascontiguousarray(bias)
+    call = _prepare(_layout(rows), _layout(weight), None, get_num_threads(), addend_row=0)
+    result = memory.empty(call.shape, dtype)
+    product = result if product is None else product
+    if rows.shape[1] == 0:
+        product[...] = 0 if bias is None else bias
+        if formula is not None:
+            result[...] = formula(*(product, other)[: len(parameters(formula))])
+    elif product.size:
+        at_result = address_of(result)
+        _run(
+            call, _ONE_PRODUCT, rows, weight, address_of(product), 0 if bias is None else address_of(bias),
+            NO_EPILOGUE if formula is None else epilogue(formula, name, dtype),
+            at_result if other is None else address_of(other), at_result,
+        )  # fmt: skip
+    return result
+
+
+def _run(
+    call: "_Call", offsets: np.ndarray, a: np.ndarray, b: np.ndarray, out: int, addend: int, epilogue: Epilogue,
+    other: int, result: int,
+) -> None:  # fmt: skip
+    at_a, at_b = address_of(a), address_of(b)
+    if call.swapped:
+        at_a, at_b, offsets = at_b, at_a, offsets[:, [1, 0, 2]]
+    workspaces = memory.empty(call.scratch, call.packed)
+    if call.words == 0:
+        parallel_for(
+            _separate_products, call.blocks, call.grain, workspaces, call.geometry, offsets,
+            at_a, at_b, out, addend, epilogue, other, result,
+        )  # fmt: skip
+        return
+    for offset_a, offset_b, offset_out in offsets.tolist():
+        words = np.zeros(call.words, np.int64)
+        parallel_for(
+            _shared_product, call.blocks, 1, workspaces, call.geometry, address_of(words),
+            at_a + offset_a, at_b + offset_b, out + offset_out, addend + offset_out if addend else 0,
+            epilogue, other, result,
+        )  # fmt: skip
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]]
+
+
+def _layout(array: np.ndarray) -> _Layout:
+    return array.shape, array.strides, array.dtype
+
+
+class _Call(NamedTuple):
+    """What products of the same layouts share: how they are cut (see `_Plan`), and the numbers that kernels read."""
+
+    shape: tuple[int, ...]
+    batch: tuple[int, ...]
+    swapped: bool  # whether the transpose is computed, from B and A
+    packed: np.dtype[Any]
+    geometry: np.ndarray
+    scratch: tuple[int, int]
+    blocks: int
+    grain: int
+    words: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare(a: _Layout, b: _Layout, out: _Layout | None, threads: int, addend_row: int | None = None) -> _Call:
+    """Check the layouts of a product and plan it. `addend_row` is None where only C can be added to."""
+    (a_shape, a_strides, numbers), (b_shape, b_strides, _) = a, b
+    dtype = _SUMS[numbers]
     if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
         raise ValueError(
             f"matmul: got {a_shape} and {b_shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
         )
     m, k = a_shape[-2:]
     n = b_shape[-1]
-    batch = _broadcast_batch(a_shape, b_shape) if len(a_shape) > 2 or len(b_shape) > 2 else ()
+    batch = _broadcast_batch(a_shape, b_shape)
+    shape = (*batch, m, n)
     if out is None:
-        if accumulate:
-            raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
-        out = memory.empty((*batch, m, n), dtype)
-    elif out.shape != (*batch, m, n) or out.dtype != dtype:
-        raise ValueError(f"matmul: got out {out.dtype} {out.shape}; wanted {dtype} {(*batch, m, n)}")
-    elif not out.flags.behaved:
-        raise ValueError("matmul: got an out that is read-only or not aligned; pass an ordinary array")
-    if out.size == 0 or k == 0:
-        if not accumulate:
-            out.fill(0)
-        return out
-    a, b = aligned(a), aligned(b)
+        out = (shape, _dense_strides(shape, dtype.itemsize), dtype)
+    elif out[0] != shape or out[2] != dtype:
+        raise ValueError(f"matmul: got out {out[2]} {out[0]}; wanted {dtype} {shape}")
     if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
         m, batch = m * math.prod(batch), ()
-    offsets = batch_offsets(batch, a, b, out) if batch else _ONE_PRODUCT
+    a_steps, b_steps, out_steps = a_strides[-2:], b_strides[-2:], out[1][-2:]
+    # The kernel writes rows of C: where columns are contiguous, compute the transpose.
+    swapped = n > 1 and out_steps[1] != dtype.itemsize == out_steps[0]
+    if swapped:
+        m, n = n, m
+        a_steps, b_steps, out_steps = b_steps[::-1], a_steps[::-1], out_steps[::-1]
+    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
+    per_element = packed.itemsize // numbers.itemsize
+    # Without elements there is nothing to plan, but what is added to may have some.
+    steps, products = max(1, -(-k // per_element)), max(1, math.prod(batch))
+    plan = _plan(max(1, m), max(1, n), steps, products, dtype.itemsize, threads)
+    rows = (out_steps[0] if addend_row is None else addend_row, out_steps[0], out_steps[0])
+    sizes = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases, *a_steps, *b_steps, *out_steps, *rows)
+    geometry = np.array(sizes, np.int64)
+    return _Call(shape, batch, swapped, packed, geometry, plan.scratch, plan.blocks, plan.grain, plan.words)
 
-    a_strides, b_strides, out_strides = a.strides[-2:], b.strides[-2:], out.strides[-2:]
-    if n > 1 and out_strides[1] != dtype.itemsize == out_strides[0]:
-        # The kernel writes rows of C: where columns are contiguous, compute the transpose.
-        a, b, m, n = b, a, n, m
-        a_strides, b_strides, out_strides = b_strides[::-1], a_strides[::-1], out_strides[::-1]
-        offsets = offsets[:, [1, 0, 2]]
-    at_a, at_b, at_out = address_of(a), address_of(b), address_of(out)
-    plan = _plan(m, n, k, len(offsets), dtype.itemsize, get_num_threads())
-    workspaces = memory.empty(plan.scratch, dtype)
-    if not plan.shared:
-        parallel_for(
-            _separate_products, plan.blocks, plan.grain, workspaces, offsets, m, n, k, plan.rows, plan.columns,
-            at_a, *a_strides, at_b, *b_strides, at_out, *out_strides, accumulate,
-        )  # fmt: skip
-        return out
-    workers = plan.scratch[0]
-    for offset_a, offset_b, offset_out in offsets.tolist():
-        words = np.zeros(plan.words, np.int64)
-        parallel_for(
-            _shared_product, workers, 1, workspaces, workers, address_of(words), plan.phases,
-            m, n, k, plan.rows, plan.columns,
-            at_a + offset_a, *a_strides, at_b + offset_b, *b_strides, at_out + offset_out, *out_strides, accumulate,
-        )  # fmt: skip
-    return out
+
+@register_jitable
+def _cut(geometry: np.ndarray) -> tuple[int, ...]:
+    """Return m, n, k, then `_Plan`'s rows, columns, workers and phases."""
+    g = geometry
+    return g[0], g[1], g[2], g[3], g[4], g[5], g[6]
+
+
+@register_jitable
+def _strides(geometry: np.ndarray) -> tuple[int, ...]:
+    """Return the bytes between rows and columns of A, B and C, then between rows of addend, other and result."""
+    g = geometry
+    return g[7], g[8], g[9], g[10], g[11], g[12], g[13], g[14], g[15]
+
+
+def _dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = [itemsize] * len(shape)
+    for d in range(len(shape) - 1, 0, -1):
+        strides[d - 1] = strides[d] * max(1, shape[d])
+    return tuple(strides)
 
 
 def _broadcast_batch(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -510,17 +597,18 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return array if array.flags.aligned else array.copy()
 
 
-def _rows_are_regular(array: np.ndarray) -> bool:
+def _rows_are_regular(layout: _Layout) -> bool:
     """Say whether all but the last dimension can be taken as one."""
-    pairs = zip(array.shape[1:-1], array.strides[:-2], array.strides[1:-1], strict=True)
+    shape, strides, _ = layout
+    pairs = zip(shape[1:-1], strides[:-2], strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
 
 
-def batch_offsets(batch: tuple[int, ...], *operands: np.ndarray) -> np.ndarray:
+def batch_offsets(batch: tuple[int, ...], *operands: _Layout) -> np.ndarray:
     """Return for every item of the batch the bytes from each operand's start to its matrix; dimensions broadcast."""
     offsets = np.zeros((*batch, len(operands)), np.int64)
     for column, operand in enumerate(operands):
-        shape, strides = operand.shape[-3::-1], operand.strides[-3::-1]
+        shape, strides = operand[0][-3::-1], operand[1][-3::-1]
         for axis, (size, stride) in enumerate(zip(shape, strides, strict=True), start=1):
             if size > 1:
                 steps = np.arange(size) * stride
@@ -531,17 +619,15 @@ def batch_offsets(batch: tuple[int, ...], *operands: np.ndarray) -> np.ndarray:
 class _Plan(NamedTuple):
     """How a product is cut: into separate blocks, or into tiles of a product shared by all workers."""
 
-    shared: bool
     rows: int
     columns: int
     scratch: tuple[int, int]  # workers, and elements for each
-    blocks: int = 0  # separate: how many, and how many of them a thread takes at once
-    grain: int = 0
+    blocks: int  # how many there are, and how many of them a thread takes at once; of a shared product its workers
+    grain: int
     phases: int = 0  # shared: see `_shared_product`
     words: int = 0
 
 
-@functools.lru_cache(maxsize=4096)
 def _plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
     work = m * n * k
     shared = min(m, n) > 1 and threads > 1 and work >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK)
@@ -556,7 +642,7 @@ def _separate_plan(m: int, n: int, k: int, products: int, itemsize: int, threads
     count = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
     workers = 1 if count <= grain else threads
-    return _Plan(False, rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), count, grain)
+    return _Plan(rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), count, grain)
 
 
 def _shared_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
@@ -577,7 +663,7 @@ def _shared_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: 
     vector = VECTOR_BYTES // itemsize
     panels = column_groups * columns * depth + row_groups * (rows * depth + vector)
     scratch = threads * TILE_ROWS * tile_width + 2 * panels + vector
-    return _Plan(True, rows, columns, (threads, -(-scratch // threads)), phases=phases, words=words)
+    return _Plan(rows, columns, (threads, -(-scratch // threads)), threads, 1, phases, words)
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:

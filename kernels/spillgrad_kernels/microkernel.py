@@ -1,7 +1,9 @@
 """The inner loops of the matrix product, as LLVM vector code: the auto-vectoriser reaches under half their speed.
 
 Memory is addressed by integers, so that one machine code serves every layout. Each function takes `like`, an array of
-which only the dtype counts. With `NUMBA_DISABLE_JIT=1` plain NumPy twins stand in.
+which only the dtype counts: that of A and B, and of C unless it is uint32. Such an element is a pair of bfloat16, the
+first in its low half, and the product of two is the sum of both halves' products in float32, the dtype of C.
+With `NUMBA_DISABLE_JIT=1` plain NumPy twins stand in.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -14,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, overload, register_jitable
 
 
@@ -29,6 +32,13 @@ def _tile_of_host() -> tuple[int, int]:
 
 VECTOR_BYTES, TILE_ROWS = _tile_of_host()
 _TILE_VECTORS = 2
+
+
+def _multiplies_pairs() -> bool:
+    """Say whether the processor that code is made for has an instruction for pairs of bfloat16 (AVX512-BF16)."""
+    features = numba.config.CPU_FEATURES
+    return VECTOR_BYTES == 64 and "+avx512bf16" in (get_host_cpu_features() if features is None else features)
+
 
 # NumPy's C interface: the first field of an array object, behind what every Python object begins with.
 _DATA_FIELD = object.__basicsize__
@@ -54,6 +64,31 @@ def _tile_columns(like: Any) -> Any:
     return constant
 
 
+# Where `like` is uint32: arrays of bfloat16, by its bits, and of what products add up in.
+HALVES = np.zeros(1, np.uint16)
+_SUMS = np.zeros(1, np.float32)
+
+
+def numbers_in(like: np.ndarray) -> int:
+    """Return how many numbers an element holds, neighbours along the depth of a product: 1, or 2 for uint32."""
+    return 2 if like.dtype == np.uint32 else 1
+
+
+def numbers_of(like: np.ndarray) -> np.ndarray:
+    """Return an array of the numbers that elements consist of."""
+    return HALVES if like.dtype == np.uint32 else like
+
+
+def sums_of(like: np.ndarray) -> np.ndarray:
+    """Return an array of the dtype that products of numbers add up in."""
+    return _SUMS if like.dtype == np.uint32 else like
+
+
+overload(numbers_in)(lambda like: (lambda like: 2) if like.dtype == types.uint32 else (lambda like: 1))
+overload(numbers_of)(lambda like: (lambda like: HALVES) if like.dtype == types.uint32 else (lambda like: like))
+overload(sums_of)(lambda like: (lambda like: _SUMS) if like.dtype == types.uint32 else (lambda like: like))
+
+
 if numba.config.DISABLE_JIT:
 
     def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
@@ -61,32 +96,45 @@ if numba.config.DISABLE_JIT:
         memory = (ctypes.c_byte * int(count * like.itemsize)).from_address(int(address))
         return np.ndarray((count,), like.dtype, memoryview(memory))
 
-    def multiply_panels(
-        like: np.ndarray, k: int, a: int, b: int, b_row: int, c: int, c_row: int, accumulate: bool
-    ) -> None:
-        """Set or add to one tile of C the product of a packed panel of A and `k` rows of B.
+    def widened(number: Any) -> Any:
+        """Return a number as what its products add up in."""
+        if number.dtype != np.uint16:
+            return number
+        return np.array(np.uint32(number) << np.uint32(16)).view(np.float32)[()]
 
-        Rows of B and of C are `b_row` and `c_row` bytes apart.
+    def _numbers(array: np.ndarray) -> np.ndarray:
+        """Return the halves of pairs along the first axis, as floats; other numbers as they are."""
+        if array.dtype != np.uint32:
+            return array
+        halves = np.stack([array << np.uint32(16), array & np.uint32(0xFFFF0000)], 1)
+        return halves.reshape(-1, *array.shape[1:]).view(np.float32)
+
+    def multiply_panels(
+        like: np.ndarray, k: int, a: int, b: int, b_row: int, c: int, c_row: int, addend: int, addend_row: int
+    ) -> None:
+        """Set one tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
+
+        Rows of B, C and the addend are `b_row`, `c_row` and `addend_row` bytes apart.
         """
         columns = tile_columns(like)
-        rows = np.stack([array_at(like, b + i * b_row, columns) for i in range(k)])
-        product = array_at(like, a, k * TILE_ROWS).reshape(k, -1).T @ rows
+        rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
+        product = _numbers(array_at(like, a, k * TILE_ROWS).reshape(k, -1)).T @ rows
         for i in range(TILE_ROWS):
-            row = array_at(like, c + i * c_row, columns)
-            row[:] = row + product[i] if accumulate else product[i]
+            added = array_at(sums_of(like), addend + i * addend_row, columns) if addend else 0
+            array_at(sums_of(like), c + i * c_row, columns)[:] = added + product[i]
 
     def multiply_in_place(
         like: np.ndarray, rows: int, columns: int, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int,
-        c: int, c_row: int, accumulate: bool,
+        c: int, c_row: int, addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Set or add to at most one tile of C the product of A and B where they lie; rows of B and C have no gaps."""
+        """Do as `multiply_panels` for at most one tile, A and B where they lie; rows but of A have no gaps."""
         for i in range(rows):
-            row = array_at(like, c + i * c_row, columns)
             total = np.zeros(columns, like.dtype)
             for d in range(k):
                 element = array_at(like, a + i * a_row + d * a_col, 1)[0]
                 total += element * array_at(like, b + d * b_row, columns)
-            row[:] = row + total if accumulate else total
+            added = array_at(like, addend + i * addend_row, columns) if addend else 0
+            array_at(like, c + i * c_row, columns)[:] = added + total
 
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
         """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
@@ -110,10 +158,36 @@ else:
 
         return types.CPointer(like.dtype)(like, types.intp), codegen
 
+    @intrinsic
+    def widened(typing_context: Any, number: Any) -> Any:
+        """Return a number as what its products add up in."""
+        is_half = number == types.uint16
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            if not is_half:
+                return arguments[0]
+            word = ir.IntType(32)
+            bits = builder.shl(builder.zext(arguments[0], word), ir.Constant(word, 16))
+            return builder.bitcast(bits, ir.FloatType())
+
+        return (types.float32 if is_half else number)(number), codegen
+
     @register_jitable
     def array_at(like: np.ndarray, address: int, count: int) -> Any:
         """Return the `count` elements at `address` as a 1-D array."""
         return numba.carray(_pointer_at(like, address), count)
+
+    class _BFloat(ir.types.Type):  # type: ignore[misc]
+        """LLVM's bfloat, which llvmlite has no class for."""
+
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, _BFloat)
+
+        def __hash__(self) -> int:
+            return hash(_BFloat)
 
     class _Emitter:
         """Writes vector instructions of one element type."""
@@ -122,22 +196,52 @@ else:
             self.builder = builder
             self.bytes = dtype.bitwidth // 8
             self.lanes = VECTOR_BYTES // self.bytes
-            self.scalar = ir.FloatType() if self.bytes == 4 else ir.DoubleType()
+            self.is_pairs = isinstance(dtype, types.Integer)
+            number = ir.FloatType() if self.bytes == 4 else ir.DoubleType()
+            self.scalar = ir.IntType(32) if self.is_pairs else number
             self.vector = ir.VectorType(self.scalar, self.lanes)
-            self.zero = ir.Constant(self.vector, [0.0] * self.lanes)
-            fma_type = ir.FunctionType(self.vector, [self.vector] * 3)
+            self.sums = ir.VectorType(number, self.lanes)
+            self.zero = ir.Constant(self.sums, [0.0] * self.lanes)
+            fma_type = ir.FunctionType(self.sums, [self.sums] * 3)
             # fmuladd, not fma: without such an instruction the latter calls libm for every lane.
             name = f"llvm.fmuladd.v{self.lanes}f{dtype.bitwidth}"
             self._fma = cgutils.get_or_insert_function(builder.module, fma_type, name)
 
         def fma(self, x: Any, y: Any, z: Any) -> Any:
+            if self.is_pairs:
+                return self._add_pairs(x, y, z)
             return self.builder.call(self._fma, [x, y, z])
+
+        def _add_pairs(self, x: Any, y: Any, z: Any) -> Any:
+            if _multiplies_pairs():
+                halves = ir.VectorType(_BFloat(), 2 * self.lanes)
+                kind = ir.FunctionType(self.sums, [self.sums, halves, halves])
+                dot = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+                return self.builder.call(dot, [z, self.builder.bitcast(x, halves), self.builder.bitcast(y, halves)])
+            for half in (self._low_halves, self._high_halves):
+                z = self.builder.call(self._fma, [half(x), half(y), z])
+            return z
+
+        def _low_halves(self, pairs: Any) -> Any:
+            pairs = self.builder.bitcast(pairs, self.vector)
+            bits = self.builder.shl(pairs, ir.Constant(self.vector, [16] * self.lanes))
+            return self.builder.bitcast(bits, self.sums)
+
+        def _high_halves(self, pairs: Any) -> Any:
+            pairs = self.builder.bitcast(pairs, self.vector)
+            bits = self.builder.and_(pairs, ir.Constant(self.vector, [0xFFFF0000] * self.lanes))
+            return self.builder.bitcast(bits, self.sums)
 
         def shifted(self, address: Any, elements: int) -> Any:
             return self.builder.add(address, ir.Constant(address.type, elements * self.bytes))
 
         def load(self, address: Any, lanes: int = 0) -> Any:
-            vector = ir.VectorType(self.scalar, lanes or self.lanes)
+            return self._load(address, ir.VectorType(self.scalar, lanes or self.lanes))
+
+        def load_sums(self, address: Any) -> Any:
+            return self._load(address, self.sums)
+
+        def _load(self, address: Any, vector: Any) -> Any:
             value = self.builder.load(self.builder.inttoptr(address, vector.as_pointer()))
             value.align = self.bytes
             return value
@@ -146,7 +250,7 @@ else:
             self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = self.bytes
 
         def _masked(self, name: str, result: Any, value: Any, address: Any, mask: Any, last: Any) -> Any:
-            pointer = self.vector.as_pointer()
+            pointer = self.sums.as_pointer()
             operands = [value] if value is not None else []
             operands += [self.builder.inttoptr(address, pointer), ir.IntType(32)(self.bytes), mask, *last]
             suffix = f"v{self.lanes}f{8 * self.bytes}.p0"
@@ -155,7 +259,7 @@ else:
             return self.builder.call(function, operands)
 
         def load_some(self, address: Any, mask: Any) -> Any:
-            return self._masked("load", self.vector, None, address, mask, [self.zero])
+            return self._masked("load", self.sums, None, address, mask, [self.zero])
 
         def store_some(self, value: Any, address: Any, mask: Any) -> None:
             self._masked("store", ir.VoidType(), value, address, mask, [])
@@ -181,7 +285,7 @@ else:
 
         def splat(self, address: Any) -> Any:
             undefined = ir.Constant(self.vector, ir.Undefined)
-            value = self.builder.load(self.builder.inttoptr(address, self.scalar.as_pointer()))
+            value = self._load(address, self.scalar)
             first = self.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
             return self.shuffle(first, undefined, [0] * self.lanes)
 
@@ -201,7 +305,7 @@ else:
             builder.branch(loop)
             builder.position_at_end(loop)
             step, pa, pb = builder.phi(integer), builder.phi(integer), builder.phi(integer)
-            sums = {at: builder.phi(self.vector) for at in tile}
+            sums = {at: builder.phi(self.sums) for at in tile}
             b_vectors = [b_at(pb, j) for j in range(vectors)]
             updated = {}
             for i in range(TILE_ROWS):
@@ -228,16 +332,17 @@ else:
 
     @intrinsic
     def multiply_panels(
-        typing_context: Any, like: Any, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, accumulate: Any
-    ) -> Any:
-        """Set or add to one tile of C the product of a packed panel of A and `k` rows of B.
+        typing_context: Any, like: Any, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any,
+        addend_row: Any,
+    ) -> Any:  # fmt: skip
+        """Set one tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
 
-        Rows of B and of C are `b_row` and `c_row` bytes apart. Each element is one chain of multiply-adds in the
-        order of k, and one addition to C.
+        Rows of B, C and the addend are `b_row`, `c_row` and `addend_row` bytes apart. Each element is one chain of
+        multiply-adds in the order of k, and one addition.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, k, a, b, b_row, c, c_row, accumulate = arguments
+            _, k, a, b, b_row, c, c_row, addend, addend_row = arguments
             emit = _Emitter(builder, like.dtype)
             integer = k.type
             # The tile of C is needed only at the end: fetch it into the cache meanwhile.
@@ -253,32 +358,32 @@ else:
                 lambda pb, j: emit.load(emit.shifted(pb, j * emit.lanes)),
                 _TILE_VECTORS,
             )
-            adds = builder.icmp_signed("!=", accumulate, ir.Constant(accumulate.type, 0))
+            adds = builder.icmp_signed("!=", addend, ir.Constant(integer, 0))
             with builder.if_else(adds) as (add, overwrite):
                 for branch, is_add in ((add, True), (overwrite, False)):
                     with branch:
-                        for i, j in updated:
+                        for (i, j), value in updated.items():
+                            if is_add:
+                                row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
+                                value = builder.fadd(emit.load_sums(emit.shifted(row, j * emit.lanes)), value)
                             row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                            address = emit.shifted(row, j * emit.lanes)
-                            value = updated[i, j]
-                            emit.store(builder.fadd(emit.load(address), value) if is_add else value, address)
+                            emit.store(value, emit.shifted(row, j * emit.lanes))
             return context.get_dummy_value()
 
-        return types.void(like, *[types.intp] * 6, types.boolean), codegen
+        return types.void(like, *[types.intp] * 8), codegen
 
     @intrinsic
     def multiply_in_place(
         typing_context: Any, like: Any, rows: Any, columns: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any,
-        b_row: Any, c: Any, c_row: Any, accumulate: Any,
+        b_row: Any, c: Any, c_row: Any, addend: Any, addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Set or add to at most one tile of C the product of A and B where they lie.
+        """Do as `multiply_panels` for at most one tile, A and B where they lie; rows but of A have no gaps.
 
-        `rows` and `columns` are at most a tile's and at least 1; rows of B and C have no gaps. Sums as in
-        `multiply_panels`, to the bit.
+        `rows` and `columns` are at least 1. Sums as in `multiply_panels`, to the bit.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, rows, columns, k, a, a_row, a_col, b, b_row, c, c_row, accumulate = arguments
+            _, rows, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
             emit = _Emitter(builder, like.dtype)
             integer = k.type
             # Rows that are not there are computed from the last one and not stored.
@@ -287,7 +392,7 @@ else:
             for i in range(TILE_ROWS):
                 row = ir.Constant(integer, i)
                 offsets.append(builder.mul(builder.select(builder.icmp_signed("<", row, rows), row, last), a_row))
-            adds = builder.icmp_signed("!=", accumulate, ir.Constant(accumulate.type, 0))
+            adds = builder.icmp_signed("!=", addend, ir.Constant(integer, 0))
             is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
             with builder.if_else(is_narrow) as (narrow, wide):
                 for branch, vectors in ((narrow, 1), (wide, _TILE_VECTORS)):
@@ -305,15 +410,15 @@ else:
                         for i in range(TILE_ROWS):
                             with builder.if_then(builder.icmp_signed("<", ir.Constant(integer, i), rows)):
                                 for j in range(vectors):
-                                    row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                                    address = emit.shifted(row, j * emit.lanes)
+                                    row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
                                     mask = builder.and_(masks[j], emit.splat_flag(adds))
-                                    before = emit.load_some(address, mask)
-                                    total = builder.select(adds, builder.fadd(before, sums[i, j]), sums[i, j])
-                                    emit.store_some(total, address, masks[j])
+                                    added = emit.load_some(emit.shifted(row, j * emit.lanes), mask)
+                                    total = builder.select(adds, builder.fadd(added, sums[i, j]), sums[i, j])
+                                    row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+                                    emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
             return context.get_dummy_value()
 
-        return types.void(like, *[types.intp] * 10, types.boolean), codegen
+        return types.void(like, *[types.intp] * 12), codegen
 
     @intrinsic
     def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:
@@ -337,28 +442,41 @@ else:
     ) -> Any:
         """Copy `rows` runs of a vector, `stride` bytes apart, to columns `width` elements apart, padded with zeros.
 
-        Without rows it fills with zeros, but `source` must be readable still. Columns are stored in ascending order,
-        each a full vector: where `width` is less, the next overwrites the excess.
+        Columns are stored in ascending order, each a full vector: if `width` is less, the next overwrites the excess.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, source, stride, rows, target, width = arguments
             emit = _Emitter(builder, like.dtype)
             integer = source.type
-            vectors = []
-            for i in range(emit.lanes):
-                # A run that is not there is read from the first one and then replaced, which costs less than a branch.
-                present = builder.icmp_signed("<", ir.Constant(integer, i), rows)
-                offset = builder.mul(stride, ir.Constant(integer, i))
-                run = emit.load(builder.add(source, builder.select(present, offset, ir.Constant(integer, 0))))
-                vectors.append(builder.select(present, run, emit.zero))
-            half = emit.lanes // 2
-            for _ in range(emit.lanes.bit_length() - 1):
-                vectors = [v for i in range(half) for v in emit.interleave(vectors[i], vectors[i + half])]
             column_bytes = builder.mul(width, ir.Constant(integer, emit.bytes))
-            for vector in vectors:
-                emit.store(vector, target)
-                target = builder.add(target, column_bytes)
+            done = builder.append_basic_block("transposed")
+            fewer = builder.append_basic_block("fewer")
+            # Blocks of whole panels, which are nearly all, need no masks.
+            counts = {emit.lanes, TILE_ROWS % emit.lanes or emit.lanes}
+            ways = {count: builder.append_basic_block(f"of{count}") for count in counts}
+            switch = builder.switch(rows, fewer)
+            for count, block in ways.items():
+                switch.add_case(ir.Constant(integer, count), block)
+            for count, block in [*ways.items(), (None, fewer)]:
+                builder.position_at_end(block)
+                vectors = []
+                for i in range(emit.lanes):
+                    run = builder.add(source, builder.mul(stride, ir.Constant(integer, i)))
+                    if count is None:
+                        mask = emit.splat_flag(builder.icmp_signed("<", ir.Constant(integer, i), rows))
+                        vectors.append(emit.load_some(run, mask))
+                    else:
+                        vectors.append(emit.load_sums(run) if i < count else emit.zero)
+                half = emit.lanes // 2
+                for _ in range(emit.lanes.bit_length() - 1):
+                    vectors = [v for i in range(half) for v in emit.interleave(vectors[i], vectors[i + half])]
+                place = target
+                for vector in vectors:
+                    emit.store(vector, place)
+                    place = builder.add(place, column_bytes)
+                builder.branch(done)
+            builder.position_at_end(done)
             return context.get_dummy_value()
 
         return types.void(like, *[types.intp] * 5), codegen

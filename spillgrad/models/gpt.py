@@ -12,7 +12,6 @@ import numpy as np
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn import init
-from spillgrad.nn.activation import GELU
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.layer_norm import LayerNorm
@@ -46,7 +45,7 @@ class GPTConfig:
 
 
 class Conv1D(Module):
-    """Compute `x @ weight + bias`: a linear layer whose weight lies the other way round, as in GPT-2's checkpoints.
+    """Compute `activation(x @ weight + bias)`; the weight lies the other way round than a linear layer's, as in GPT-2.
 
     Shapes: x (..., in_features), result (..., out_features), weight (in_features, out_features), bias (out_features,).
     """
@@ -54,17 +53,27 @@ class Conv1D(Module):
     weight: Parameter
     bias: Parameter
 
-    def __init__(self, in_features: int, out_features: int, std: float = 0.02) -> None:
+    def __init__(self, in_features: int, out_features: int, std: float = 0.02, activation: str | None = None) -> None:
         super().__init__()
+        self.activation = activation
         self.weight = Parameter(creation.empty(in_features, out_features))
         self.bias = Parameter(creation.zeros(out_features))
         init.normal_(self.weight, std=std)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linalg.linear(x, self.weight.t(), self.bias)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the layer's result, added to `residual` where one is given."""
+        return linalg.linear(x, self.weight.t(), self.bias, activation=self.activation, residual=residual)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.weight.shape[0]}, out_features={self.weight.shape[1]}"
+        extra = "" if self.activation is None else f", activation={self.activation!r}"
+        return f"in_features={self.weight.shape[0]}, out_features={self.weight.shape[1]}{extra}"
+
+
+def _add_to(residual: Tensor, x: Tensor, projection: Conv1D, dropout: Dropout) -> Tensor:
+    """Return residual + dropout(projection(x)), in as few passes over memory as it takes."""
+    if dropout.p > 0 and dropout.training:
+        return dropout(projection(x), residual)  # type: ignore[no-any-return]
+    return projection(x, residual)  # type: ignore[no-any-return]
 
 
 class Attention(Module):
@@ -86,9 +95,7 @@ class Attention(Module):
         )
         dropout = self.attention_dropout if self.training else 0.0
         heads = attention.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        projected = self.c_proj(heads.transpose(1, 2).reshape(batch, length, width))
-        result: Tensor = self.resid_dropout(projected, residual)
-        return result
+        return _add_to(residual, heads.transpose(1, 2).reshape(batch, length, width), self.c_proj, self.resid_dropout)
 
 
 class MLP(Module):
@@ -96,14 +103,12 @@ class MLP(Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.c_fc = Conv1D(config.n_embd, 4 * config.n_embd)
-        self.act = GELU(approximate="tanh")
+        self.c_fc = Conv1D(config.n_embd, 4 * config.n_embd, activation="gelu_tanh")
         self.c_proj = Conv1D(4 * config.n_embd, config.n_embd, std=_residual_std(config))
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        result: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))), residual)
-        return result
+        return _add_to(residual, self.c_fc(x), self.c_proj, self.dropout)
 
 
 class Block(Module):

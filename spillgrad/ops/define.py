@@ -139,6 +139,22 @@ class Operation:
             outputs = [view_of(arguments[0], array) for array in shown]
         else:
             outputs = [Tensor.wrap(array) for array in shown]
+        self._record_if_wanted(arguments, arrays, outputs, results[len(self.outputs) :])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
+        """Return the output tensor, recorded, of a call whose result a kernel of several operations already made.
+
+        Where no derivative names the output, its dtype and shape are all that count.
+        """
+        output = Tensor.wrap(result)
+        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
+        self._record_if_wanted(arguments, arrays, [output], ())
+        return output
+
+    def _record_if_wanted(
+        self, arguments: Sequence[Any], arrays: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any]
+    ) -> None:
         if is_grad_enabled():
             needs = []
             for i in self.differentiable:
@@ -146,8 +162,7 @@ class Operation:
                 if isinstance(a, Tensor) and (a._requires_grad if a._base is None else a.requires_grad):
                     needs.append(i)
             if needs:
-                self._record(arguments, arrays, outputs, results[len(self.outputs) :], tuple(needs))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+                self._record(arguments, arrays, outputs, aux, tuple(needs))
 
     def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
         """Return what is saved when the inputs at positions `needs` want a gradient.

@@ -5,21 +5,32 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import DtypeError, OperandError, ShapeError
+from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import Number, add, as_operand, mul
+from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
+from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.memory import empty
 
 
 def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
     if self.dtype.kind in "biu":
         return np.matmul(self, other)  # type: ignore[no-any-return]
+    if self.dtype == dtypes.bfloat16:
+        return numeric.cast(kernels.matmul(_bits(self), _bits(other)), dtypes.bfloat16)
     return on_floats(kernels.matmul, self, other)  # type: ignore[no-any-return]
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Return bfloat16 numbers as the product's kernels take them."""
+    return array.view(np.uint16)
 
 
 _matmul: Any = operation(
@@ -121,16 +132,17 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha:
 
 
 def _linear_forward(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    def product(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        if bias is None:
-            return kernels.matmul(rows, weight.T)
-        out = empty((rows.shape[0], weight.shape[0]), rows.dtype)
-        np.copyto(out, bias)
-        return kernels.matmul(rows, weight.T, out, accumulate=True)
+    rows = _as_rows(input)
+    if input.dtype == dtypes.bfloat16:
+        wide_bias = None if bias is None else numeric.cast(bias, dtypes.float32)
+        product = numeric.cast(kernels.linear(_bits(rows), _bits(weight), wide_bias), dtypes.bfloat16)
+    else:
+        product = on_floats(kernels.linear, rows, weight, bias)
+    return product.reshape(*input.shape[:-1], weight.shape[0])
 
-    rows = input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
-    result: np.ndarray = on_floats(product, rows, weight, bias)
-    return result.reshape(*input.shape[:-1], weight.shape[0])
+
+def _as_rows(array: np.ndarray) -> np.ndarray:
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -145,28 +157,88 @@ _linear: Any = operation(
 )  # fmt: skip
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return input @ weight.T + bias.
+# What `linear` can apply to its result before it leaves the cache.
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
 
-    Shapes: input (..., k), weight (n, k), bias (n,); the result is (..., n).
-    Raises ShapeError when they do not fit, DtypeError when dtypes differ.
+
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Return activation(input @ weight.T + bias) + residual.
+
+    The activation ("relu", "silu", "gelu" or "gelu_tanh"), or without one the sum with `residual`, costs no pass over
+    memory of its own; gradients and what is saved for them are those of the operations one by one.
+    Shapes: input (..., k), weight (n, k), bias (n,), residual and the result (..., n).
+    Raises ShapeError when they do not fit, DtypeError when dtypes differ, ArgumentError for another activation.
     """
     if not input.ndim or weight.ndim != 2 or input.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"linear: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
         )
-    if not input.is_floating_point():
-        product = matmul(input, t(weight))
-        return product if bias is None else add(product, bias)
-    if bias is not None and bias.shape != weight.shape[:1]:
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
+    if bias is not None and input.is_floating_point() and bias.shape != weight.shape[:1]:
         raise ShapeError(
             f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
             f"({weight.shape[0]},)"
         )
-    for name, operand in (("weight", weight), ("bias", bias)):
+    if input.dtype in (dtypes.float32, dtypes.float64) and (activation is not None or residual is not None):
+        return _fused_linear(input, weight, bias, activation, residual)
+    if not input.is_floating_point():
+        product = matmul(input, t(weight))
+        product = product if bias is None else add(product, bias)
+    else:
+        _check_linear_dtypes(input, weight, bias)
+        product = _linear(input, weight, bias)
+    if activation is not None:
+        product = call(activation, product)
+    return product if residual is None else add(product, residual)
+
+
+def _fused_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
+) -> Tensor:
+    """Compute in one kernel what is recorded as several operations."""
+    shape = (*input.shape[:-1], weight.shape[0])
+    _check_linear_dtypes(input, weight, bias, residual)
+    if residual is not None and residual.shape != shape:
+        raise ShapeError(f"linear: got residual {residual.shape}; the result has {shape}: give one of that shape")
+    if activation is None:
+        name, other = "add", residual
+        formula = _add_residual
+    else:
+        name, other = activation, None
+        formula = ROWS[activation].forward
+    following = OPERATIONS[name]
+    rows = _as_rows(input.array)
+    recorded = is_grad_enabled() and any(x is not None and x.requires_grad for x in (input, weight, bias))
+    # The product leaves the cache only where a derivative needs it.
+    product = None
+    if recorded and any("self" in saved for saved in following.saves):
+        product = empty((len(rows), weight.shape[0]), input.dtype)
+    result = kernels.linear(
+        rows, weight.array, None if bias is None else bias.array,
+        other=None if other is None else _as_rows(other.array), formula=formula, name=name, product=product,
+    )  # fmt: skip
+    product = result if product is None else product
+    output = _linear.computed((input, weight, bias), product.reshape(shape))
+    output = following.computed((output,) if other is None else (output, other), result.reshape(shape))
+    return output if residual is None or other is not None else add(output, residual)
+
+
+def _add_residual(product: Any, other: Any) -> Any:
+    return product + other
+
+
+def _check_linear_dtypes(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> None:
+    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
         if operand is not None and operand.dtype != input.dtype:
             raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
-    return _linear(input, weight, bias)  # type: ignore[no-any-return]
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels import dispatch
-from spillgrad_kernels.matmul import matmul
+from spillgrad_kernels import dispatch, scalar_math
+from spillgrad_kernels.matmul import linear, matmul
 
 DTYPES = (np.float32, np.float64)
 # (M, N, K): tiles and their edges, one row or column, depths beyond one block, widths beyond one block.
@@ -168,6 +169,89 @@ def test_nan_and_infinity_reach_only_their_row_and_column(random, size):
     np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
 
 
+def bfloat16(random, *shape):
+    """Return numbers that bfloat16 holds, and their bits."""
+    numbers = random.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    return numbers.astype(np.float32), numbers.view(np.uint16)
+
+
+@pytest.mark.parametrize("size", [*SIZES, (145, 40, 600), (40, 145, 1031)], ids=str)
+def test_bfloat16_adds_up_in_float32(random, size):
+    m, n, k = size
+    (a, a_bits), (b, b_bits) = bfloat16(random, m, k), bfloat16(random, k, n)
+    got = matmul(a_bits, b_bits)
+    assert got.dtype == np.float32
+    assert_product(got, a, b)
+
+
+@pytest.mark.parametrize("size", [(37, 45, 28), (37, 45, 29), (1, 45, 29), (37, 1, 29)], ids=str)
+@pytest.mark.parametrize("layout_b", LAYOUTS)
+@pytest.mark.parametrize("layout_a", LAYOUTS)
+def test_bfloat16_of_every_layout_gives_the_same_bits(random, layout_a, layout_b, size):
+    m, n, k = size
+    (a, a_bits), (b, b_bits) = bfloat16(random, m, k), bfloat16(random, k, n)
+    got = matmul(LAYOUTS[layout_a](a_bits), LAYOUTS[layout_b](b_bits))
+    assert_product(got, a, b)
+    if min(m, n) > 1:
+        np.testing.assert_array_equal(got, matmul(a_bits, b_bits))
+
+
+def test_bfloat16_is_added_to_float32_and_comes_in_batches(random, threads):
+    (a, a_bits), (b, b_bits) = bfloat16(random, 3, 150, 700), bfloat16(random, 700, 90)
+    out = random.standard_normal((3, 150, 90)).astype("f4")
+    before = out.astype("f8")
+    threads(2)
+    assert_product(matmul(a_bits, b_bits, out, accumulate=True), a, b, before)
+    threads(1)
+    np.testing.assert_array_equal(matmul(a_bits, b_bits, before.astype("f4"), accumulate=True), out)
+
+
+def test_bfloat16_infinities_and_nan_propagate():
+    a = np.array([[np.inf, 1], [np.nan, 1], [3e38, 3e38]], ml_dtypes.bfloat16)
+    b = np.array([[1, -1], [2, 2]], ml_dtypes.bfloat16)
+    got = matmul(a.view(np.uint16), b.view(np.uint16))
+    np.testing.assert_array_equal(got[:2], [[np.inf, -np.inf], [np.nan, np.nan]])
+    assert got[2, 0] == np.inf
+
+
+LINEAR_SIZES = [(5, 7, 9), (64, 96, 32), (700, 300, 600), (1, 40, 30), (40, 1, 30), (1, 1, 1), (3, 4, 0), (0, 4, 3)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("size", LINEAR_SIZES, ids=str)
+def test_a_linear_layer_is_its_product_then_the_bias_then_the_formula(random, threads, size, with_bias, dtype):
+    m, n, k = size
+    rows, weight = random.standard_normal((m, k)).astype(dtype), random.standard_normal((n, k)).astype(dtype)
+    bias = random.standard_normal(n).astype(dtype) if with_bias else None
+    other = random.standard_normal((m, n)).astype(dtype)
+    sums = matmul(rows, weight.T)
+    if bias is not None:
+        sums = np.broadcast_to(bias, (m, n)).copy()
+        matmul(rows, weight.T, sums, accumulate=True)
+    for count in (1, 2):
+        threads(count)
+        np.testing.assert_array_equal(linear(rows, weight, bias), sums)
+        product = np.empty((m, n), dtype)
+        got = linear(
+            rows, weight, bias, other=other, formula=lambda product, other: other + tanh(product), name="tanh_add",
+            product=product,
+        )  # fmt: skip
+        np.testing.assert_array_equal(product, sums)
+        np.testing.assert_allclose(got, other + np.tanh(sums), rtol=4 * np.finfo(dtype).eps, atol=np.finfo(dtype).eps)
+        in_place = linear(rows, weight, bias, formula=lambda product: product * product, name="square")
+        np.testing.assert_array_equal(in_place, sums * sums)
+
+
+tanh = scalar_math.tanh
+
+
+def test_a_linear_layer_of_bfloat16_adds_its_bias_in_float32(random):
+    (rows, row_bits), (weight, weight_bits) = bfloat16(random, 40, 65), bfloat16(random, 33, 65)
+    bias = random.standard_normal(33).astype("f4")
+    assert_product(linear(row_bits, weight_bits, bias), rows, weight.T, bias.astype("f8"))
+
+
 BAD = [
     (lambda: matmul(np.ones((3, 4), "f4"), np.ones((5, 6), "f4")), ValueError, r"\(3, 4\) and \(5, 6\)"),
     (lambda: matmul(np.ones(4, "f4"), np.ones((4, 6), "f4")), ValueError, r"\(4,\)"),
@@ -191,11 +275,11 @@ def test_operands_that_do_not_fit_are_named(call, error, message):
 
 
 WITHOUT_COMPILATION = """
-import llvmlite.binding, numpy as np
+import llvmlite.binding, ml_dtypes, numpy as np
 features = {features}
 if features is not None:
     llvmlite.binding.get_host_cpu_features = lambda: features
-from spillgrad_kernels.matmul import matmul
+from spillgrad_kernels.matmul import linear, matmul
 random = np.random.default_rng(0)
 for dtype in (np.float32, np.float64):
     for m, n, k in ((3, 4, 5), (13, 35, 18), (1, 5, 4), (5, 1, 4), (2, 3, 0)):
@@ -205,6 +289,11 @@ for dtype in (np.float32, np.float64):
             out = np.ones((m, n), dtype)
             np.testing.assert_allclose(matmul(a, b), a @ b, rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(matmul(a, b, out, accumulate=True), 1 + a @ b, rtol=1e-4, atol=1e-4)
+            halves = [x.astype(ml_dtypes.bfloat16) for x in (a, b)]
+            want = halves[0].astype("f4") @ halves[1].astype("f4")
+            np.testing.assert_allclose(matmul(*[x.view("u2") for x in halves]), want, rtol=1e-4, atol=1e-4)
+            got = linear(a, b.T, np.ones(n, dtype), formula=lambda product: product * product, name="square")
+            np.testing.assert_allclose(got, (1 + a @ b) ** 2, rtol=1e-4, atol=1e-4)
 """
 HOSTS = {"this": None, "AVX2": {"avx2": True, "fma": True}, "NEON": {"neon": True}, "SSE": {}}
 
@@ -214,6 +303,25 @@ def test_everything_holds_without_compilation_and_with_the_tiles_of_any_host(hos
     code = WITHOUT_COMPILATION.format(features=HOSTS[host])
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+
+
+COMPILED_FOR_ANY_HOST = """
+import ml_dtypes, numpy as np
+from spillgrad_kernels.matmul import matmul
+random = np.random.default_rng(0)
+for m, n, k in ((3, 4, 5), (30, 35, 18), (130, 300, 270), (1, 5, 4)):
+    a, b = random.standard_normal((m, k)).astype(ml_dtypes.bfloat16), random.standard_normal((k, n)).astype("f4")
+    b = b.astype(ml_dtypes.bfloat16)
+    want = a.astype("f4") @ b.astype("f4")
+    np.testing.assert_allclose(matmul(a.view("u2"), b.view("u2")), want, rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+def test_bfloat16_needs_no_instruction_of_its_own():
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", COMPILED_FOR_ANY_HOST], env=environment, check=True, timeout=120)
 
 
 def test_many_threads_on_few_cores_make_the_same_bits(random, threads):

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import DtypeError, OperandError, ShapeError
+from spillgrad.autograd.graph import saved_tensors_hooks
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.nn.functional import linear
+from spillgrad.ops import elementwise
+from spillgrad.ops.linalg import ACTIVATIONS
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(0)
@@ -100,6 +103,48 @@ def test_linear_takes_no_features_and_integers():
     check_half_precision(linear, *normal((2, 5, 3), (4, 3), (4,)), tolerance=5e-2)
 
 
+def one_by_one(x, w, b, r, activation, is_added):
+    y = linear(x, w, b)
+    y = y if activation is None else elementwise.call(activation, y)
+    return y + r if is_added else y
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_linear_with_an_epilogue_is_its_operations_one_by_one(activation, is_added, dtype):
+    """Results, gradients, what is saved, and the names of the graph's nodes."""
+    arrays = normal((2, 5, 3), (4, 3), (4,), (2, 5, 4))
+
+    def fused(x, w, b, r):
+        return linear(x, w, b, activation=activation, residual=r if is_added else None)
+
+    def apart(x, w, b, r):
+        return one_by_one(x, w, b, r, activation, is_added)
+
+    def seen(function):
+        tensors = [sg.tensor(a, dtype=dtype, requires_grad=True) for a in arrays]
+        packed = []
+        with saved_tensors_hooks(lambda t: packed.append(t.tolist()) or t, lambda t: t):
+            y = function(*tensors)
+        y.backward(y.detach())
+        names = [y.grad_fn.name(), *(node.name() for node, _ in y.grad_fn.next_functions if node)]
+        return y.tolist(), [None if t.grad is None else t.grad.tolist() for t in tensors], packed, names
+
+    assert seen(fused) == seen(apart)
+    with sg.no_grad():
+        tensors = [sg.tensor(a, dtype=dtype) for a in arrays]
+        assert fused(*tensors).tolist() == apart(*tensors).tolist()
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "gelu"])
+def test_linear_with_an_epilogue_has_second_derivatives(activation):
+    def function(x, w, b, r):
+        return linear(x, w, b, activation=activation, residual=r)
+
+    check_gradients(function, *normal((5, 3), (4, 3), (4,), (5, 4)))
+
+
 @pytest.mark.parametrize(
     ("call", "slots"),
     [
@@ -138,6 +183,9 @@ def test_a_product_of_matrices_has_pytorchs_node():
         (lambda: sg.outer(sg.ones(2, 2), sg.ones(2)), ShapeError, "outer: .*wanted 1 and 1"),
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 2)), ShapeError, r"linear: got input \(2, 3\) and weight \(4, 2\)"),
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), sg.ones(3)), ShapeError, "one value per row"),
+        (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), activation="elu"), ArgumentError, "'elu'; wanted None or one of"),
+        (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), residual=sg.ones(4)), ShapeError, r"residual \(4,\); the result"),
+        (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), residual=sg.ones(2, 4).double()), DtypeError, "residual float64"),
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 3).double()), DtypeError, "linear: got input float32 and weight flo"),
     ],
 )  # fmt: skip
