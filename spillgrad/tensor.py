@@ -13,12 +13,13 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
+from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle, new_edge
 from spillgrad.device import CPU, Device
 from spillgrad.errors import ArgumentError, DtypeError, ExportError, GraphError, HookTypeError, OperandError
 from spillgrad.formatting import format_tensor
 
 _uids = itertools.count()
+_new = object.__new__
 
 
 class Storage:
@@ -29,14 +30,14 @@ class Storage:
     gradient.
     """
 
-    __slots__ = ("__weakref__", "aliased", "array", "trainable", "uid", "version")
+    # Few storages ever get another value: defaults on the class make tensors cheap.
+    version = 0
+    aliased = False
+    trainable = False
 
     def __init__(self, array: np.ndarray) -> None:
         self.uid = next(_uids)
-        self.version = 0
         self.array = array
-        self.aliased = False
-        self.trainable = False
 
 
 class Tensor:
@@ -82,7 +83,7 @@ class Tensor:
     @staticmethod
     def wrap(array: np.ndarray, storage: Storage | None = None) -> "Tensor":
         """Return a tensor over `array`: of new storage, or another look at `storage`."""
-        tensor = Tensor.__new__(Tensor)
+        tensor: Tensor = _new(Tensor)
         tensor._array = array
         if storage is None:
             tensor._storage = Storage(array)
@@ -413,14 +414,14 @@ class Tensor:
         """Return where a gradient of this tensor flows: its node, or the place where a leaf's gradient accumulates."""
         grad_fn = self._grad_fn if self._base is None else self.grad_fn
         if grad_fn is not None:
-            return Edge(grad_fn, self._output_nr)
+            return new_edge((grad_fn, self._output_nr))
         if not self._requires_grad:
             return graph.NO_EDGE
         accumulator = self._accumulator() if self._accumulator is not None else None
         if accumulator is None:
             accumulator = AccumulateGrad(self)
             self._accumulator = weakref.ref(accumulator)
-        return Edge(accumulator, 0)
+        return new_edge((accumulator, 0))
 
     def attach(self, node: Node, output_nr: int) -> None:
         """Make the tensor output `output_nr` of `node`."""

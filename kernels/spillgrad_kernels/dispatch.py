@@ -22,6 +22,8 @@ Kernel = Callable[..., Any]
 # Shares handed out per thread: enough that an uneven one does not leave the other cores idle.
 _SHARES_PER_THREAD = 4
 
+_UNCOMPILED = bool(numba.config.DISABLE_JIT)
+
 _num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -92,7 +94,7 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None
     global _team_size
     if count <= 0:
         return
-    if numba.config.DISABLE_JIT:
+    if _UNCOMPILED:
         kernel(0, count, *((0,) if takes_worker(kernel) else ()), *operands)
         return
     threads = _num_threads if count > grain else 1

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +195,11 @@ memory_stats = pool.stats
 empty_cache = pool.release_idle
 # A fork waits until no other thread is in the middle of a change: its child has none of them to finish it.
 os.register_at_fork(before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release)
+
+
+def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[tuple[int, ...], Any], np.ndarray]:
+    """Return what makes an uninitialised array of this shape and dtype: the pool, or NumPy where it takes none."""
+    return empty if _buffer_bytes(shape, dtype) else np.empty
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

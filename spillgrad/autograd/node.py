@@ -4,6 +4,7 @@ A node knows its inputs' nodes (edges), never its outputs: the graph has no refe
 moment the last tensor that needs it dies.
 """
 
+import functools
 import itertools
 import threading
 import weakref
@@ -41,6 +42,8 @@ class Edge(NamedTuple):
 
 
 NO_EDGE = Edge(None, 0)
+# From a tuple of the fields: recording makes so many that the class's own constructor would show.
+new_edge: Callable[[tuple[Any, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 class OutputMeta(NamedTuple):
@@ -51,7 +54,10 @@ class OutputMeta(NamedTuple):
     device: Any
 
 
+new_output: Callable[[tuple[Any, Any, Any]], OutputMeta] = functools.partial(tuple.__new__, OutputMeta)
+
 _sequence = itertools.count()
+next_sequence = _sequence.__next__
 
 
 class HookDict(dict[int, Any]):
@@ -243,9 +249,9 @@ class AccumulateGrad(Node):
     """
 
     def __init__(self, variable: Any) -> None:
-        super().__init__()
+        self.sequence = next(_sequence)
         self.variable = variable
-        self.outputs = (OutputMeta(variable.shape, variable.dtype, variable.device),)
+        self.outputs = (new_output((variable.shape, variable.dtype, variable.device)),)
 
     def tensor_hooks(self) -> dict[int, HookDict]:
         hooks = getattr(self.variable, "_leaf_hooks", None)

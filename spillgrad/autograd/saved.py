@@ -7,7 +7,7 @@ import numpy as np
 
 from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.node import Edge, Node, tensor_type
+from spillgrad.autograd.node import AccumulateGrad, Edge, Node, tensor_type
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 
 _FREED = (
@@ -24,51 +24,43 @@ class SavedTensor:
     form. A leaf is kept as the object it is.
     """
 
-    __slots__ = (
-        "_edge",
-        "_freed",
-        "_leaf",
-        "_node",
-        "_original",
-        "_output_nr",
-        "_packed",
-        "_requires_grad",
-        "_storage",
-        "_unpack",
-        "_value",
-        "_version",
-        "device",
-        "dtype",
-        "operation",
-        "shape",
-        "slot",
-    )
+    # Few values have any of these: defaults on the class make saving cheaper.
+    _freed = False
+    _leaf: Any = None
+    _node: Any = None
+    _output_nr = 0
+    _edge: Edge | None = None
+    _original: Any = None
+    _packed: Any = None
+    _unpack: Any = None
 
-    def __init__(self, tensor: Any, node: Node, operation: str, slot: str, output_nr: int | None = None) -> None:
-        """Save `tensor` for `node`; `output_nr` says which of the node's outputs it is, None for an input."""
+    def __init__(
+        self, tensor: Any, node: Node, operation: str, slot: str, output_nr: int | None = None,
+        edge: Edge | None = None,
+    ) -> None:  # fmt: skip
+        """Save `tensor` for `node`; `output_nr` says which of the node's outputs it is, None for an input.
+
+        `edge` is where the gradient of an input flows, if the caller knows.
+        """
         self.operation = operation
         self.slot = slot
-        storage = tensor.storage
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
-        self.device = tensor.device
-        self._freed = False
-        self._requires_grad = tensor.requires_grad if output_nr is None else True
-        self._storage = weakref.ref(storage)  # weak: a value packed to disk must not stay in memory
+        self._array = tensor._array
+        self._storage = storage = tensor._storage
         self._version = storage.version
-        self._node = None if output_nr is None else weakref.ref(node)
-        self._output_nr = output_nr or 0
-        is_leaf = output_nr is None and tensor.grad_fn is None
-        self._leaf = tensor if is_leaf and tensor.requires_grad else None
-        self._edge: Edge | None = None
-        self._original = None
-        if output_nr is None and self._leaf is None:
-            self._original = weakref.ref(tensor)
-            if tensor.requires_grad:
-                self._edge = tensor.gradient_edge()
-        self._value = tensor if self._leaf is not None else tensor.alias()
-        self._packed: Any = None
-        self._unpack: Any = None
+        storage.aliased = True
+        if output_nr is not None:
+            self._requires_grad = True
+            self._node = weakref.ref(node)
+            self._output_nr = output_nr
+        else:
+            if edge is None and tensor.requires_grad:
+                edge = tensor.gradient_edge()
+            self._requires_grad = edge is not None
+            if edge is not None and isinstance(edge.node, AccumulateGrad):
+                self._leaf = tensor
+            else:
+                self._original = weakref.ref(tensor)
+                self._edge = edge
         pair = hooks.current()
         if pair is not None:
             self.register_hooks(pair.pack, pair.unpack)
@@ -87,13 +79,13 @@ class SavedTensor:
                 f"register_hooks: got {type(pack_hook).__name__} and {type(unpack_hook).__name__}; both hooks "
                 f"must be callable"
             )
-        storage = self._value.storage
+        value, storage = self._value, self._storage
         version = storage.version
         outer = hooks.packing()
         hooks.set_packing(self.operation, self.slot)
         try:
             with no_grad():
-                packed = pack_hook(self._value.alias())
+                packed = pack_hook(value.alias())
         finally:
             hooks.set_packing(*outer)
         if storage.version != version:
@@ -103,7 +95,14 @@ class SavedTensor:
             )
         self._packed = packed
         self._unpack = unpack_hook
-        self._value = None
+        self._like = (value.shape, value.dtype, value.device)
+        self._storage = weakref.ref(storage)  # weak: a value packed to disk must not stay in memory
+        self._array = None
+
+    @property
+    def _value(self) -> Any:
+        """The value without graph, where no hook packed it; a leaf as the object it is."""
+        return self._leaf if self._leaf is not None else tensor_type().wrap(self._array, self._storage)
 
     @property
     def unpack_hook(self) -> Any:
@@ -120,7 +119,7 @@ class SavedTensor:
     def release(self) -> None:
         """Free the value."""
         self._freed = True
-        self._value = self._packed = self._leaf = self._edge = None
+        self._array = self._storage = self._packed = self._leaf = self._edge = None
 
     def unpack(self) -> Any:
         """Return the saved tensor, connected to the graph where it was.
@@ -131,7 +130,7 @@ class SavedTensor:
         if self._freed:
             raise SavedTensorError(_FREED)
         if self._unpack is None:
-            self._check_version(self._value.storage)
+            self._check_version(self._storage, self._array.shape, self._array.dtype)
             if self._leaf is not None:
                 return self._leaf
             original = self._original() if self._original is not None else None
@@ -144,23 +143,23 @@ class SavedTensor:
                 f"{self.operation}: Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
                 f"{type(value).__name__} (slot '{self.slot}')"
             )
-        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
+        shape, dtype, device = self._like
+        if (value.shape, value.dtype, value.device) != (shape, dtype, device):
             raise SavedTensorError(
-                f"{self.operation}: slot '{self.slot}' was packed as {self.shape} {self.dtype} on {self.device} "
-                f"and came back as "
+                f"{self.operation}: slot '{self.slot}' was packed as {shape} {dtype} on {device} and came back as "
                 f"{value.shape} {value.dtype} on {value.device}; the unpack hook must return what was packed"
             )
         storage = self._storage()
         # A hook that copied may outlive a change of the original; one that looks at the same memory may not.
         if storage is not None and np.may_share_memory(value.array, storage.array):
-            self._check_version(storage)
+            self._check_version(storage, shape, dtype)
         return self._connected(value)
 
-    def _check_version(self, storage: Any) -> None:
+    def _check_version(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> None:
         if storage.version != self._version:
             raise SavedTensorError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{self.dtype} {self.shape}, saved by {self.operation} as '{self.slot}', is at version "
+                f"{dtype} {shape}, saved by {self.operation} as '{self.slot}', is at version "
                 f"{storage.version}; "
                 f"expected version {self._version} instead. Clone it before changing it, or use the "
                 f"out-of-place operation"

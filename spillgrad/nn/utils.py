@@ -6,8 +6,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, GraphError, ShapeError
 from spillgrad.ops import creation, shape
+from spillgrad.optim.arrays import pending, run
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
 
@@ -17,11 +18,16 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def _norm(array: np.ndarray, norm_type: float) -> float:
-    values = np.ascontiguousarray(array, np.float64 if array.dtype == np.float64 else np.float32).reshape(-1)
-    if norm_type == 2:
-        return math.sqrt(kernels.sum_of_squares(values))
-    return float(np.linalg.norm(values.astype(np.float64), norm_type)) if values.size else 0.0
+def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
+    values = [np.ascontiguousarray(a, np.float64 if a.dtype == np.float64 else np.float32) for a in arrays]
+    if norm_type != 2:
+        return [float(np.linalg.norm(v.reshape(-1).astype(np.float64), norm_type)) if v.size else 0.0 for v in values]
+    norms = [0.0] * len(values)
+    for dtype in (np.float32, np.float64):
+        places = [i for i, v in enumerate(values) if v.dtype == dtype]
+        for place, total in zip(places, kernels.sums_of_squares([values[i] for i in places]), strict=True):
+            norms[place] = math.sqrt(total)
+    return norms
 
 
 def clip_grad_norm_(
@@ -32,16 +38,24 @@ def clip_grad_norm_(
     Raises ArgumentError for a norm that is not finite, if asked to; gradients are then left as they are.
     """
     gradients = _gradients(parameters)
-    norms = [_norm(gradient.array, norm_type) for gradient in gradients]
-    total = math.sqrt(math.fsum(norm * norm for norm in norms)) if norm_type == 2 else _norm(np.array(norms), norm_type)
+    norms = _norms([gradient.array for gradient in gradients], norm_type)
+    if norm_type == 2:
+        total = math.sqrt(math.fsum(norm * norm for norm in norms))
+    else:
+        (total,) = _norms([np.array(norms)], norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise ArgumentError(f"clip_grad_norm_: the gradients' norm is {total}; lower the learning rate")
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:  # NaN too: it must reach the weights, not hide
-        with no_grad():
-            for gradient in gradients:
-                gradient.mul_(factor)
+        _scale(gradients, factor)
     return creation.tensor(total, dtype=gradients[0].dtype if gradients else None)
+
+
+def _scale(gradients: list[Tensor], factor: float) -> None:
+    for gradient in gradients:
+        if not gradient.array.flags.writeable:
+            raise GraphError("clip_grad_norm_: a gradient's memory is read-only; clone() it first")
+    run(pending(lambda array, _, by: kernels.scaled(array, by), g, g, (), factor) for g in gradients)
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
+from spillgrad.autograd.node import NO_EDGE, Edge, Node, new_output, next_sequence
 from spillgrad.autograd.saved import SavedTensor
+from spillgrad.device import CPU
 from spillgrad.dtypes import is_floating_point
-from spillgrad.ops.symbol import Symbol, record
+from spillgrad.ops.symbol import Unrecorded, record
 from spillgrad.tensor import Tensor
 
 
@@ -60,6 +61,14 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
         return function(*(given[name] for name in wanted))
 
     return names, choose
+
+
+def _share_memory(result: np.ndarray, array: np.ndarray) -> bool:
+    """Return whether an operation's result looks at its operand's memory."""
+    base = result.base
+    if base is not None and (base is array or base is array.base) and result.size:
+        return True
+    return np.may_share_memory(result, array)
 
 
 def view_of(source: Tensor, array: np.ndarray) -> Tensor:
@@ -118,17 +127,19 @@ class Operation:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
-        if Symbol in map(type, arguments):
+        try:
+            arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
+        except Unrecorded:  # a symbol has no array
             return record(self.name, arguments)
-        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
         results = self.forward(*arrays)
         if self._results == 1:
             results = (results,)
-        if self.view and np.may_share_memory(results[0], arrays[0]):
-            outputs = [view_of(arguments[0], array) for array in results[: len(self.outputs)]]
+        shown = results[: len(self.outputs)] if self.aux else results
+        if self.view and _share_memory(results[0], arrays[0]):
+            outputs = [view_of(arguments[0], array) for array in shown]
         else:
-            outputs = [Tensor.wrap(array) for array in results[: len(self.outputs)]]
-        self._record_if_wanted(arguments, outputs, results[len(self.outputs) :])
+            outputs = [Tensor.wrap(array) for array in shown]
+        self._record_if_wanted(arguments, arrays, outputs, results[len(self.outputs) :])
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
@@ -137,16 +148,21 @@ class Operation:
         Where no derivative names the output, its dtype and shape are all that count.
         """
         output = Tensor.wrap(result)
-        self._record_if_wanted(arguments, [output], ())
+        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
+        self._record_if_wanted(arguments, arrays, [output], ())
         return output
 
-    def _record_if_wanted(self, arguments: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any]) -> None:
+    def _record_if_wanted(
+        self, arguments: Sequence[Any], arrays: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any]
+    ) -> None:
         if is_grad_enabled():
-            needs = tuple(
-                [i for i in self.differentiable if isinstance(arguments[i], Tensor) and arguments[i].requires_grad]
-            )
+            needs = []
+            for i in self.differentiable:
+                a = arguments[i]
+                if isinstance(a, Tensor) and (a._requires_grad if a._base is None else a.requires_grad):
+                    needs.append(i)
             if needs:
-                self._record(arguments, outputs, aux, needs)
+                self._record(arguments, arrays, outputs, aux, tuple(needs))
 
     def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
         """Return what is saved when the inputs at positions `needs` want a gradient.
@@ -164,17 +180,23 @@ class Operation:
         return found
 
     def _record(
-        self, arguments: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any], needs: tuple[int, ...]
+        self,
+        arguments: Sequence[Any],
+        arrays: Sequence[Any],
+        outputs: list[Tensor],
+        aux: Sequence[Any],
+        needs: tuple[int, ...],
     ) -> None:
-        node = OperationNode(self, arguments, outputs, needs)
-        for output_nr, output in enumerate(outputs):
-            if is_floating_point(output._array.dtype):
-                output.attach(node, output_nr)
+        node = OperationNode(self, arguments, arrays, outputs, needs)
+        for output_nr, meta in enumerate(node.outputs):
+            if is_floating_point(meta.dtype):
+                outputs[output_nr].attach(node, output_nr)
         inputs = len(arguments)
         for position, name in self.wanted(needs):
             output_nr = position - inputs
             if output_nr < 0:
-                node.save(name, arguments[position])
+                edge = node.edges[position]
+                node.save(name, arguments[position], None, None if edge is NO_EDGE else edge)
             elif output_nr < len(outputs):
                 node.save(name, outputs[output_nr], output_nr)
             else:
@@ -185,27 +207,35 @@ class OperationNode(Node):
     """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show what it saved."""
 
     def __init__(
-        self, operation: Operation, arguments: Sequence[Any], outputs: Sequence[Tensor], needs: tuple[int, ...]
+        self,
+        operation: Operation,
+        arguments: Sequence[Any],
+        arrays: Sequence[Any],
+        outputs: Sequence[Tensor],
+        needs: tuple[int, ...],
     ) -> None:
-        super().__init__()
+        self.sequence = next_sequence()
         self.operation = operation
-        self.edges = tuple([a.gradient_edge() if i in needs else NO_EDGE for i, a in enumerate(arguments)])
-        self.outputs = tuple([OutputMeta(o._array.shape, o._array.dtype, o.device) for o in outputs])
+        edges = [NO_EDGE] * len(arguments)
+        for i in needs:
+            edges[i] = arguments[i].gradient_edge()
+        self.edges = tuple(edges)
+        self.outputs = tuple([new_output((o._array.shape, o._array.dtype, CPU)) for o in outputs])
         self._inputs: dict[int, tuple[Any, Any]] = {}
         for position in operation.metadata:
-            argument = arguments[position]
-            known = isinstance(argument, Tensor)
-            self._inputs[position] = (argument._array.shape, argument._array.dtype) if known else ((), None)
+            array = arrays[position]
+            known = isinstance(array, np.ndarray)
+            self._inputs[position] = (array.shape, array.dtype) if known else ((), None)
         self._saved: dict[str, Any] = {}
 
     def name(self) -> str:
         return self.operation.node_name
 
-    def save(self, name: str, value: Any, output_nr: int | None = None) -> None:
+    def save(self, name: str, value: Any, output_nr: int | None = None, edge: Edge | None = None) -> None:
         """Keep a tensor (packed by the active hooks) or an attribute under a slot's name."""
         if isinstance(value, Tensor):
             self._saved[name] = None  # the slot exists while its pack hook runs
-            self._saved[name] = SavedTensor(value, self, self.operation.name, name, output_nr)
+            self._saved[name] = SavedTensor(value, self, self.operation.name, name, output_nr, edge)
         else:
             self._saved[name] = value
 

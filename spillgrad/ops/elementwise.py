@@ -20,6 +20,7 @@ from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_array, run_formula
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
+from spillgrad_kernels.cpu import Call, prepare
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
 
@@ -29,6 +30,14 @@ Operand = Tensor | Number
 OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
 
+_FLOATS = frozenset({dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64})
+# Dtypes that kernels compute in as they are.
+_COMPILED = frozenset({dtypes.float32, dtypes.float64})
+# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
+_REMEMBERED = 1024
+_UNKNOWN = object()
+
+
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     for operand in operands:
         if isinstance(operand, np.ndarray) and operand.dtype != dtypes.bool_:
@@ -36,14 +45,58 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
 
 
-def _forward(row: Row) -> Callable[..., np.ndarray]:
-    def forward(*operands: Any) -> np.ndarray:
-        try:
-            return _compute(row, operands)
-        except ValueError as error:
-            raise _shape_error(row.name, operands) from error
+_COMPILED = frozenset({dtypes.float32, dtypes.float64})
+# Layouts whose preparation an operation remembers; a loop over ever new shapes must not fill memory.
+_REMEMBERED = 1024
 
-    return forward
+
+def _forward(row: Row) -> Callable[..., np.ndarray]:
+    return _loop(row.forward, row.name, row.result == "bool")
+
+
+def _loop(formula: Formula, name: str, gives_bool: bool = False) -> Callable[..., np.ndarray]:
+    """Return what computes a formula of arrays and numbers; it finds the loop of known layouts in one look."""
+    calls: dict[Any, Any] = {}  # a Call by layouts; None for what needs conversions
+
+    def compute(*operands: Any) -> np.ndarray:
+        first = operands[0]
+        dtype = first.dtype if isinstance(first, np.ndarray) else None
+        if dtype not in _COMPILED:
+            dtype = _dtype_of(operands)
+        try:
+            if dtype in _COMPILED:
+                arrays, places = [], []
+                for operand in operands:
+                    array = operand if isinstance(operand, np.ndarray) else as_array(operand, dtype)
+                    arrays.append(array)
+                    places.append((array.shape, array.strides, array.dtype))
+                layouts = tuple(places)
+                call = calls.get(layouts, _UNKNOWN)
+                if call is _UNKNOWN:
+                    converted = any(found not in (dtype, dtypes.bool_) for _, _, found in layouts)
+                    result = np.dtype(np.bool_) if gives_bool else dtype
+                    call = None if converted else prepare(formula, name, (result,), layouts)
+                    if len(calls) >= _REMEMBERED:
+                        calls.clear()
+                    calls[layouts] = call
+                if call is not None:
+                    return _run(call, arrays)
+            return run_formula(formula, name, operands, dtype, dtypes.bool_ if gives_bool else dtype)
+        except ValueError as error:
+            raise _shape_error(name, operands) from error
+
+    return compute
+
+
+def _run(call: Call, arrays: list[np.ndarray]) -> np.ndarray:
+    """Compute one result; too small a one for several threads without a launch, which costs half a microsecond."""
+    kernel, tiles, grain, loops, dims, shape, results, copied, _ = call
+    if copied or tiles > grain:
+        return call.run(arrays)[0]
+    allocate, dtype = results[0]
+    out = allocate(shape, dtype)
+    kernel(0, tiles, loops, dims, *map(id, arrays), id(out))
+    return out
 
 
 def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
@@ -65,7 +118,7 @@ def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
     names = parameters(formula)
-    kernel_name = f"{row.name}.{source}"
+    compute = _loop(formula, f"{row.name}.{source}")
     if trace(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
 
@@ -74,8 +127,7 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
         if is_grad_enabled():
             return sum_to(with_names(formula, tensor_functions())(*operands), shape)
         arrays = [v._array if isinstance(v, Tensor) else v for v in operands]
-        dtype = arrays[names.index("g")].dtype
-        return sum_to(Tensor.wrap(run_formula(formula, kernel_name, arrays, dtype, dtype)), shape)
+        return sum_to(Tensor.wrap(compute(*arrays)), shape)
 
     return Derivative((source,), (*names, f"{source}_shape"), derivative)
 
@@ -178,7 +230,7 @@ def _share_a_float(operands: tuple[Any, ...]) -> bool:
             dtype = operand._array.dtype
         elif not isinstance(operand, int | float):
             return False
-    return dtype is not None and dtypes.is_floating_point(dtype)
+    return dtype in _FLOATS
 
 
 # Arithmetic that truth values do not have, in PyTorch neither.

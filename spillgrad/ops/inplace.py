@@ -4,6 +4,8 @@ An in-place operation is the operation itself on a snapshot of the tensor, whose
 memory.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
+from spillgrad.ops.numeric import assign, cast
 from spillgrad.tensor import Tensor, register_view_again
 from spillgrad_kernels.memory import empty
 
@@ -28,10 +31,9 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one), ShapeError or
     DtypeError when the result does not fit into the tensor.
     """
-    recorded = is_grad_enabled() and any(
-        isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *arguments, *options.values())
-    )
-    if not recorded:
+    if not _is_recorded(tensor, *arguments, *options.values()):
+        if _takes_out(function) and _computes_in_place(tensor, arguments, options):
+            return function(tensor, *arguments, **options, out=tensor)
         write(tensor, name, function(tensor, *arguments, **options).array)
         return tensor
     refuse(tensor, name)
@@ -48,6 +50,31 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     if result.requires_grad:
         record_change(tensor, result.gradient_edge())
     return tensor
+
+
+def _is_recorded(tensor: Tensor, *others: Any) -> bool:
+    return is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *others))
+
+
+@functools.cache
+def _takes_out(function: Callable[..., Any]) -> bool:
+    return "out" in inspect.signature(function).parameters
+
+
+def _computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether the result is sure to fit into the tensor, so that it can be computed there."""
+    array = tensor._array
+    return (
+        array.dtype in (dtypes.float32, dtypes.float64)
+        and array.flags.c_contiguous
+        and array.flags.writeable
+        and "out" not in options
+        and all(
+            isinstance(a, int | float)
+            or (isinstance(a, Tensor) and a.dtype == array.dtype and a.shape in (array.shape, ()))
+            for a in (*arguments, *options.values())
+        )
+    )
 
 
 def refuse(tensor: Tensor, name: str) -> None:
@@ -80,7 +107,7 @@ def _refuse_custom_view(view: Tensor, name: str) -> None:
 def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
     """Copy values into the tensor's memory. Raises as `begin_write` does."""
     begin_write(tensor, name, values.shape, values.dtype)
-    np.copyto(tensor.array, values, casting="unsafe")
+    assign(tensor.array, values)
 
 
 def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> None:
@@ -224,18 +251,23 @@ register_view_again(_view_again)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(np.asarray(source))
-    return change(tensor, "copy_", _copy, from_array)
+    if _is_recorded(tensor, from_array):
+        return change(tensor, "copy_", _copy, from_array)
+    _check_source(from_array.shape, tensor.shape)
+    begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
+    assign(tensor.array, from_array.array)
+    return tensor
+
+
+def _check_source(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+    lead = len(target) - len(shape)
+    if lead < 0 or any(size not in (1, wanted) for size, wanted in zip(shape, target[lead:], strict=True)):
+        raise ShapeError(f"copy_: got a source of shape {shape}; it does not broadcast to {target}")
 
 
 def _copy_forward(self: np.ndarray, source: np.ndarray) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    try:
-        np.copyto(out, source, casting="unsafe")
-    except ValueError as error:
-        raise ShapeError(
-            f"copy_: got a source of shape {source.shape}; it does not broadcast to {self.shape}"
-        ) from error
-    return out
+    _check_source(source.shape, self.shape)
+    return cast(np.broadcast_to(source, self.shape), self.dtype)
 
 
 def _copy_gradient(g: Tensor, source_shape: tuple[int, ...], source_dtype: dtypes.DType) -> Tensor:

@@ -8,10 +8,11 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
-from spillgrad.ops.numeric import cast, on_floats
+from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
@@ -23,7 +24,7 @@ def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
     if self.dtype.kind in "biu":
         return np.matmul(self, other)  # type: ignore[no-any-return]
     if self.dtype == dtypes.bfloat16:
-        return cast(kernels.matmul(_bits(self), _bits(other)), dtypes.bfloat16)
+        return numeric.cast(kernels.matmul(_bits(self), _bits(other)), dtypes.bfloat16)
     return on_floats(kernels.matmul, self, other)  # type: ignore[no-any-return]
 
 
@@ -133,8 +134,8 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha:
 def _linear_forward(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     rows = _as_rows(input)
     if input.dtype == dtypes.bfloat16:
-        wide_bias = None if bias is None else cast(bias, dtypes.float32)
-        product = cast(kernels.linear(_bits(rows), _bits(weight), wide_bias), dtypes.bfloat16)
+        wide_bias = None if bias is None else numeric.cast(bias, dtypes.float32)
+        product = numeric.cast(kernels.linear(_bits(rows), _bits(weight), wide_bias), dtypes.bfloat16)
     else:
         product = on_floats(kernels.linear, rows, weight, bias)
     return product.reshape(*input.shape[:-1], weight.shape[0])

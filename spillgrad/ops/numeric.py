@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
+from spillgrad_kernels.copying import copy
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.memory import empty
@@ -15,12 +16,36 @@ from spillgrad_kernels.memory import empty
 _HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 
+# Bytes from which several threads copy faster than one, which at 512 KiB takes as long as waking another (20 us).
+_SHARED_MIN_BYTES = 1 << 21
+_COMPILED = frozenset({dtypes.float32, dtypes.float64})
+
+
 def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     """Return a copy as `dtype`; what does not fit becomes infinite or wraps around, silently as in PyTorch."""
     out = empty(array.shape, dtype)
-    with np.errstate(all="ignore"):
-        np.copyto(out, array, casting="unsafe")
+    assign(out, array)
     return out
+
+
+def assign(target: np.ndarray, source: np.ndarray) -> None:
+    """Overwrite an array with another's values, broadcast and converted as by `cast`; the two may overlap.
+
+    Raises ValueError when the source does not broadcast to the target.
+    """
+    if target.nbytes >= _SHARED_MIN_BYTES and not np.may_share_memory(target, source):
+        if source.dtype == target.dtype:
+            copy(np.broadcast_to(source, target.shape), target)
+            return
+        if target.dtype in _COMPILED and (source.dtype in _COMPILED or source.dtype.kind in "biu"):
+            elementwise(_itself, "convert", [np.broadcast_to(source, target.shape)], target.dtype, target)
+            return
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+
+
+def _itself(self: Any) -> Any:
+    return self
 
 
 def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:

@@ -10,6 +10,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
+from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
@@ -86,9 +87,7 @@ def _viewed(self: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _copied(self: np.ndarray, shape: Shape) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
-    return out.reshape(shape)
+    return numeric.cast(self, self.dtype).reshape(shape)
 
 
 def _back_to_shape(g: Tensor, self_shape: Shape) -> Tensor:

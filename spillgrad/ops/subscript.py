@@ -128,7 +128,11 @@ def getitem(tensor: Tensor, index: Any) -> Tensor:
 
     Raises DimensionError when an index is out of range.
     """
-    parsed, basic = _parsed(index)
+    if type(index) is int:
+        parsed: tuple[Any, ...] = (index,)
+        basic = True
+    else:
+        parsed, basic = _parsed(index)
     try:
         if basic:
             return _basic(tensor, parsed)

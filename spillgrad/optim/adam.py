@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import update_in_place
+from spillgrad.optim.arrays import Pending, pending
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -17,7 +17,7 @@ class Adam(Optimizer):
     Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1.
     """
 
-    _kernel: ClassVar[Callable[..., None]] = staticmethod(kernels.adam)
+    _kernel: ClassVar[Callable[..., kernels.Update]] = staticmethod(kernels.adam)
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Adam(Optimizer):
             raise ArgumentError(f"{name}: got betas {betas}; both must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         if not state:
             state.update(step=0, exp_avg=creation.zeros_like(param), exp_avg_sq=creation.zeros_like(param))
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        update_in_place(
+        return pending(
             self._kernel, param, grad, (state["exp_avg"], state["exp_avg_sq"]),
             group["lr"], beta1, beta2, group["eps"], group["weight_decay"], state["step"],
         )  # fmt: skip
@@ -52,7 +52,7 @@ class AdamW(Adam):
     Source: Loshchilov, Hutter 2017, "Decoupled weight decay regularization", algorithm 2.
     """
 
-    _kernel: ClassVar[Callable[..., None]] = staticmethod(kernels.adamw)
+    _kernel: ClassVar[Callable[..., kernels.Update]] = staticmethod(kernels.adamw)
 
     def __init__(
         self,

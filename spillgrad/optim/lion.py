@@ -2,7 +2,7 @@
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import update_in_place
+from spillgrad.optim.arrays import Pending, pending
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -29,10 +29,8 @@ class Lion(Optimizer):
             raise ArgumentError(f"Lion: got betas {betas}; both must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         if not state:
             state["exp_avg"] = creation.zeros_like(param)
         beta1, beta2 = group["betas"]
-        update_in_place(
-            kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"]
-        )
+        return pending(kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
 from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
 
 Group = dict[str, Any]
@@ -46,8 +47,11 @@ class Optimizer:
             known.add(id(param))
         self.param_groups.append({**self.defaults, **param_group, "params": params})
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        """Update one parameter in place; `state` is empty at its first time."""
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
+        """Update one parameter in place, or return the update, to be run with others.
+
+        `state` is empty at a parameter's first time.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -56,16 +60,18 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 result = closure()
-        for group in self.param_groups:
-            for param in group["params"]:
-                self.step_parameter(param, group)
+        with no_grad():
+            run([self._update(param, group) for group in self.param_groups for param in group["params"]])
         return result
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
-        if param.grad is not None:
-            with no_grad():
-                self.update(param, param.grad, self.state[param], group)
+        with no_grad():
+            run([self._update(param, group)])
+
+    def _update(self, param: Tensor, group: Group) -> Pending | None:
+        grad = param.grad
+        return None if grad is None else self.update(param, grad, self.state[param], group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or fill them with zeros."""

@@ -1,12 +1,8 @@
 """Stochastic gradient descent."""
 
-from typing import Any
-
-import numpy as np
-
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import update_in_place
+from spillgrad.optim.arrays import Pending, pending
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -46,16 +42,10 @@ class SGD(Optimizer):
             },
         )
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         first = not state
         if first and group["momentum"]:
             state["momentum_buffer"] = creation.zeros_like(param)
         options = [group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
-        if group["momentum"]:
-            update_in_place(kernels.sgd, param, grad, (state["momentum_buffer"],), *options, first)
-        else:
-            update_in_place(_without_buffer, param, grad, (), *options, first)
-
-
-def _without_buffer(param: np.ndarray, grad: np.ndarray, *options: Any) -> None:
-    kernels.sgd(param, grad, None, *options)
+        buffer = state["momentum_buffer"] if group["momentum"] else None
+        return pending(kernels.sgd, param, grad, (buffer,), *options, first)

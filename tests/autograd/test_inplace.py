@@ -247,6 +247,36 @@ def test_without_recording_a_change_leaves_the_graph_alone():
     assert y.grad_fn is node and x.is_leaf and x.tolist() == [10.0, 20.0]
 
 
+@pytest.mark.parametrize("shape", [(5,), (300, 400)])
+def test_without_recording_a_method_computes_in_the_tensors_own_memory(shape):
+    x, y = sg.randn(shape), sg.randn(shape)
+    before, address, version = x.numpy().copy(), x.data_ptr(), x._version
+    x.add_(y, alpha=3)
+    x *= 2
+    x.mul_(x)
+    x.t().sub_(y.t()) if x.ndim == 2 else x.sub_(y)
+    x.sigmoid_()
+    wanted = 1 / (1 + np.exp(y.numpy() - ((before + 3 * y.numpy()) * 2) ** 2))
+    np.testing.assert_allclose(x.numpy(), wanted, atol=1e-4)
+    assert (x.data_ptr(), x._version) == (address, version + 5)
+
+
+def test_without_recording_an_operand_may_overlap_the_tensor():
+    x = sg.arange(6.0)
+    x[1:].add_(x[:-1])
+    assert x.tolist() == [0, 1, 3, 5, 7, 9]
+
+
+def test_without_recording_what_does_not_fit_still_says_why():
+    x = sg.zeros(3)
+    with pytest.raises(ShapeError, match=r"add_: the result has shape \(2, 3\)"):
+        x.add_(sg.zeros(2, 3))
+    with pytest.raises(ShapeError, match=r"copy_: got a source of shape \(2, 3\); it does not broadcast to \(3,\)"):
+        x.copy_(sg.zeros(2, 3))
+    with pytest.raises(GraphError, match=r"mul_: more than one element"):
+        sg.zeros(1).expand(3).mul_(2)
+
+
 def test_a_dtype_is_kept_and_gradients_take_each_tensors_own():
     x = leaf([1.0, 2.0])
     y = sg.zeros(2, dtype=sg.float32)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels import dispatch
-from spillgrad_kernels.cpu import copy, elementwise
+from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters, trace
+from tests.kernels.layouts import any_layout
 
 SHAPES = [
     [(7,), (7,)],
@@ -63,17 +64,6 @@ def test_operands_broadcast_as_in_numpy(shapes):
     assert np.array_equal(result, a - b)
 
 
-def any_layout(rng, shape):
-    """An array of a shape whose dimensions lie in any order, with gaps, backwards, or shifted."""
-    order = rng.permutation(len(shape))
-    memory = rng.standard_normal([2 * shape[d] + 1 for d in order]).astype(np.float32)
-    parts = [
-        [slice(None, 2 * n, 2), slice(n), slice(n, 0, -1), slice(1, n + 1)][rng.integers(4)]
-        for n in (shape[d] for d in order)
-    ]
-    return memory[(*parts, ...)].transpose(np.argsort(order))
-
-
 @pytest.mark.parametrize("shape", [(), (7,), (1, 5), (4, 6), (70, 130), (3, 1, 4), (2, 3, 4, 5), (5, 2), (1, 1, 1)])
 def test_any_strides_are_walked_in_operands_and_in_out(shape):
     rng = np.random.default_rng(len(shape))
@@ -88,18 +78,22 @@ def test_any_strides_are_walked_in_operands_and_in_out(shape):
         assert np.array_equal(a, wanted)
 
 
-def test_a_copy_keeps_every_element_in_its_place():
-    rng = np.random.default_rng(5)
-    for shape in [(), (0, 3), (200, 300), (3, 70, 5, 2)]:
-        source, target = any_layout(rng, shape), any_layout(rng, shape)
-        copy(source, target)
-        assert np.array_equal(source, target)
-
-
 def test_out_receives_the_result_and_may_be_an_operand():
     a = np.arange(5, dtype=np.float32)
     assert elementwise(ROWS["add"].forward, "add", [a, a], np.float32, a) is a
     assert np.array_equal(a, [0, 2, 4, 6, 8])
+
+
+def test_an_array_whose_elements_lie_across_each_other_s_places_is_read_where_they_are():
+    record = np.zeros(100, [("name", "S3"), ("x", "f4"), ("y", "f8")])  # 15 bytes apart, and never aligned
+    record["x"], record["y"] = np.arange(100), -np.arange(100)
+    for field, dtype in (("x", np.float32), ("y", np.float64)):
+        assert np.array_equal(elementwise(ROWS["neg"].forward, "neg", [record[field]], dtype), -record[field])
+
+
+def test_a_numpy_scalar_is_an_operand():
+    result = elementwise(ROWS["add"].forward, "add", [np.float32(2), np.ones(3, np.float32)], np.float32)
+    assert np.array_equal(result, [3, 3, 3])
 
 
 def test_results_do_not_depend_on_the_number_of_threads():

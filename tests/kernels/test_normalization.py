@@ -207,9 +207,9 @@ index = np.array([[0, 5, 5], [2, 0, 1]])
 results += [indexing.embedding(a, index), indexing.embedding_backward(a[index], index, 6)]
 results += [indexing.gather(a, 0, index), indexing.scatter_add(a, 1, index, grad)]
 param, square = a.copy(), abs(grad)
-optim.adamw(param, grad, a.copy(), square, 0.1, 0.9, 0.99, 1e-8, 0.1, 2)
-optim.sgd(param, grad, a.copy(), 0.1, 0.9, 0.1, 0.1, True, False)
-results += [param, square, np.array(optim.sum_of_squares(a))]
+optim.run([optim.adamw(param, grad, a.copy(), square, 0.1, 0.9, 0.99, 1e-8, 0.1, 2)])
+optim.run([optim.sgd(param, grad, a.copy(), 0.1, 0.9, 0.1, 0.1, True, False)])
+results += [param, square, np.array(optim.sums_of_squares([a]))]
 """
 
 

@@ -40,7 +40,7 @@ def test_adam_follows_its_definition_over_several_steps(shape, name, weight_deca
     expected = [part.astype(np.float64) for part in state]
     for step in range(1, 5):
         grad, settings = draw(shape, dtype, step), (0.01, 0.9, 0.999, 1e-8, weight_decay, step)
-        getattr(optim, name)(state[0], grad, *state[1:], *settings)
+        optim.run([getattr(optim, name)(state[0], grad, *state[1:], *settings)])
         expected = adam(expected[0], grad.astype(np.float64), *expected[1:], *settings, name == "adamw")
     for part, reference in zip(state, expected, strict=True):
         np.testing.assert_allclose(part, reference, rtol=1e-5 if dtype == np.float32 else 1e-12, atol=1e-6)
@@ -60,7 +60,7 @@ def test_sgd_follows_its_definition_over_several_steps(momentum, dampening, nest
             draw((7, 11), dtype, step + 1),
             (0.01, momentum or 0.0, dampening, weight_decay, nesterov, step == 0),
         )
-        optim.sgd(param, grad, buffer, *settings)
+        optim.run([optim.sgd(param, grad, buffer, *settings)])
         wide, wide_buffer = sgd(wide, grad.astype(np.float64), wide_buffer, *settings)
     np.testing.assert_allclose(param, wide, rtol=1e-5, atol=1e-6)
     if buffer is not None:
@@ -74,7 +74,7 @@ def test_lion_follows_its_definition_over_several_steps(shape, dtype):
     wide, wide_momentum = param.astype(np.float64), momentum.astype(np.float64)
     for step in range(1, 5):
         grad = draw(shape, dtype, step)
-        optim.lion(param, grad, momentum, 0.01, 0.9, 0.99, 0.1)
+        optim.run([optim.lion(param, grad, momentum, 0.01, 0.9, 0.99, 0.1)])
         change = np.sign(0.9 * wide_momentum + 0.1 * grad)
         wide = wide * (1 - 0.01 * 0.1) - 0.01 * change
         wide_momentum = 0.99 * wide_momentum + 0.01 * grad
@@ -84,7 +84,7 @@ def test_lion_follows_its_definition_over_several_steps(shape, dtype):
 
 def test_lion_stands_still_where_nothing_ever_pulled_and_keeps_nan():
     param, grad = np.ones(3), np.array([0.0, np.nan, -2.0])
-    optim.lion(param, grad, np.zeros(3), 0.5, 0.9, 0.99, 0.0)
+    optim.run([optim.lion(param, grad, np.zeros(3), 0.5, 0.9, 0.99, 0.0)])
     np.testing.assert_array_equal(param, [1.0, np.nan, 1.5])
 
 
@@ -92,22 +92,25 @@ def test_lion_stands_still_where_nothing_ever_pulled_and_keeps_nan():
 @pytest.mark.parametrize("shape", SIZES)
 def test_the_sum_of_squares_agrees_with_numpy(shape, dtype):
     a = draw(shape, dtype, 0)
-    result = optim.sum_of_squares(a)
+    (result,) = optim.sums_of_squares([a])
     assert isinstance(result, float)
     np.testing.assert_allclose(result, (a.astype(np.float64) ** 2).sum(), rtol=1e-14)
 
 
 def test_the_sum_of_squares_does_not_overflow_float32():
-    np.testing.assert_allclose(optim.sum_of_squares(np.full(5000, 1e30, np.float32)), 5e63, rtol=1e-6)
-    assert np.isnan(optim.sum_of_squares(np.array([1, np.nan], np.float32)))
-    assert optim.sum_of_squares(np.array([1, -np.inf], np.float32)) == np.inf
+    large, nan, infinite = optim.sums_of_squares(
+        [np.full(5000, 1e30, np.float32), np.array([1, np.nan], np.float32), np.array([1, -np.inf], np.float32)]
+    )
+    np.testing.assert_allclose(large, 5e63, rtol=1e-6)
+    assert np.isnan(nan)
+    assert infinite == np.inf
 
 
 def test_gradients_may_have_any_strides():
     grad, param, same = draw((5, 6), np.float64, 0).T, draw((6, 5), np.float64, 1), draw((6, 5), np.float64, 1)
-    optim.sgd(param, grad, None, 0.1, 0.0, 0.0, 0.0, False, False)
+    optim.run([optim.sgd(param, grad, None, 0.1, 0.0, 0.0, 0.0, False, False)])
     np.testing.assert_allclose(param, same - 0.1 * grad)
-    np.testing.assert_allclose(optim.sum_of_squares(grad), (grad**2).sum())
+    np.testing.assert_allclose(optim.sums_of_squares([grad]), [(grad**2).sum()])
 
 
 def test_an_update_of_memory_that_is_not_contiguous_is_refused():
@@ -136,7 +139,8 @@ def test_state_of_another_shape_is_refused():
 def test_a_nan_gradient_reaches_its_parameter_only():
     param, grad = np.ones(100, np.float32), np.ones(100, np.float32)
     grad[42] = np.nan
-    optim.adamw(param, grad, np.zeros(100, np.float32), np.zeros(100, np.float32), 0.1, 0.9, 0.99, 1e-8, 0.1, 1)
+    zeros = [np.zeros(100, np.float32) for _ in range(2)]
+    optim.run([optim.adamw(param, grad, *zeros, 0.1, 0.9, 0.99, 1e-8, 0.1, 1)])
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(param)), [42])
 
 
@@ -145,9 +149,38 @@ def test_threads_change_no_bit(assert_same_on_any_number_of_threads):
 
     def one_step():
         param, m, v, buffer = (draw(300_001, np.float32, seed) ** 2 for seed in (2, 3, 4, 5))
-        optim.adamw(param, grad, m, v, 0.01, 0.9, 0.99, 1e-8, 0.1, 2)
-        optim.sgd(param, grad, buffer, 0.01, 0.9, 0.1, 0.1, True, False)
-        optim.lion(param, grad, buffer, 0.01, 0.9, 0.99, 0.1)
-        return param, m, v, buffer, optim.sum_of_squares(param)
+        optim.run([optim.adamw(param, grad, m, v, 0.01, 0.9, 0.99, 1e-8, 0.1, 2)])
+        optim.run([optim.sgd(param, grad, buffer, 0.01, 0.9, 0.1, 0.1, True, False)])
+        optim.run([optim.lion(param, grad, buffer, 0.01, 0.9, 0.99, 0.1)])
+        return param, m, v, buffer, *optim.sums_of_squares([param])
 
     assert_same_on_any_number_of_threads(one_step)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_parameters_at_once_get_the_bits_each_gets_alone(dtype):
+    shapes = [(3,), (0,), (4096,), (5, 1000), (1,), (4097,), (20_000,), ()]
+
+    def parts():
+        return [[np.asarray(draw(shape, dtype, seed) ** 2) for seed in range(4)] for shape in shapes]
+
+    def updates(arrays):
+        for step, (param, grad, first, second) in enumerate(arrays, 1):
+            yield optim.adamw(param, grad, first, second, 0.01, 0.9, 0.99, 1e-8, 0.1, step)
+
+    together, alone = parts(), parts()
+    optim.run(updates(together))
+    for update in updates(alone):
+        optim.run([update])
+    for both in zip(together, alone, strict=True):
+        for one, other in zip(*both, strict=True):
+            np.testing.assert_array_equal(one, other)
+    together, alone = parts(), parts()
+    optim.run(optim.lion(*three, 0.1, 0.9, 0.99, 0.1) for *three, _ in together)
+    optim.run(optim.sgd(*three, 0.1, 0.9, 0.0, 0.1, True, i % 2 == 0) for i, (*three, _) in enumerate(together))
+    for i, (*three, _) in enumerate(alone):
+        optim.run([optim.lion(*three, 0.1, 0.9, 0.99, 0.1)])
+        optim.run([optim.sgd(*three, 0.1, 0.9, 0.0, 0.1, True, i % 2 == 0)])
+    for both in zip(together, alone, strict=True):
+        for one, other in zip(*both, strict=True):
+            np.testing.assert_array_equal(one, other)

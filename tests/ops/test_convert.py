@@ -7,6 +7,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import DeviceError, DtypeError
+from spillgrad.ops import numeric
 from tests.ops.checks import check_gradients, leaf
 
 DTYPES = [
@@ -23,6 +24,27 @@ def test_every_dtype_converts_to_every_other(first, second):
     y = x.to(second)
     assert str(y.dtype) == second
     assert y.tolist() == ([False, True, True] if second == "bool" else [0, 1, 1] if first == "bool" else [0, 1, 3])
+
+
+@pytest.mark.parametrize("first", DTYPES)
+@pytest.mark.parametrize("second", ["float32", "float64", "int32"])
+def test_a_large_array_converts_as_numpy_does_also_from_a_transposed_or_repeated_one(monkeypatch, first, second):
+    monkeypatch.setattr(numeric, "_SHARED_MIN_BYTES", 0)
+    numbers = np.random.default_rng(0).integers(0, 100, (300, 400))
+    x = sg.tensor(numbers).to(first)
+    for part in (x, x.t(), x[:1].expand(300, 400), x[:, ::2]):
+        wanted = part.numpy().astype(second)
+        assert np.array_equal(part.to(second).numpy(), wanted)
+        target = sg.zeros(wanted.shape, dtype=second)
+        assert np.array_equal(target.copy_(part).numpy(), wanted)
+
+
+def test_a_large_copy_may_overlap_its_source(monkeypatch):
+    monkeypatch.setattr(numeric, "_SHARED_MIN_BYTES", 0)
+    values = np.arange(200_000, dtype=np.float32)
+    x = sg.tensor(values)
+    x[1:].copy_(x[:-1])
+    assert np.array_equal(x.numpy(), [0, *values[:-1]])
 
 
 def test_what_does_not_fit_is_infinite_truncated_or_wrapped_without_a_warning():

@@ -225,3 +225,16 @@ def test_an_optimizer_is_one_method():
     param.grad = sg.tensor([3.0, -4.0])
     SignDescent([param], {"lr": 0.5}).step()
     assert param.tolist() == [0.5, 1.5]
+
+
+def test_parameters_over_the_same_memory_are_updated_one_after_the_other():
+    memory = sg.tensor([1.0, 2.0, 3.0])
+    params = [memory.detach().requires_grad_(), memory.detach().requires_grad_(), memory[1:].detach().requires_grad_()]
+    for param in params:
+        param.grad = sg.ones_like(param)
+    SGD(params, lr=0.5, weight_decay=1.0).step()
+    expected = np.array([1.0, 2.0, 3.0])
+    for start in (0, 0, 1):
+        expected[start:] -= 0.5 * (1 + expected[start:])
+    assert memory.tolist() == expected.tolist()
+    assert memory._version == 3

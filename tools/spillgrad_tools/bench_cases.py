@@ -211,9 +211,12 @@ def _structured_cases() -> Iterator[Case]:
     yield _attention(512)
     yield _attention(2048)
     yield Case("adamw", "adamw", "adamw", ((FLOATS,),) * 2, "Nn", (Ratio("torch", 1),))
-    for name, inputs in (("add", 2), ("mul", 2), ("tanh", 1)):
-        bars = (Microseconds(5),)
-        yield Case(f"{name} 1000, recorded", "small, recorded", name, ((1000,),) * inputs, "N" * inputs, bars)
+    group, bars = "small, recorded", (Microseconds(5),)
+    for name, inputs in (("add", 2), ("mul", 2), ("add number", 1), ("relu", 1), ("tanh", 1), ("sum", 1)):
+        yield Case(f"{name} 1000, recorded", group, name, ((1000,),) * inputs, "N" * inputs, bars)
+    yield Case("matmul 32x32, recorded", group, "matmul", ((32, 32),) * 2, "NN", bars)
+    for name in ("reshape", "select"):
+        yield Case(f"{name} 32x32, recorded", group, name, ((32, 32),), "N", bars)
 
 
 CASES = (*_matmul_cases(), *_elementwise_cases(), *_structured_cases())
