@@ -12,7 +12,7 @@ def run(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("module", ["h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
+@pytest.mark.parametrize("module", ["numba", "h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
 def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 

@@ -12,9 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numba
-
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import DISABLE_JIT, jit
 from spillgrad_kernels.team import Team, launch, takes_worker
 
 Kernel = Callable[..., Any]
@@ -77,7 +75,7 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     name = f"{kernel.py_func.kernel_name}.launcher"  # type: ignore[attr-defined]
     namespace: dict[str, Any] = {"kernel": kernel, "launch": launch, "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
-    return jit(namespace["launcher"], name=name)  # type: ignore[no-any-return]
+    return jit(namespace["launcher"], name=name).made  # type: ignore[no-any-return]
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None:
@@ -92,7 +90,7 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None
     global _team_size
     if count <= 0:
         return
-    if numba.config.DISABLE_JIT:
+    if DISABLE_JIT:
         kernel(0, count, *((0,) if takes_worker(kernel) else ()), *operands)
         return
     threads = _num_threads if count > grain else 1

@@ -9,12 +9,10 @@ import ctypes
 from typing import Any
 
 import llvmlite.binding
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload, register_jitable
+
+from spillgrad_kernels.compile import DISABLE_JIT, carray, cgutils, intrinsic, overload, register_jitable, types
 
 
 def _tile_of_host() -> tuple[int, int]:
@@ -54,7 +52,7 @@ def _tile_columns(like: Any) -> Any:
     return constant
 
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
         """Return the `count` elements at `address` as a 1-D array."""
@@ -113,7 +111,7 @@ else:
     @register_jitable
     def array_at(like: np.ndarray, address: int, count: int) -> Any:
         """Return the `count` elements at `address` as a 1-D array."""
-        return numba.carray(_pointer_at(like, address), count)
+        return carray(_pointer_at(like, address), count)
 
     class _Emitter:
         """Writes vector instructions of one element type."""
