@@ -25,6 +25,16 @@ def test_import_neither_compiles_nor_looks_for_compiled_kernels():
     assert run(program) == "0 0 0\n"
 
 
+def test_threads_that_call_the_first_kernels_together_all_wait_for_numba():
+    program = (
+        "import sys, threading, spillgrad as sg; start = threading.Barrier(4); sums = [];"
+        "work = lambda: (start.wait(), sums.append((sg.ones(9) + sg.ones(9)).sum().item()));"
+        "threads = [threading.Thread(target=work) for _ in range(4)];"
+        "print('numba' in sys.modules); [t.start() for t in threads]; [t.join() for t in threads]; print(sums)"
+    )
+    assert run(program) == "False\n[18.0, 18.0, 18.0, 18.0]\n"
+
+
 def test_hdf5_is_loaded_with_the_first_store(tmp_path):
     program = (
         "import sys; from spillgrad.storage import DiskStore; print('h5py' in sys.modules);"
