@@ -33,6 +33,7 @@ STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad_tools")
 FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch", "spillgrad_tools.bench_train_torch")
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
+    "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
     "spillgrad.storage.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }

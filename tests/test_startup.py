@@ -12,7 +12,7 @@ def run(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("module", ["h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
+@pytest.mark.parametrize("module", ["numba", "h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
 def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 
@@ -23,6 +23,16 @@ def test_import_neither_compiles_nor_looks_for_compiled_kernels():
         "print(counts.compiled, counts.loaded, cache.version.cache_info().currsize)"
     )
     assert run(program) == "0 0 0\n"
+
+
+def test_threads_that_call_the_first_kernels_together_all_wait_for_numba():
+    program = (
+        "import sys, threading, spillgrad as sg; start = threading.Barrier(4); sums = [];"
+        "work = lambda: (start.wait(), sums.append((sg.ones(9) + sg.ones(9)).sum().item()));"
+        "threads = [threading.Thread(target=work) for _ in range(4)];"
+        "print('numba' in sys.modules); [t.start() for t in threads]; [t.join() for t in threads]; print(sums)"
+    )
+    assert run(program) == "False\n[18.0, 18.0, 18.0, 18.0]\n"
 
 
 def test_hdf5_is_loaded_with_the_first_store(tmp_path):

@@ -8,13 +8,9 @@ import ctypes
 from typing import Any
 
 import llvmlite.binding
-import numba
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import DISABLE_JIT, c_function, cgutils, intrinsic, jit, types
 
 WORD_BYTES = 8
 # Looks at a word that another thread will change soon, before offering it this core.
@@ -29,7 +25,7 @@ def word_pointer(builder: Any, address: Any, index: Any) -> Any:
     return builder.inttoptr(place, integer.as_pointer())
 
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def _word(address: int, index: int) -> ctypes.c_int64:
         return ctypes.c_int64.from_address(int(address) + WORD_BYTES * int(index))
@@ -114,7 +110,7 @@ else:
 
         return types.void(), codegen
 
-    _yield_core = types.ExternalFunction("sched_yield", types.int32())
+    _yield_core = c_function("sched_yield", 0)
 
 
 @jit

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic, overload
 
 from spillgrad_kernels import memory
-from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, jit
+from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, intrinsic, jit, overload
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.matmul import aligned, batch_offsets
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, tile_columns

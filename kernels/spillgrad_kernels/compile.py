@@ -1,48 +1,23 @@
-"""Compile kernels with Numba on first use, and keep their machine code on disk.
+"""What kernels are written with: `jit`, and Numba's decorators and types by their own names.
 
-Numba's own cache watches the file a function stands in, so that editing a function it calls elsewhere leaves stale
-code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
-bytecode and the argument types, in a directory that any edit of any kernel replaces (`cache.py`).
-
-Machine code of several processes meets in one: the symbols in it must differ. Numba tells functions of one name apart
-by a number counted from 1, alike in every process; here each process counts from a number of its own.
+`import spillgrad` calls no kernel, and to import Numba would take longer than all the rest. So what modules ask of it
+is `Deferred`, and done in order once the first is used.
 """
 
 import functools
-import hashlib
-import itertools
 import os
-import pickle
-import secrets
-import types
-import warnings
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import numba
-from numba.core.bytecode import FunctionIdentity
-from numba.core.caching import NullCache
-from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
-from numba.core.sigutils import normalize_signature
-
-from spillgrad_kernels import cache
 
 # What a compiled kernel may do to floating point. Fused multiply-add only: NaN and infinity propagate as in NumPy.
 CONTRACT = {"contract"}
 # For reductions, whose sums must be reordered to be vectorised. Still no assumption about NaN, infinity or signed zero.
 REASSOCIATE = {"contract", "reassoc"}
 
-
-def _number_functions_apart() -> None:
-    """Let no two processes give two functions one symbol: the linker would take either for both."""
-    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
-
-
-_number_functions_apart()
-os.register_at_fork(after_in_child=_number_functions_apart)
+DISABLE_JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 @dataclass
@@ -56,41 +31,76 @@ class Counts:
 counts = Counts()
 
 
-class _DiskCache(NullCache):  # type: ignore[misc]
-    """Where Numba asks for a kernel's machine code before it compiles, and leaves it afterwards."""
+class Deferred:
+    """Stands for what `make(compiler)` returns, in Python and inside kernels; `compiler` is the module of that name."""
 
-    def __init__(self, function: Any) -> None:
-        self._name = function.kernel_name
-        code = function.__code__
-        # What tells kernels apart whose source is generated; that of the others stands in the directory's name.
-        constants = [value for value in code.co_consts if not isinstance(value, types.CodeType)]
-        self._code = repr((code.co_code, code.co_names, constants))
+    made: Any
 
-    def _file(self, signature: Any) -> str:
-        arguments, _ = normalize_signature(signature)
-        digest = hashlib.blake2b(f"{arguments} {self._code}".encode(), digest_size=8)
-        return f"{self._name}.{digest.hexdigest()}"
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+        _waiting.append(self)
 
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        payload = cache.read(self._file(signature))
-        if payload is None:
-            return None
-        # Kernels call nothing of Numba's but its memory manager: `target_context.refresh()`, which its own cache calls
-        # here, would import what types and lowers Python's and NumPy's functions (0.2 s).
-        rtsys.initialize(target_context)
-        result = CompileResult._rebuild(target_context, *pickle.loads(payload))
-        counts.loaded += 1
-        return result
+    def __getattr__(self, name: str) -> Any:
+        load()
+        return self.__dict__["made"] if name == "made" else getattr(self.made, name)
 
-    def save_overload(self, signature: Any, result: Any) -> None:
-        counts.compiled += 1
-        if result.library.has_dynamic_globals:
-            warnings.warn(
-                f"kernel {self._name} is compiled in every process: it holds an address of this one; pass it instead",
-                stacklevel=2,
-            )
-        else:
-            cache.write(self._file(signature), dumps(result._reduce()))
+    def __call__(self, *arguments: Any) -> Any:
+        return self.made(*arguments)
+
+    def __deepcopy__(self, memo: Any) -> "Deferred":  # of functions that Numba inlines, with what stands in their code
+        return self
+
+    @property
+    def _numba_type_(self) -> Any:
+        return load().type_of(self.made)
+
+
+_waiting: deque[Deferred] = deque()
+_lock = threading.RLock()  # making one may use others
+
+
+def load() -> Any:
+    """Make all that was deferred so far; return the module `compiler`, which imports Numba."""
+    from spillgrad_kernels import compiler
+
+    with _lock:
+        while _waiting:
+            deferred = _waiting.popleft()
+            deferred.made = deferred._make(compiler)
+    return compiler
+
+
+types: Any = Deferred(lambda compiler: compiler.types)
+cgutils: Any = Deferred(lambda compiler: compiler.cgutils)
+carray: Any = Deferred(lambda compiler: compiler.carray)
+
+
+def c_function(name: str, parameters: int) -> Any:
+    """Return a function of the C library, for kernels: it takes so many int64 and returns an int."""
+    return Deferred(lambda _: types.ExternalFunction(name, types.int32(*[types.int64] * parameters)))
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Return what stands in kernels for the LLVM code that `function` writes."""
+    return Deferred(lambda compiler: compiler.intrinsic(function))
+
+
+def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Inside kernels, call what the decorated function returns for the arguments' types in place of `function`."""
+
+    def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
+        Deferred(lambda compiler: compiler.overload(function, **options)(choose))
+        return choose
+
+    return decorate
+
+
+def register_jitable(function: Callable[..., Any] | None = None, *, inline: str = "never", **options: Any) -> Any:
+    """Let kernels call `function`, which stays a Python function."""
+    if function is None:
+        return functools.partial(register_jitable, inline=inline, **options)
+    overload(function, jit_options=options, inline=inline, strict=False)(lambda *_, **__: function)
+    return function
 
 
 def jit(
@@ -105,9 +115,6 @@ def jit(
     if function is None:
         return functools.partial(jit, fastmath=fastmath, name=name)
     function.kernel_name = name or f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"  # type: ignore[attr-defined]
-    compiled = numba.njit(nogil=True, error_model="numpy", fastmath=CONTRACT if fastmath is None else fastmath)(
-        function
-    )
-    if compiled is not function:
-        compiled._cache = _DiskCache(function)
-    return compiled
+    if DISABLE_JIT:
+        return function
+    return Deferred(lambda compiler: compiler.dispatcher(function, CONTRACT if fastmath is None else fastmath))

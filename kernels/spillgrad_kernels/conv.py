@@ -11,15 +11,11 @@ import ctypes
 import math
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from spillgrad_kernels import memory, reductions
-from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.compile import DISABLE_JIT, REASSOCIATE, cgutils, intrinsic, jit, types
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.matmul import product, workspace_size
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at
@@ -40,7 +36,7 @@ _MIN_ROWS = 96
 _WEIGHT_COLUMNS = 512
 
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def _copy_bytes(target: int, source: int, count: int) -> None:
         """Copy memory between addresses."""

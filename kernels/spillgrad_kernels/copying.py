@@ -3,13 +3,10 @@
 import ctypes
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import DISABLE_JIT, c_function, intrinsic, jit, types
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.microkernel import array_at
 from spillgrad_kernels.pointers import data_of
@@ -30,7 +27,7 @@ _LINE = 64
 _WORDS = {size: np.zeros(1, kind) for size, kind in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
 _INT64 = np.zeros(1, np.int64)
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def _move(target: int, source: int, count: int) -> None:
         """Copy `count` bytes."""
@@ -41,7 +38,7 @@ if numba.config.DISABLE_JIT:
         ctypes.memmove(int(target), int(source), _LINE)
 
 else:
-    _move = types.ExternalFunction("memcpy", types.int64(types.int64, types.int64, types.int64))
+    _move = c_function("memcpy", 3)
 
     @intrinsic
     def _stream_line(typing_context: Any, target: Any, source: Any) -> Any:

@@ -12,17 +12,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numba
-
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import DISABLE_JIT, jit
 from spillgrad_kernels.team import Team, launch, takes_worker
 
 Kernel = Callable[..., Any]
 
 # Shares handed out per thread: enough that an uneven one does not leave the other cores idle.
 _SHARES_PER_THREAD = 4
-
-_UNCOMPILED = bool(numba.config.DISABLE_JIT)
 
 _num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -79,7 +75,7 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     name = f"{kernel.py_func.kernel_name}.launcher"  # type: ignore[attr-defined]
     namespace: dict[str, Any] = {"kernel": kernel, "launch": launch, "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
-    return jit(namespace["launcher"], name=name)  # type: ignore[no-any-return]
+    return jit(namespace["launcher"], name=name).made  # type: ignore[no-any-return]
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None:
@@ -94,7 +90,7 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None
     global _team_size
     if count <= 0:
         return
-    if _UNCOMPILED:
+    if DISABLE_JIT:
         kernel(0, count, *((0,) if takes_worker(kernel) else ()), *operands)
         return
     threads = _num_threads if count > grain else 1

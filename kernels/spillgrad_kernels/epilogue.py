@@ -9,13 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import DISABLE_JIT, intrinsic, jit, types
 from spillgrad_kernels.formula import FUNCTIONS, Formula, trace
 from spillgrad_kernels.microkernel import array_at
 
@@ -24,7 +21,7 @@ NO_EPILOGUE: Epilogue = 0
 
 _PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row", "result", "result_row")
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def run_epilogue(epilogue: Any, *arguments: int) -> None:
         """Call an epilogue for a block of `rows` x `columns` elements.
@@ -75,7 +72,7 @@ def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> Epilogue:
     namespace = {**FUNCTIONS, **body.constants, "array_at": array_at, "like": like, "__name__": __name__}
     exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
     function = namespace["epilogue"]
-    return function if numba.config.DISABLE_JIT else _address(jit(function, name=f"epilogue.{name}.{dtype}"))
+    return function if DISABLE_JIT else _address(jit(function, name=f"epilogue.{name}.{dtype}"))
 
 
 def _address(function: Any) -> int:

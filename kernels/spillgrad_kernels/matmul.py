@@ -11,11 +11,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.atomics import fetch_add, store, wait_for
-from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.dispatch import get_num_threads, parallel_for
 from spillgrad_kernels.epilogue import NO_EPILOGUE, Epilogue, epilogue, run_epilogue

@@ -8,16 +8,14 @@ Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating B
 """
 
 import ctypes
+import os
 from typing import Any
 
 import llvmlite.binding
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
-from numba.extending import intrinsic, overload, register_jitable
+
+from spillgrad_kernels.compile import DISABLE_JIT, carray, cgutils, intrinsic, overload, register_jitable, types
 
 
 def _tile_of_host() -> tuple[int, int]:
@@ -36,8 +34,10 @@ _TILE_VECTORS = 2
 
 def _multiplies_pairs() -> bool:
     """Say whether the processor that code is made for has an instruction for pairs of bfloat16 (AVX512-BF16)."""
-    features = numba.config.CPU_FEATURES
-    return VECTOR_BYTES == 64 and "+avx512bf16" in (get_host_cpu_features() if features is None else features)
+    asked_for = os.environ.get("NUMBA_CPU_FEATURES")
+    if asked_for is None:
+        return VECTOR_BYTES == 64 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+    return VECTOR_BYTES == 64 and "+avx512bf16" in asked_for
 
 
 # NumPy's C interface: the first field of an array object, behind what every Python object begins with.
@@ -89,7 +89,7 @@ overload(numbers_of)(lambda like: (lambda like: HALVES) if like.dtype == types.u
 overload(sums_of)(lambda like: (lambda like: _SUMS) if like.dtype == types.uint32 else (lambda like: like))
 
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
         """Return the `count` elements at `address` as a 1-D array."""
@@ -175,7 +175,7 @@ else:
     @register_jitable
     def array_at(like: np.ndarray, address: int, count: int) -> Any:
         """Return the `count` elements at `address` as a 1-D array."""
-        return numba.carray(_pointer_at(like, address), count)
+        return carray(_pointer_at(like, address), count)
 
     class _BFloat(ir.types.Type):  # type: ignore[misc]
         """LLVM's bfloat, which llvmlite has no class for."""

@@ -9,10 +9,8 @@ Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating B
 from collections.abc import Callable
 
 import numpy as np
-from numba import types
-from numba.extending import overload, register_jitable
 
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import jit, overload, register_jitable, types
 from spillgrad_kernels.microkernel import HALVES, VECTOR_BYTES, array_at, copy_tile_line, transpose_block
 
 # Panels that are packed together where lines lie side by side.

@@ -70,7 +70,9 @@ def _max_pool(
     for plane in range(start, stop):
         image = x[plane]
         for i in range(out.shape[1]):
-            column_best[:] = image[y_starts[i]]
+            first = image[y_starts[i]]
+            for j in range(width):  # not as one array: Numba would compile the words of an error about shapes
+                column_best[j] = first[j]
             rows[:] = y_starts[i]
             for y in range(y_starts[i] + y_step, y_stops[i], y_step):
                 _fold_row(image[y], y, column_best, rows)

@@ -8,10 +8,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
 from spillgrad_kernels import memory
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import jit, register_jitable
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.scalar_math import log, where
 

@@ -11,13 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic, overload, register_jitable
 
 from spillgrad_kernels import memory
-from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, jit
+from spillgrad_kernels.compile import CONTRACT, DISABLE_JIT, REASSOCIATE, intrinsic, jit, overload, register_jitable
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.scalar_math import exp, where
 
@@ -71,7 +69,7 @@ _compiled_as(minimum, "llvm.minimum")
 
 def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a twin of `function` that is undefined for NaN: one instruction, where LLVM's own takes five."""
-    if numba.config.DISABLE_JIT:
+    if DISABLE_JIT:
         return function
 
     @intrinsic

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, overload, register_jitable
 
-from spillgrad_kernels.compile import CONTRACT
+from spillgrad_kernels.compile import CONTRACT, intrinsic, overload, register_jitable, types
 
 # Division by zero gives inf or NaN as in NumPy; Python's error model would put a branch into every loop.
 # Inlined whatever their size: what LLVM leaves a call, it does not vectorise around.
@@ -27,13 +25,13 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": CONTRACT, "nogil
 _jitable = register_jitable(**_OPTIONS)
 
 
-_TWIN = {types.float32: types.int32, types.float64: types.int64, types.int32: types.float32, types.int64: types.float64}
+_TWIN = {"float32": "int32", "float64": "int64", "int32": "float32", "int64": "float64"}
 
 
 @intrinsic
 def _bits(typing_context: Any, x: Any) -> Any:
     """Reinterpret a float's bits as the integer of its size, or the other way round."""
-    signature = _TWIN[x](x)
+    signature = getattr(types, _TWIN[x.name])(x)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
@@ -943,12 +941,12 @@ def floor_divide(x: Any, divisor: Any) -> Any:
     return np.floor_divide(x, divisor)
 
 
-def _compiled_as(function: Callable[..., Any], by_type: dict[Any, Callable[..., Any]], otherwise: Any) -> None:
+def _compiled_as(function: Callable[..., Any], by_type: dict[str, Callable[..., Any]], otherwise: Any) -> None:
     """Inside kernels, `function` of one argument means `by_type[dtype]`, or NumPy's `otherwise` for other dtypes."""
 
     @overload(function, jit_options=_OPTIONS)
     def _implementation(x: Any) -> Any:
-        chosen = by_type.get(x, otherwise)
+        chosen = by_type.get(x.name, otherwise)
 
         def call(x: Any) -> Any:
             return chosen(x)
@@ -956,12 +954,12 @@ def _compiled_as(function: Callable[..., Any], by_type: dict[Any, Callable[..., 
         return call
 
 
-def _compiled_as_of_two(function: Callable[..., Any], by_type: dict[Any, Callable[..., Any]], otherwise: Any) -> None:
+def _compiled_as_of_two(function: Callable[..., Any], by_type: dict[str, Callable[..., Any]], otherwise: Any) -> None:
     """The same for two arguments of one dtype."""
 
     @overload(function, jit_options=_OPTIONS)
     def _implementation(x: Any, y: Any) -> Any:
-        chosen = by_type.get(x, otherwise) if x == y else otherwise
+        chosen = by_type.get(x.name, otherwise) if x == y else otherwise
 
         def call(x: Any, y: Any) -> Any:
             return chosen(x, y)
@@ -978,7 +976,7 @@ for _function, _single, _double, _otherwise in (
     (atan, _atan32, _atan64, np.arctan), (erf, _erf32, _erf64, math.erf), (sigmoid, _sigmoid32, _sigmoid64, None),
     (normal_cdf, _normal_cdf32, _normal_cdf64, None),
 ):  # fmt: skip
-    _compiled_as(_function, {types.float32: _single, types.float64: _double}, _otherwise)
+    _compiled_as(_function, {"float32": _single, "float64": _double}, _otherwise)
 for _function, _numpy in (
     (sqrt, np.sqrt), (floor, np.floor), (ceil, np.ceil), (round, np.rint), (trunc, np.trunc)
 ):  # fmt: skip
@@ -990,9 +988,9 @@ def _power_operator(x: Any, exponent: Any) -> Any:
     return x**exponent
 
 
-_compiled_as_of_two(pow, {types.float32: _pow32, types.float64: _pow64}, _power_operator)
-_compiled_as_of_two(logaddexp, {types.float32: _logaddexp32, types.float64: _logaddexp64}, None)
-_compiled_as_of_two(atan2, {types.float32: _atan2_32, types.float64: _atan2_64}, np.arctan2)
+_compiled_as_of_two(pow, {"float32": _pow32, "float64": _pow64}, _power_operator)
+_compiled_as_of_two(logaddexp, {"float32": _logaddexp32, "float64": _logaddexp64}, None)
+_compiled_as_of_two(atan2, {"float32": _atan2_32, "float64": _atan2_64}, np.arctan2)
 
 
 @overload(remainder, jit_options=_OPTIONS)

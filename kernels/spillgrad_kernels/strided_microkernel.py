@@ -7,20 +7,17 @@ addressed by integers; `like` is an array of which only the dtype counts.
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from spillgrad_kernels.compile import DISABLE_JIT, cgutils, intrinsic, types
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, tile_columns
 
 _TILE_VECTORS = 2
 # The rows of A are read from this many pointers at few distances: one pointer a row would not fit the registers.
 _POINTERS = 2
 
-if numba.config.DISABLE_JIT:
+if DISABLE_JIT:
 
     def multiply_strided(
         like: np.ndarray, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int, c: int, c_row: int,

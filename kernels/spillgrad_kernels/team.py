@@ -13,12 +13,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from spillgrad_kernels.atomics import WORD_BYTES, exchange, fetch_add, load, pause, store, wait_for, word_pointer
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import c_function, cgutils, intrinsic, jit, types
 
 # The team's words; what different threads write lies in different cache lines of 8 words.
 _BUSY = 0  # 1 while a launch runs
@@ -36,10 +33,10 @@ _SPINS = 10_000
 
 _WORD = ir.IntType(64)
 
-_mutex_lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
-_mutex_unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
-_condition_wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
-_condition_broadcast = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
+_mutex_lock = c_function("pthread_mutex_lock", 1)
+_mutex_unlock = c_function("pthread_mutex_unlock", 1)
+_condition_wait = c_function("pthread_cond_wait", 2)
+_condition_broadcast = c_function("pthread_cond_broadcast", 1)
 
 
 def _function_type(parameters: int) -> Any:

@@ -8,12 +8,11 @@ import llvmlite.binding
 import numba
 import numpy as np
 import pytest
-from numba import config
 
 from spillgrad_kernels import scalar_math
-from spillgrad_kernels.compile import CONTRACT, jit
+from spillgrad_kernels.compile import CONTRACT, DISABLE_JIT, jit, load
 
-pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="uncompiled, these names are NumPy's own functions")
+pytestmark = pytest.mark.skipif(DISABLE_JIT, reason="uncompiled, these names are NumPy's own functions")
 
 
 def erf_series(x):
@@ -92,6 +91,7 @@ SPECIAL = [
 @functools.cache
 def compiled(name):
     """A loop around the function, compiled here and now: machine code from the cache cannot be looked into."""
+    load()
     function = getattr(scalar_math, name)
     options = {"fastmath": CONTRACT, "error_model": "numpy"}
     if name in TABLE:
