@@ -1,6 +1,7 @@
 """Remove what dead runs left behind."""
 
 import dataclasses
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -55,13 +56,17 @@ def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
 def _sweep_run_without_lock(run: Path, dry_run: bool) -> DeadRun | None:
     """Remove a directory whose run died before it made its lock, or while it removed itself: either way it is empty.
 
-    A run that lives and is about to make its lock notices, and starts over with another name.
+    A run that lives and makes its lock meanwhile stays; one that finds its directory gone takes another name.
     """
     try:
-        if os.listdir(run):
+        if dry_run and os.listdir(run):
             return None
         if not dry_run:
-            os.rmdir(run)
+            os.rmdir(run)  # refuses a directory in which there is something, whenever it came
     except FileNotFoundError:  # another sweep was faster
+        return None
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
         return None
     return DeadRun(run, 0)
