@@ -11,6 +11,7 @@ from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeErr
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import abs, div, mul, softplus, square, sub, where
+from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
@@ -348,6 +349,16 @@ def nll_loss(
     return _reduced("nll_loss", reshape(losses, target.shape), reduction, weights)
 
 
+@fuse
+def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
+    # Beyond 40, log(1 + exp(x)) is x in float64 too.
+    log_rest: Any = softplus(-input, threshold=40.0)
+    if pos_weight is not None:
+        log_rest = log_rest * ((pos_weight - 1) * target + 1)
+    losses = (1.0 - target) * input + log_rest
+    return losses if weight is None else losses * weight
+
+
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -363,37 +374,38 @@ def binary_cross_entropy_with_logits(
         raise ShapeError(
             f"binary_cross_entropy_with_logits: got input {input.shape} and target {target.shape}; they must be equal"
         )
-    logits: Any = input
-    wanted: Any = target
-    # Beyond 40, log(1 + exp(x)) is x in float64 too.
-    log_rest: Any = softplus(-logits, threshold=40.0)
-    if pos_weight is not None:
-        log_rest = log_rest * ((pos_weight - 1) * wanted + 1)
-    losses = (1 - wanted) * logits + log_rest
-    return _reduced("binary_cross_entropy_with_logits", losses if weight is None else losses * weight, reduction)
+    losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)
+    return _reduced("binary_cross_entropy_with_logits", losses, reduction)
 
 
 # --- Regression ------------------------------------------------------------------------------------------------------
 
 
-def _difference(name: str, input: Tensor, target: Tensor) -> Any:
-    try:
-        np.broadcast_shapes(input.shape, target.shape)
-    except ValueError as error:
-        raise ShapeError(
-            f"{name}: got input {input.shape} and target {target.shape}; they must be equal or broadcast"
-        ) from error
-    return sub(input, target)
+@fuse
+def _mse_loss(input: Any, target: Any) -> Any:
+    return square(input - target)
+
+
+@fuse
+def _l1_loss(input: Any, target: Any) -> Any:
+    return abs(input - target)
+
+
+@fuse
+def _huber_loss(input: Any, target: Any, delta: Any) -> Any:
+    difference = input - target
+    distance: Any = abs(difference)
+    return where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)
 
 
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the squared differences."""
-    return _reduced("mse_loss", square(_difference("mse_loss", input, target)), reduction)
+    return _reduced("mse_loss", _mse_loss(input, target), reduction)
 
 
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the absolute differences."""
-    return _reduced("l1_loss", abs(_difference("l1_loss", input, target)), reduction)
+    return _reduced("l1_loss", _l1_loss(input, target), reduction)
 
 
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
@@ -403,10 +415,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
-    difference = _difference("huber_loss", input, target)
-    distance: Any = abs(difference)
-    losses = where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)
-    return _reduced("huber_loss", losses, reduction)
+    return _reduced("huber_loss", _huber_loss(input, target, float(delta)), reduction)
 
 
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
