@@ -1,5 +1,6 @@
 """Remove what dead runs left behind."""
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -18,8 +19,8 @@ class DeadRun:
     disk_bytes: int
 
 
-def sweep(directory: str | os.PathLike[str], dry_run: bool = False) -> list[DeadRun]:
-    """Remove the dead runs in `directory` and return them; with `dry_run` only return them.
+def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool = False) -> list[DeadRun]:
+    """Remove the dead runs in `directory`, and in folders `below` it, and return them; with `dry_run` only return them.
 
     A run is dead when its lock can be taken. Live runs, this process's own, other users' and files of any other name
     stay.
@@ -27,9 +28,14 @@ def sweep(directory: str | os.PathLike[str], dry_run: bool = False) -> list[Dead
     found = []
     with run_directory.registry_lock:
         for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
-            if RUN_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            if RUN_NAME.fullmatch(entry.name):
                 dead = _sweep_run(Path(entry.path), dry_run)
                 found += [dead] if dead else []
+            elif below:
+                with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
+                    found += sweep(entry.path, dry_run, below)
     return found
 
 

@@ -95,6 +95,16 @@ def test_files_of_other_names_stay(tmp_path: Path):
     assert [path.name for path in run.iterdir()] == ["thesis.h5"]
 
 
+def test_only_when_asked_runs_in_folders_below_go_too(tmp_path: Path):
+    deep, elsewhere = tmp_path / "deep" / "er", tmp_path / "elsewhere"
+    for place in (deep, elsewhere):
+        (place / "run-0123456789abcdef").mkdir(parents=True)
+    (deep / "link").symlink_to(elsewhere)
+    assert sweep(tmp_path / "deep") == []
+    assert [dead.path.parent for dead in sweep(tmp_path / "deep", below=True)] == [deep]
+    assert [path.name for path in elsewhere.iterdir()] == ["run-0123456789abcdef"]
+
+
 def test_a_link_to_another_directory_is_not_followed(tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
