@@ -100,13 +100,28 @@ def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
     return (_select if isinstance(last, int) else _unsqueeze if last is None else _slice)(tensor, index)  # type: ignore[no-any-return]
 
 
+def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], int]:
+    """Return an index without the whole dimensions it ends with, and how many dimensions are left to it."""
+    end = len(index)
+    while index[end - 1] is Ellipsis or (isinstance(index[end - 1], slice) and index[end - 1] == slice(None)):
+        end -= 1
+    parts = index[:end]
+    if any(part is Ellipsis for part in parts):
+        return parts, ndim - (len(index) - end)
+    return parts, sum(p.ndim if isinstance(p, np.ndarray) and p.dtype == np.bool_ else p is not None for p in parts)
+
+
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Add values into zeros at an advanced index; positions named twice receive both."""
-    positions = np.arange(math.prod(shape)).reshape(shape)[index]
+    chosen, lead = _without_whole_end(index, len(shape))
+    rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
+    positions = np.arange(rows).reshape(shape[:lead])[chosen].reshape(-1)
 
     def add_up(values: np.ndarray) -> np.ndarray:
+        if lead < len(shape):
+            return kernels.embedding_backward(values.reshape(positions.size, width), positions, rows).reshape(shape)
         out = zeros(shape, values.dtype)
-        kernels.index_add_flat(out.reshape(-1), positions.reshape(-1), values.reshape(-1))
+        kernels.index_add_flat(out.reshape(-1), positions, values.reshape(-1))
         return out
 
     return on_floats(add_up, np.ascontiguousarray(self))  # type: ignore[no-any-return]
