@@ -1,7 +1,7 @@
 """Matrix products."""
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,16 +19,16 @@ from spillgrad_kernels.memory import empty
 def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
     if self.dtype.kind in "biu":
         return np.matmul(self, other)  # type: ignore[no-any-return]
-    return on_floats(kernels.matmul, self, other)  # type: ignore[no-any-return]
+    return on_floats(kernels.matmul, self, other)
 
 
-_matmul: Any = operation(
+_matmul: Callable[..., Tensor] = operation(
     "matmul", _product,
     self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
     other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
 )  # fmt: skip
 # Of two matrices: PyTorch's name, and its names of what is saved.
-_mm: Any = operation(
+_mm: Callable[..., Tensor] = operation(
     "mm", lambda self, mat2: _product(self, mat2),
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
 )  # fmt: skip
@@ -48,7 +48,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """
     input, other = _check(input, other)
     if input.ndim == other.ndim == 2:
-        return _mm(input, other)  # type: ignore[no-any-return]
+        return _mm(input, other)
     if input.ndim == other.ndim == 1:
         return reshape(_mm(unsqueeze(input, 0), unsqueeze(other, 1)), ())
     if input.ndim == 1:
@@ -57,7 +57,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if other.ndim == 1:
         product = _matmul(input, unsqueeze(other, 1))
         return reshape(product, product.shape[:-1])
-    return _matmul(input, other)  # type: ignore[no-any-return]
+    return _matmul(input, other)
 
 
 def _check(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ def _rows(tensor: Tensor) -> Tensor:
     return reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
 
 
-_linear: Any = operation(
+_linear: Callable[..., Tensor] = operation(
     "linear", _linear_forward,
     input=lambda g, weight, input_shape: reshape(_matmul(_rows(g), weight), input_shape),
     weight=lambda g, input: _matmul(transpose(_rows(g), 0, 1), _rows(input)),
@@ -166,7 +166,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     for name, operand in (("weight", weight), ("bias", bias)):
         if operand is not None and operand.dtype != input.dtype:
             raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
-    return _linear(input, weight, bias)  # type: ignore[no-any-return]
+    return _linear(input, weight, bias)
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:

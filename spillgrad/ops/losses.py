@@ -1,6 +1,6 @@
 """Losses: how far predictions are from targets, per element, averaged or summed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def _cross_entropy_forward(
     def losses(logits: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         return kernels.cross_entropy(logits, target, ignore_index, label_smoothing, weight)
 
-    return on_floats(losses, self, weight, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(losses, self, weight, exact_aux=True)
 
 
 def _cross_entropy_fused(
@@ -79,7 +79,7 @@ def _cross_entropy_composed(
     return mul(unsqueeze(g, 1), sub(mul(softmax(self, 1), total), Tensor.wrap(goal)))
 
 
-_cross_entropy: Any = operation(
+_cross_entropy: Callable[..., Tensor] = operation(
     "cross_entropy", _cross_entropy_forward, aux=("lse",),
     self=Composed(fused=_cross_entropy_fused, composed=_cross_entropy_composed),
 )  # fmt: skip
@@ -121,7 +121,7 @@ def _linear_cross_entropy_losses(
         rows = kernels.linear_cross_entropy(input, weight, bias, target, ignore_index, label_smoothing)
         return rows if divisor is None else _total(rows, divisor)
 
-    return on_floats(losses, input, weight, bias)  # type: ignore[no-any-return]
+    return on_floats(losses, input, weight, bias)
 
 
 def _linear_cross_entropy_ahead(
@@ -137,7 +137,7 @@ def _linear_cross_entropy_ahead(
         return _total(rows, divisor), *(np.empty(0, rows.dtype) if part is None else part for part in gradients)
 
     # Of half precision, unscaled gradients would underflow: they are rounded once the arriving gradient is known.
-    return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)
 
 
 def _total(losses: np.ndarray, divisor: float) -> np.ndarray:
@@ -192,14 +192,14 @@ def _linear_cross_entropy_composed(
     )
 
 
-_linear_cross_entropy: Any = operation(
+_linear_cross_entropy: Callable[..., Tensor] = operation(
     "linear_cross_entropy", _linear_cross_entropy_losses,
     joint=(
         ("input", "weight", "bias"),
         Composed(fused=_linear_cross_entropy_fused, composed=_linear_cross_entropy_composed),
     ),
 )  # fmt: skip
-_linear_cross_entropy_made_ahead: Any = operation(
+_linear_cross_entropy_made_ahead: Callable[..., Tensor] = operation(
     "linear_cross_entropy", _linear_cross_entropy_ahead, aux=("grad_input", "grad_weight", "grad_bias"),
     joint=(
         ("input", "weight", "bias"),
@@ -240,8 +240,8 @@ def linear_cross_entropy(
     divisor = float(np.count_nonzero(places.array != ignore_index)) if reduction == "mean" else 1.0
     needs = tuple(operand is not None and operand.requires_grad for operand in (rows, weight, bias))
     if is_grad_enabled() and any(needs) and hooks.current() is None:
-        return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)  # type: ignore[no-any-return]
-    return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)  # type: ignore[no-any-return]
+        return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)
+    return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)
 
 
 def _cross_entropy_of_probabilities(
