@@ -1,6 +1,7 @@
 """Scaled dot-product attention: a fused kernel, and the same from products and softmax where that does not apply."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def _attention_forward(
     def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         return kernels.attention_forward(q, k, v, scale, is_causal, mask, dropout)
 
-    return on_floats(attend, query, key, value, attn_mask, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(attend, query, key, value, attn_mask, exact_aux=True)
 
 
 def _attention_fused(
@@ -60,7 +61,7 @@ def _attention_composed(
     return matmul(by_scores, key), by_key, matmul(transpose(kept, -2, -1), g)
 
 
-_attention: Any = operation(
+_attention: Callable[..., Tensor] = operation(
     "scaled_dot_product_attention", _attention_forward, aux=("lse",),
     joint=(("query", "key", "value"), Composed(fused=_attention_fused, composed=_attention_composed)),
 )  # fmt: skip

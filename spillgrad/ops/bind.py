@@ -21,174 +21,36 @@ from spillgrad.ops import (
 from spillgrad.tensor import Tensor
 
 # Functions whose first argument is the tensor: a method of the same name each.
-_METHODS: dict[Any, tuple[str, ...]] = {
-    elementwise: (
-        "abs",
-        "absolute",
-        "acos",
-        "add",
-        "addcdiv",
-        "addcmul",
-        "allclose",
-        "arccos",
-        "arcsin",
-        "arctan",
-        "arctan2",
-        "asin",
-        "atan",
-        "atan2",
-        "bitwise_and",
-        "bitwise_left_shift",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_right_shift",
-        "bitwise_xor",
-        "ceil",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "clip",
-        "cos",
-        "cosh",
-        "div",
-        "divide",
-        "eq",
-        "equal",
-        "erf",
-        "exp",
-        "expm1",
-        "floor",
-        "floor_divide",
-        "ge",
-        "greater",
-        "greater_equal",
-        "gt",
-        "isclose",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "le",
-        "lerp",
-        "less",
-        "less_equal",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "logaddexp",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "lt",
-        "maximum",
-        "minimum",
-        "mod",
-        "mul",
-        "multiply",
-        "ne",
-        "neg",
-        "negative",
-        "not_equal",
-        "pow",
-        "reciprocal",
-        "relu",
-        "remainder",
-        "round",
-        "rsqrt",
-        "sigmoid",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "sub",
-        "subtract",
-        "tan",
-        "tanh",
-        "true_divide",
-        "trunc",
-    ),
-    shape: (
-        "broadcast_to",
-        "chunk",
-        "expand",
-        "expand_as",
-        "flatten",
-        "flip",
-        "moveaxis",
-        "movedim",
-        "narrow",
-        "permute",
-        "ravel",
-        "repeat",
-        "repeat_interleave",
-        "reshape",
-        "reshape_as",
-        "roll",
-        "select",
-        "split",
-        "squeeze",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "tile",
-        "transpose",
-        "tril",
-        "triu",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "view",
-        "view_as",
-    ),
-    reduce: (
-        "all",
-        "amax",
-        "amin",
-        "any",
-        "argmax",
-        "argmin",
-        "argsort",
-        "count_nonzero",
-        "cumsum",
-        "logsumexp",
-        "max",
-        "mean",
-        "min",
-        "norm",
-        "prod",
-        "sort",
-        "std",
-        "sum",
-        "topk",
-        "var",
-    ),
-    linalg: (
-        "addmm",
-        "bmm",
-        "dot",
-        "matmul",
-        "mm",
-        "mv",
-        "outer",
-    ),
-    normalization: ("softmax", "log_softmax"),
-    indexing: (
-        "diag",
-        "diagonal",
-        "gather",
-        "index_add",
-        "index_select",
-        "masked_fill",
-        "masked_select",
-        "nonzero",
-        "scatter",
-        "scatter_add",
-        "take",
-        "take_along_dim",
-    ),
-    convert: ("clone", "contiguous", "to"),
+_METHODS: dict[Any, str] = {
+    elementwise: """
+        allclose arccos arcsin arctan arctan2 eq equal ge greater greater_equal gt isclose isfinite isinf isnan
+        le less less_equal logaddexp lt mod ne not_equal
+    """,
+    shape: """
+        broadcast_to chunk expand expand_as flatten flip moveaxis movedim narrow permute ravel repeat
+        repeat_interleave reshape reshape_as roll select split squeeze swapaxes swapdims t tile transpose unbind
+        unflatten unsqueeze view view_as
+    """,
+    reduce: """
+        all amax amin any argmax argmin argsort count_nonzero cumsum logsumexp max mean min norm prod sort std
+        sum topk var
+    """,
+    linalg: "addmm bmm dot matmul mm mv outer",
+    normalization: "log_softmax softmax",
+    indexing: "diag diagonal gather index_select masked_select nonzero take take_along_dim",
+    convert: "clone contiguous to",
+}
+# Those that exist in place too, under the name with an underscore.
+_IN_PLACE_TOO: dict[Any, str] = {
+    elementwise: """
+        abs absolute acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_left_shift bitwise_not
+        bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip cos cosh div divide erf
+        exp expm1 floor floor_divide lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor
+        maximum minimum mul multiply neg negative pow reciprocal relu remainder round rsqrt sigmoid sign sin
+        sinh sqrt square sub subtract tan tanh true_divide trunc
+    """,
+    shape: "tril triu",
+    indexing: "index_add masked_fill scatter scatter_add",
 }
 
 _DTYPE_METHODS = {
@@ -205,78 +67,6 @@ _DTYPE_METHODS = {
 }
 
 _NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
-
-# Methods that exist in place too, under the name with an underscore.
-_IN_PLACE = (
-    "abs",
-    "absolute",
-    "acos",
-    "add",
-    "addcdiv",
-    "addcmul",
-    "asin",
-    "atan",
-    "atan2",
-    "bitwise_and",
-    "bitwise_left_shift",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "ceil",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clip",
-    "cos",
-    "cosh",
-    "div",
-    "divide",
-    "erf",
-    "exp",
-    "expm1",
-    "floor",
-    "floor_divide",
-    "index_add",
-    "lerp",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "masked_fill",
-    "maximum",
-    "minimum",
-    "mul",
-    "multiply",
-    "neg",
-    "negative",
-    "pow",
-    "reciprocal",
-    "relu",
-    "remainder",
-    "round",
-    "rsqrt",
-    "scatter",
-    "scatter_add",
-    "sigmoid",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "square",
-    "sub",
-    "subtract",
-    "tan",
-    "tanh",
-    "tril",
-    "triu",
-    "true_divide",
-    "trunc",
-)
 
 
 def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -321,23 +111,10 @@ def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     for symbol, function in two_sided.items():
         operators[f"__{symbol}__"] = _operator(function)
         operators[f"__r{symbol}__"] = _swapped(function)
+        if in_place := methods.get(f"{function.__name__}_"):
+            operators[f"__i{symbol}__"] = _operator(in_place)
     for symbol in ("eq", "ne", "lt", "le", "gt", "ge"):
         operators[f"__{symbol}__"] = _operator(getattr(elementwise, symbol))
-    for symbol, name in {
-        "add": "add_",
-        "sub": "sub_",
-        "mul": "mul_",
-        "truediv": "div_",
-        "pow": "pow_",
-        "floordiv": "floor_divide_",
-        "mod": "remainder_",
-        "and": "bitwise_and_",
-        "or": "bitwise_or_",
-        "xor": "bitwise_xor_",
-        "lshift": "bitwise_left_shift_",
-        "rshift": "bitwise_right_shift_",
-    }.items():
-        operators[f"__i{symbol}__"] = _operator(methods[name])
     operators["__neg__"] = elementwise.neg
     operators["__pos__"] = lambda self: self
     operators["__abs__"] = elementwise.abs
@@ -390,8 +167,13 @@ def _matrix_transpose(self: Tensor) -> Tensor:
 
 def bind() -> None:
     """Put every operation onto `Tensor` and tell the autograd core about it."""
-    methods: dict[str, Any] = {name: getattr(module, name) for module, names in _METHODS.items() for name in names}
-    methods |= {f"{name}_": _in_place(f"{name}_", methods[name]) for name in _IN_PLACE}
+    methods: dict[str, Any] = {}
+    for module, names in _METHODS.items():
+        methods |= {name: getattr(module, name) for name in names.split()}
+    for module, names in _IN_PLACE_TOO.items():
+        for name in names.split():
+            methods[name] = getattr(module, name)
+            methods[f"{name}_"] = _in_place(f"{name}_", methods[name])
     methods |= {name: _conversion(dtype) for name, dtype in _DTYPE_METHODS.items()}
     methods |= {f"new_{function.__name__}": _new(function) for function in _NEW}
     methods |= {

@@ -1,6 +1,6 @@
 """Broadcasting and its reverse: each is the other's derivative."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
     axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
     if self.dtype.kind in "biu":
         return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
-    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)  # type: ignore[no-any-return]
+    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)
 
 
 def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:
@@ -27,8 +27,12 @@ def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:
     return view
 
 
-_sum_to_operation: Any = operation("sum_to", _sum_to, self=lambda g, self_shape: expand_to(g, self_shape))
-_expand_operation: Any = operation("expand", _expand, view=True, self=lambda g, self_shape: sum_to(g, self_shape))
+_sum_to_operation: Callable[..., Tensor] = operation(
+    "sum_to", _sum_to, self=lambda g, self_shape: expand_to(g, self_shape)
+)
+_expand_operation: Callable[..., Tensor] = operation(
+    "expand", _expand, view=True, self=lambda g, self_shape: sum_to(g, self_shape)
+)
 
 
 def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
@@ -44,7 +48,7 @@ def expand_to(tensor: Tensor, shape: Shape) -> Tensor:
     if tensor.shape == shape:
         return tensor
     try:
-        return _expand_operation(tensor, shape)  # type: ignore[no-any-return]
+        return _expand_operation(tensor, shape)
     except ValueError as error:
         raise ShapeError(
             f"expand: got {tensor.shape}, wanted {shape}; only dimensions of size 1 can repeat, and new ones come first"

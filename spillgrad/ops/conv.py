@@ -1,6 +1,6 @@
 """Convolution, its transpose, and their derivatives: of three bilinear operations, each is the others' derivative."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,38 +18,38 @@ from spillgrad_kernels.windows import Windows
 def _forward(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
 ) -> np.ndarray:
-    return on_floats(lambda x, w, b: kernels.conv(x, w, b, windows, groups), input, weight, bias)  # type: ignore[no-any-return]
+    return on_floats(lambda x, w, b: kernels.conv(x, w, b, windows, groups), input, weight, bias)
 
 
 def _transposed_forward(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
 ) -> np.ndarray:
-    return on_floats(lambda g, w, b: kernels.conv_input(g, w, b, windows, groups), input, weight, bias)  # type: ignore[no-any-return]
+    return on_floats(lambda g, w, b: kernels.conv_input(g, w, b, windows, groups), input, weight, bias)
 
 
 def _weight_forward(output: np.ndarray, input: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
-    return on_floats(lambda g, x: kernels.conv_weight(g, x, windows, groups), output, input)  # type: ignore[no-any-return]
+    return on_floats(lambda g, x: kernels.conv_weight(g, x, windows, groups), output, input)
 
 
 def _bias_gradient(g: Tensor) -> Tensor:
     return sum(g, (0, 2, 3))
 
 
-_conv: Any = operation(
+_conv: Callable[..., Tensor] = operation(
     "convolution", _forward,
     input=lambda g, weight, windows, groups: _conv_transpose(g, weight, None, windows, groups),
     weight=lambda g, input, windows, groups: _conv_weight(g, input, windows, groups),
     bias=_bias_gradient,
 )  # fmt: skip
 # From the convolution's output back to its input.
-_conv_transpose: Any = operation(
+_conv_transpose: Callable[..., Tensor] = operation(
     "conv_transpose", _transposed_forward,
     input=lambda g, weight, windows, groups: _conv(g, weight, None, windows, groups),
     weight=lambda g, input, windows, groups: _conv_weight(input, g, windows, groups),
     bias=_bias_gradient,
 )  # fmt: skip
 # From the convolution's output and input to its weight.
-_conv_weight: Any = operation(
+_conv_weight: Callable[..., Tensor] = operation(
     "conv_weight", _weight_forward,
     output=lambda g, input, windows, groups: _conv(input, g, None, windows, groups),
     input=lambda g, output, windows, groups: _conv_transpose(output, g, None, windows, groups),
@@ -119,7 +119,7 @@ def conv_transpose2d(
     if input.ndim == 3:
         result = _conv_transpose(reshape(input, (1, *input.shape)), weight, bias, windows, groups)
         return reshape(result, result.shape[1:])
-    return _conv_transpose(input, weight, bias, windows, groups)  # type: ignore[no-any-return]
+    return _conv_transpose(input, weight, bias, windows, groups)
 
 
 def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, dims: int) -> None:

@@ -1,5 +1,6 @@
 """Conversions between dtypes and copies."""
 
+from collections.abc import Callable
 from typing import Any
 
 from spillgrad import dtypes
@@ -13,8 +14,8 @@ def _cast_back(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
     return to_dtype(g, self_dtype)
 
 
-_to = operation("to_copy", lambda self, dtype: cast(self, dtype), self=_cast_back)
-_clone = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: g)
+_to: Callable[..., Tensor] = operation("to_copy", lambda self, dtype: cast(self, dtype), self=_cast_back)
+_clone: Callable[..., Tensor] = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: g)
 
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
@@ -27,7 +28,7 @@ def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
 
 def clone(input: Tensor) -> Tensor:
     """Return a copy with its own memory; gradients flow through."""
-    return _clone(input)  # type: ignore[no-any-return]
+    return _clone(input)
 
 
 def contiguous(input: Tensor) -> Tensor:

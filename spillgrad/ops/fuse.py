@@ -39,7 +39,7 @@ class FusedFunction:
         functools.update_wrapper(self, function)
         self.function = function
         self.__qualname__: str = getattr(function, "__qualname__", "function")
-        self.name = getattr(function, "__name__", "function").strip("<>")
+        self.name = getattr(function, "__name__", "function").strip("<>").lstrip("_")
         self._signature = inspect.signature(function)
         self._names = tuple(self._signature.parameters)
         kinds = {parameter.kind for parameter in self._signature.parameters.values()}

@@ -1,5 +1,6 @@
 """Elements and slices chosen by integer index or mask, and sums back into them: each is the other's derivative."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,13 +79,15 @@ def _added_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndar
     return np.ascontiguousarray(np.moveaxis(sums.reshape(slices.shape), 0, dim))
 
 
-_index_select: Any = operation(
+_index_select: Callable[..., Tensor] = operation(
     "index_select", _selected,
     self=lambda g, dim, index, self_shape: _index_sum(g, dim, index, self_shape[dim]),
 )  # fmt: skip
-_index_sum: Any = operation("index_sum", _summed_slices, self=lambda g, dim, index: _index_select(g, dim, index))
+_index_sum: Callable[..., Tensor] = operation(
+    "index_sum", _summed_slices, self=lambda g, dim, index: _index_select(g, dim, index)
+)
 
-_index_add: Any = operation(
+_index_add: Callable[..., Tensor] = operation(
     "index_add", _added_slices, self=lambda g: g, source=lambda g, dim, index: _index_select(g, dim, index)
 )
 
@@ -100,7 +103,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     _check_index("index_select", index, input.shape[dim], dim, input.shape)
     if index.ndim > 1:
         raise ShapeError(f"index_select: got an index of shape {index.shape}; wanted one dimension: flatten it")
-    return _index_select(input, dim, flatten(index))  # type: ignore[no-any-return]
+    return _index_select(input, dim, flatten(index))
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
@@ -118,7 +121,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         )
     if source.dtype != input.dtype:
         raise DtypeError(f"index_add: got input {input.dtype} and source {source.dtype}; convert one with .to(dtype)")
-    return _index_add(input, dim, index, source if alpha == 1 else mul(source, alpha))  # type: ignore[no-any-return]
+    return _index_add(input, dim, index, source if alpha == 1 else mul(source, alpha))
 
 
 # --- Single elements: gather, scatter and scatter_add ----------------------------------------------------------------
@@ -132,12 +135,12 @@ def _corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
 def _gathered(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     if not dtypes.is_floating_point(self.dtype):
         return np.take_along_axis(_corner(self, dim, index.shape), index, dim)
-    return on_floats(lambda a: kernels.gather(a, dim, index), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.gather(a, dim, index), self)
 
 
 def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np.ndarray:
     if dtypes.is_floating_point(self.dtype):
-        return on_floats(lambda a, b: kernels.scatter_add(a, dim, index, b), self, src)  # type: ignore[no-any-return]
+        return on_floats(lambda a, b: kernels.scatter_add(a, dim, index, b), self, src)
     out = self.copy()
     positions = list(np.ogrid[tuple(slice(size) for size in index.shape)])
     positions[dim] = index
@@ -156,9 +159,11 @@ def _gather_gradient(g: Tensor, dim: int, index: Tensor, self_shape: Shape) -> T
     return scattered_into_zeros(g, dim, index, self_shape)
 
 
-_gather: Any = operation("gather", _gathered, self=_gather_gradient)
-_scatter_add: Any = operation("scatter_add", _added, self=lambda g: g, src=lambda g, dim, index: _gather(g, dim, index))
-_scatter: Any = operation(
+_gather: Callable[..., Tensor] = operation("gather", _gathered, self=_gather_gradient)
+_scatter_add: Callable[..., Tensor] = operation(
+    "scatter_add", _added, self=lambda g: g, src=lambda g, dim, index: _gather(g, dim, index)
+)
+_scatter: Callable[..., Tensor] = operation(
     "scatter", _overwritten,
     self=lambda g, dim, index: _scatter(g, dim, index, 0), src=lambda g, dim, index: _gather(g, dim, index),
 )  # fmt: skip
@@ -166,7 +171,7 @@ _scatter: Any = operation(
 
 def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) -> Tensor:
     """Return zeros of `shape` with values added at `index` along `dim`: the derivative of `gather`."""
-    return _scatter_add(Tensor.wrap(np.broadcast_to(np.zeros((), values.dtype), shape)), dim, index, values)  # type: ignore[no-any-return]
+    return _scatter_add(Tensor.wrap(np.broadcast_to(np.zeros((), values.dtype), shape)), dim, index, values)
 
 
 def _check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
@@ -202,7 +207,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if not input.ndim and isinstance(index, Tensor) and index.ndim <= 1:
         normalize_dim("gather", dim, 0)
         return reshape(gather(reshape(input, 1), 0, reshape(index, -1)), index.shape)
-    return _gather(input, _check_places("gather", input, dim, index), index)  # type: ignore[no-any-return]
+    return _gather(input, _check_places("gather", input, dim, index), index)
 
 
 def scatter(
@@ -219,7 +224,7 @@ def scatter(
         raise ArgumentError("scatter: got neither src nor value; give the tensor or number to write")
     if isinstance(source, Tensor):
         source = _used_part("scatter", input, index, source)
-    return _scatter(input, dim, index, source)  # type: ignore[no-any-return]
+    return _scatter(input, dim, index, source)
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
@@ -228,7 +233,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
     """
     dim = _check_places("scatter_add", input, dim, index)
-    return _scatter_add(input, dim, index, _used_part("scatter_add", input, index, src))  # type: ignore[no-any-return]
+    return _scatter_add(input, dim, index, _used_part("scatter_add", input, index, src))
 
 
 def take(input: Tensor, index: Tensor) -> Tensor:
@@ -269,7 +274,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
 
 
 def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
-    return on_floats(lambda table: kernels.embedding(table, indices), weight)  # type: ignore[no-any-return]
+    return on_floats(lambda table: kernels.embedding(table, indices), weight)
 
 
 def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
@@ -286,11 +291,11 @@ def _looked_up_without_padding(g: Tensor, indices: Tensor, padding_idx: int | No
     return where(Tensor.wrap(indices.array[..., None] != padding_idx), rows, 0.0)  # type: ignore[no-any-return]
 
 
-_embedding: Any = operation(
+_embedding: Callable[..., Tensor] = operation(
     "embedding", _looked_up,
     weight=lambda g, indices, padding_idx, weight_shape: _embedding_backward(g, indices, weight_shape[0], padding_idx),
 )  # fmt: skip
-_embedding_backward: Any = operation(
+_embedding_backward: Callable[..., Tensor] = operation(
     "embedding_dense_backward", _table_gradient, grad_output=_looked_up_without_padding
 )
 
@@ -318,7 +323,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
         if not -rows <= padding_idx < rows:
             raise ArgumentError(f"embedding: got padding_idx {padding_idx}; the table has {rows} rows")
         padding_idx %= rows
-    return _embedding(weight, input, padding_idx)  # type: ignore[no-any-return]
+    return _embedding(weight, input, padding_idx)
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
@@ -384,11 +389,11 @@ def _diagonal_placed(self: np.ndarray, offset: int, dim1: int, dim2: int, shape:
     return out
 
 
-_diagonal: Any = operation(
+_diagonal: Callable[..., Tensor] = operation(
     "diagonal", _diagonal_view, view=True,
     self=lambda g, offset, dim1, dim2, self_shape: _place_diagonal(g, offset, dim1, dim2, self_shape),
 )  # fmt: skip
-_place_diagonal: Any = operation(
+_place_diagonal: Callable[..., Tensor] = operation(
     "place_diagonal", _diagonal_placed, self=lambda g, offset, dim1, dim2: _diagonal(g, offset, dim1, dim2)
 )
 
@@ -400,14 +405,14 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
         raise DimensionError(
             f"diagonal: got dims {dim1} and {dim2} for a tensor of shape {input.shape}; wanted two different ones"
         )
-    return _diagonal(input, offset, first, second)  # type: ignore[no-any-return]
+    return _diagonal(input, offset, first, second)
 
 
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return the matrix with a vector on its diagonal and zeros elsewhere, or the diagonal of a matrix."""
     if input.ndim == 2:
-        return _diagonal(input, diagonal, 0, 1)  # type: ignore[no-any-return]
+        return _diagonal(input, diagonal, 0, 1)
     if input.ndim != 1:
         raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
     size = input.shape[0] + abs(diagonal)
-    return _place_diagonal(input, diagonal, 0, 1, (size, size))  # type: ignore[no-any-return]
+    return _place_diagonal(input, diagonal, 0, 1, (size, size))

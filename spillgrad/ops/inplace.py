@@ -200,20 +200,22 @@ def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
 def _as_strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
     shape, strides, offset = place
     single = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
-    return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), sum_to(g, single), (single, strides, offset))  # type: ignore[no-any-return]
+    return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), sum_to(g, single), (single, strides, offset))
 
 
 def _rest_gradient(g: Tensor, place: Geometry) -> Tensor:
-    return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)  # type: ignore[no-any-return]
+    return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)
 
 
-_as_strided: Any = operation("as_strided", _strided, view=True, self=_as_strided_gradient)
-_put_strided: Any = operation("put_strided", _put, self=_rest_gradient, part=lambda g, place: as_strided(g, place))
+_as_strided: Callable[..., Tensor] = operation("as_strided", _strided, view=True, self=_as_strided_gradient)
+_put_strided: Callable[..., Tensor] = operation(
+    "put_strided", _put, self=_rest_gradient, part=lambda g, place: as_strided(g, place)
+)
 
 
 def as_strided(tensor: Tensor, place: Geometry) -> Tensor:
     """Return the elements of a dense tensor at (shape, strides, offset); only a stride of 0 may repeat them."""
-    return _as_strided(tensor, place)  # type: ignore[no-any-return]
+    return _as_strided(tensor, place)
 
 
 def _view_again(view: Tensor, base: Tensor) -> None:
@@ -278,7 +280,7 @@ def _overwritten(g: Tensor) -> Tensor:
     return Tensor.wrap(np.zeros(g.shape, g.dtype))
 
 
-_copy: Any = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradient)
+_copy: Callable[..., Tensor] = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradient)
 
 
 def fill_(tensor: Tensor, value: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Matrix products."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.define import operation
+from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
@@ -25,7 +26,7 @@ def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
         return np.matmul(self, other)  # type: ignore[no-any-return]
     if self.dtype == dtypes.bfloat16:
         return numeric.cast(kernels.matmul(_bits(self), _bits(other)), dtypes.bfloat16)
-    return on_floats(kernels.matmul, self, other)  # type: ignore[no-any-return]
+    return on_floats(kernels.matmul, self, other)
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
@@ -33,13 +34,13 @@ def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16)
 
 
-_matmul: Any = operation(
+_matmul: Callable[..., Tensor] = operation(
     "matmul", _product,
     self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
     other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
 )  # fmt: skip
 # Of two matrices: PyTorch's name, and its names of what is saved.
-_mm: Any = operation(
+_mm: Callable[..., Tensor] = operation(
     "mm", lambda self, mat2: _product(self, mat2),
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
 )  # fmt: skip
@@ -59,7 +60,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """
     input, other = _check(input, other)
     if input.ndim == other.ndim == 2:
-        return _mm(input, other)  # type: ignore[no-any-return]
+        return _mm(input, other)
     if input.ndim == other.ndim == 1:
         return reshape(_mm(unsqueeze(input, 0), unsqueeze(other, 1)), ())
     if input.ndim == 1:
@@ -68,7 +69,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if other.ndim == 1:
         product = _matmul(input, unsqueeze(other, 1))
         return reshape(product, product.shape[:-1])
-    return _matmul(input, other)  # type: ignore[no-any-return]
+    return _matmul(input, other)
 
 
 def _check(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +150,7 @@ def _rows(tensor: Tensor) -> Tensor:
     return reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
 
 
-_linear: Any = operation(
+_linear: Operation = operation(
     "linear", _linear_forward,
     input=lambda g, weight, input_shape: reshape(_matmul(_rows(g), weight), input_shape),
     weight=lambda g, input: _matmul(transpose(_rows(g), 0, 1), _rows(input)),

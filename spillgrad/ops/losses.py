@@ -1,6 +1,6 @@
 """Losses: how far predictions are from targets, per element, averaged or summed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeErr
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import abs, div, mul, softplus, square, sub, where
+from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
@@ -46,7 +47,7 @@ def _cross_entropy_forward(
     def losses(logits: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         return kernels.cross_entropy(logits, target, ignore_index, label_smoothing, weight)
 
-    return on_floats(losses, self, weight, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(losses, self, weight, exact_aux=True)
 
 
 def _cross_entropy_fused(
@@ -78,7 +79,7 @@ def _cross_entropy_composed(
     return mul(unsqueeze(g, 1), sub(mul(softmax(self, 1), total), Tensor.wrap(goal)))
 
 
-_cross_entropy: Any = operation(
+_cross_entropy: Callable[..., Tensor] = operation(
     "cross_entropy", _cross_entropy_forward, aux=("lse",),
     self=Composed(fused=_cross_entropy_fused, composed=_cross_entropy_composed),
 )  # fmt: skip
@@ -120,7 +121,7 @@ def _linear_cross_entropy_losses(
         rows = kernels.linear_cross_entropy(input, weight, bias, target, ignore_index, label_smoothing)
         return rows if divisor is None else _total(rows, divisor)
 
-    return on_floats(losses, input, weight, bias)  # type: ignore[no-any-return]
+    return on_floats(losses, input, weight, bias)
 
 
 def _linear_cross_entropy_ahead(
@@ -136,7 +137,7 @@ def _linear_cross_entropy_ahead(
         return _total(rows, divisor), *(np.empty(0, rows.dtype) if part is None else part for part in gradients)
 
     # Of half precision, unscaled gradients would underflow: they are rounded once the arriving gradient is known.
-    return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)
 
 
 def _total(losses: np.ndarray, divisor: float) -> np.ndarray:
@@ -191,14 +192,14 @@ def _linear_cross_entropy_composed(
     )
 
 
-_linear_cross_entropy: Any = operation(
+_linear_cross_entropy: Callable[..., Tensor] = operation(
     "linear_cross_entropy", _linear_cross_entropy_losses,
     joint=(
         ("input", "weight", "bias"),
         Composed(fused=_linear_cross_entropy_fused, composed=_linear_cross_entropy_composed),
     ),
 )  # fmt: skip
-_linear_cross_entropy_made_ahead: Any = operation(
+_linear_cross_entropy_made_ahead: Callable[..., Tensor] = operation(
     "linear_cross_entropy", _linear_cross_entropy_ahead, aux=("grad_input", "grad_weight", "grad_bias"),
     joint=(
         ("input", "weight", "bias"),
@@ -239,8 +240,8 @@ def linear_cross_entropy(
     divisor = float(np.count_nonzero(places.array != ignore_index)) if reduction == "mean" else 1.0
     needs = tuple(operand is not None and operand.requires_grad for operand in (rows, weight, bias))
     if is_grad_enabled() and any(needs) and hooks.current() is None:
-        return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)  # type: ignore[no-any-return]
-    return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)  # type: ignore[no-any-return]
+        return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)
+    return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)
 
 
 def _cross_entropy_of_probabilities(
@@ -348,6 +349,16 @@ def nll_loss(
     return _reduced("nll_loss", reshape(losses, target.shape), reduction, weights)
 
 
+@fuse
+def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
+    # Beyond 40, log(1 + exp(x)) is x in float64 too.
+    log_rest: Any = softplus(-input, threshold=40.0)
+    if pos_weight is not None:
+        log_rest = log_rest * ((pos_weight - 1) * target + 1)
+    losses = (1.0 - target) * input + log_rest
+    return losses if weight is None else losses * weight
+
+
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -363,37 +374,38 @@ def binary_cross_entropy_with_logits(
         raise ShapeError(
             f"binary_cross_entropy_with_logits: got input {input.shape} and target {target.shape}; they must be equal"
         )
-    logits: Any = input
-    wanted: Any = target
-    # Beyond 40, log(1 + exp(x)) is x in float64 too.
-    log_rest: Any = softplus(-logits, threshold=40.0)
-    if pos_weight is not None:
-        log_rest = log_rest * ((pos_weight - 1) * wanted + 1)
-    losses = (1 - wanted) * logits + log_rest
-    return _reduced("binary_cross_entropy_with_logits", losses if weight is None else losses * weight, reduction)
+    losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)
+    return _reduced("binary_cross_entropy_with_logits", losses, reduction)
 
 
 # --- Regression ------------------------------------------------------------------------------------------------------
 
 
-def _difference(name: str, input: Tensor, target: Tensor) -> Any:
-    try:
-        np.broadcast_shapes(input.shape, target.shape)
-    except ValueError as error:
-        raise ShapeError(
-            f"{name}: got input {input.shape} and target {target.shape}; they must be equal or broadcast"
-        ) from error
-    return sub(input, target)
+@fuse
+def _mse_loss(input: Any, target: Any) -> Any:
+    return square(input - target)
+
+
+@fuse
+def _l1_loss(input: Any, target: Any) -> Any:
+    return abs(input - target)
+
+
+@fuse
+def _huber_loss(input: Any, target: Any, delta: Any) -> Any:
+    difference = input - target
+    distance: Any = abs(difference)
+    return where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)
 
 
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the squared differences."""
-    return _reduced("mse_loss", square(_difference("mse_loss", input, target)), reduction)
+    return _reduced("mse_loss", _mse_loss(input, target), reduction)
 
 
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the absolute differences."""
-    return _reduced("l1_loss", abs(_difference("l1_loss", input, target)), reduction)
+    return _reduced("l1_loss", _l1_loss(input, target), reduction)
 
 
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
@@ -403,10 +415,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
-    difference = _difference("huber_loss", input, target)
-    distance: Any = abs(difference)
-    losses = where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)
-    return _reduced("huber_loss", losses, reduction)
+    return _reduced("huber_loss", _huber_loss(input, target, float(delta)), reduction)
 
 
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:

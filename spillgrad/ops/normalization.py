@@ -27,21 +27,21 @@ def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None) -> Any:
 
 
 def _softmax_forward(self: np.ndarray, dim: int) -> np.ndarray:
-    return on_floats(lambda a: kernels.softmax(a, dim), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.softmax(a, dim), self)
 
 
 def _log_softmax_forward(self: np.ndarray, dim: int) -> np.ndarray:
-    return on_floats(lambda a: kernels.log_softmax(a, dim), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.log_softmax(a, dim), self)
 
 
-_softmax: Any = operation(
+_softmax: Callable[..., Tensor] = operation(
     "softmax", _softmax_forward,
     self=Composed(
         fused=lambda g, result, dim: run_on_tensors(lambda g, y: kernels.softmax_backward(g, y, dim), g, result),
         composed=lambda g, result, dim: mul(result, sub(g, sum(mul(g, result), dim, True))),
     ),
 )  # fmt: skip
-_log_softmax: Any = operation(
+_log_softmax: Callable[..., Tensor] = operation(
     "log_softmax", _log_softmax_forward,
     self=Composed(
         fused=lambda g, result, dim: run_on_tensors(lambda g, y: kernels.log_softmax_backward(g, y, dim), g, result),
@@ -74,7 +74,7 @@ def _layer_norm_forward(
     input: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, normalized_shape: Shape, eps: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n = math.prod(normalized_shape)
-    return on_floats(lambda x, w, b: kernels.layer_norm(x, n, w, b, eps), input, weight, bias, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(lambda x, w, b: kernels.layer_norm(x, n, w, b, eps), input, weight, bias, exact_aux=True)
 
 
 def _layer_norm_fused(
@@ -114,7 +114,7 @@ def _shaped(
     return tuple(part if need else None for part, need in zip(shaped, needs, strict=True))
 
 
-_layer_norm: Any = operation(
+_layer_norm: Callable[..., Tensor] = operation(
     "native_layer_norm", _layer_norm_forward, aux=("mean", "rstd"),
     joint=(("input", "weight", "bias"), Composed(fused=_layer_norm_fused, composed=_layer_norm_composed)),
 )  # fmt: skip
@@ -132,7 +132,7 @@ def layer_norm(
     Shapes: rows are the trailing dimensions `normalized_shape`, which weight and bias have too. Source: Ba et al. 2016.
     """
     shape = _checked_rows("layer_norm", input, normalized_shape, weight=weight, bias=bias)
-    return _layer_norm(input, weight, bias, shape, float(eps))  # type: ignore[no-any-return]
+    return _layer_norm(input, weight, bias, shape, float(eps))
 
 
 def _checked_rows(
@@ -161,7 +161,7 @@ def _rms_norm_forward(
     input: np.ndarray, weight: np.ndarray | None, normalized_shape: Shape, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
     n = math.prod(normalized_shape)
-    return on_floats(lambda x, w: kernels.rms_norm(x, n, w, eps), input, weight, exact_aux=True)  # type: ignore[no-any-return]
+    return on_floats(lambda x, w: kernels.rms_norm(x, n, w, eps), input, weight, exact_aux=True)
 
 
 def _rms_norm_fused(
@@ -181,7 +181,7 @@ def _rms_norm_composed(
     return _shaped((by_input, sum_to(g * normalized, normalized_shape)), normalized_shape, needs)
 
 
-_rms_norm: Any = operation(
+_rms_norm: Callable[..., Tensor] = operation(
     "rms_norm", _rms_norm_forward, aux=("rstd",),
     joint=(("input", "weight"), Composed(fused=_rms_norm_fused, composed=_rms_norm_composed)),
 )  # fmt: skip
@@ -197,4 +197,4 @@ def rms_norm(
     """
     shape = _checked_rows("rms_norm", input, normalized_shape, weight=weight)
     computed = np.float64 if input.itemsize == 8 else np.float32
-    return _rms_norm(input, weight, shape, float(np.finfo(computed).eps if eps is None else eps))  # type: ignore[no-any-return]
+    return _rms_norm(input, weight, shape, float(np.finfo(computed).eps if eps is None else eps))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from spillgrad_kernels.copying import copy
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.memory import empty
+
+# An array or a tuple of arrays.
+Result = TypeVar("Result")
 
 _HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
@@ -68,7 +71,7 @@ def require_floats(name: str, dtype: dtypes.DType) -> None:
         )
 
 
-def on_floats(kernel: Callable[..., Any], *arrays: Any, exact_aux: bool = False) -> Any:
+def on_floats(kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False) -> Result:
     """Call a kernel for float32 and float64 on arrays of one floating dtype; round half-precision results back.
 
     Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
@@ -82,14 +85,16 @@ def on_floats(kernel: Callable[..., Any], *arrays: Any, exact_aux: bool = False)
     if dtype not in _HALF:
         return kernel(*arrays)
     widened = [cast(a, dtypes.float32) if isinstance(a, np.ndarray) and a.dtype in _HALF else a for a in arrays]
-    results = kernel(*widened)
+    results: Any = kernel(*widened)
 
     def narrowed(result: Any) -> Any:
         return cast(result, dtype) if isinstance(result, np.ndarray) and result.dtype == np.float32 else result
 
     if not isinstance(results, tuple):
-        return narrowed(results)
-    return (narrowed(results[0]), *results[1:]) if exact_aux else tuple(map(narrowed, results))
+        results = narrowed(results)
+    else:
+        results = (narrowed(results[0]), *results[1:]) if exact_aux else tuple(map(narrowed, results))
+    return results  # type: ignore[no-any-return]
 
 
 def run_formula(

@@ -1,6 +1,6 @@
 """Pooling: one number for each window of an image."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
-    return on_floats(lambda x: kernels.max_pool(x, down, across), self)  # type: ignore[no-any-return]
+    return on_floats(lambda x: kernels.max_pool(x, down, across), self)
 
 
 def _max_gradient(grads: tuple[Tensor, ...], indices: Tensor, self_shape: Shape) -> Tensor:
@@ -35,7 +35,7 @@ _max_pool: Any = operation("max_pool2d_with_indices", _max_forward, outputs=("re
 def _mean_forward(
     self: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
 ) -> np.ndarray:
-    return on_floats(lambda x: kernels.mean_pool(x, down, across, y_scales, x_scales), self)  # type: ignore[no-any-return]
+    return on_floats(lambda x: kernels.mean_pool(x, down, across, y_scales, x_scales), self)
 
 
 def _mean_spread(
@@ -44,16 +44,16 @@ def _mean_spread(
     def spread(g: np.ndarray) -> np.ndarray:
         return kernels.mean_pool_backward(g, image, down, across, y_scales, x_scales)
 
-    return on_floats(spread, self)  # type: ignore[no-any-return]
+    return on_floats(spread, self)
 
 
-_mean_pool: Any = operation(
+_mean_pool: Callable[..., Tensor] = operation(
     "avg_pool2d", _mean_forward,
     self=lambda g, self_shape, down, across, y_scales, x_scales: _spread_mean(
         g, self_shape[2:], down, across, y_scales, x_scales
     ),
 )  # fmt: skip
-_spread_mean: Any = operation(
+_spread_mean: Callable[..., Tensor] = operation(
     "avg_pool2d_backward", _mean_spread,
     self=lambda g, down, across, y_scales, x_scales: _mean_pool(g, down, across, y_scales, x_scales),
 )  # fmt: skip

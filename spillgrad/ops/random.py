@@ -1,6 +1,6 @@
 """Random operations: a mask is not saved but drawn again from its seed and position."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,15 +15,17 @@ from spillgrad_kernels import random as kernels
 
 
 def _dropped(self: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-    return on_floats(lambda a: kernels.dropout(a, p, seed, offset), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.dropout(a, p, seed, offset), self)
 
 
 def _dropped_and_added(self: np.ndarray, residual: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-    return on_floats(lambda a, b: kernels.dropout(a, p, seed, offset, b), self, residual)  # type: ignore[no-any-return]
+    return on_floats(lambda a, b: kernels.dropout(a, p, seed, offset, b), self, residual)
 
 
-_dropout: Any = operation("dropout", _dropped, self=lambda g, p, seed, offset: _dropout(g, p, seed, offset))
-_dropout_add: Any = operation(
+_dropout: Callable[..., Tensor] = operation(
+    "dropout", _dropped, self=lambda g, p, seed, offset: _dropout(g, p, seed, offset)
+)
+_dropout_add: Callable[..., Tensor] = operation(
     "dropout_add", _dropped_and_added,
     self=lambda g, p, seed, offset: _dropout(g, p, seed, offset), residual=lambda g: g,
 )  # fmt: skip
@@ -42,7 +44,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
     if inplace:
         return change(input, "dropout", lambda tensor: _dropout(tensor, float(p), seed, offset))
-    return _dropout(input, float(p), seed, offset)  # type: ignore[no-any-return]
+    return _dropout(input, float(p), seed, offset)
 
 
 def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -55,4 +57,4 @@ def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool 
         return add(residual, dropout(input, p, training))
     require_floats("dropout_add", input.dtype)
     seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
-    return _dropout_add(input, residual, float(p), seed, offset)  # type: ignore[no-any-return]
+    return _dropout_add(input, residual, float(p), seed, offset)

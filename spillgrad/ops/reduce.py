@@ -75,7 +75,7 @@ def _folded(
     def forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
         if not dtypes.is_floating_point(compute_dtype(self.dtype)):
             return np.asarray(numpy_function(self, axis=dims, keepdims=keepdim, **options))
-        return on_floats(lambda a: kernel(a, dims, keepdim), self)  # type: ignore[no-any-return]
+        return on_floats(lambda a: kernel(a, dims, keepdim), self)
 
     return forward
 
@@ -87,7 +87,7 @@ def _root(array: np.ndarray) -> np.ndarray:
 
 # --- Sum, mean, product ----------------------------------------------------------------------------------------------
 
-_sum: Any = operation(
+_sum: Callable[..., Tensor] = operation(
     "sum", _folded(kernels.sum, np.sum, dtype=np.int64),
     self=lambda g, dims, self_shape: expand_to(_kept(g, self_shape, dims), self_shape),
 )  # fmt: skip
@@ -100,14 +100,14 @@ def _mean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
             total /= _count(a.shape, dims)
         return total
 
-    return on_floats(averaged, self)  # type: ignore[no-any-return]
+    return on_floats(averaged, self)
 
 
 def _mean_gradient(g: Tensor, dims: Shape, self_shape: Shape) -> Tensor:
     return expand_to(_kept(div(g, _count(self_shape, dims)), self_shape, dims), self_shape)
 
 
-_mean: Any = operation("mean", _mean_forward, self=_mean_gradient)
+_mean: Callable[..., Tensor] = operation("mean", _mean_forward, self=_mean_gradient)
 
 
 def _products_of_others(factors: Tensor) -> Tensor:
@@ -131,37 +131,37 @@ def _prod_gradient(g: Tensor, self: Tensor, dims: Shape) -> Tensor:
     return mul(back, _kept(g, self.shape, dims))
 
 
-_prod: Any = operation("prod", _folded(kernels.prod, np.prod, dtype=np.int64), self=_prod_gradient)
+_prod: Callable[..., Tensor] = operation("prod", _folded(kernels.prod, np.prod, dtype=np.int64), self=_prod_gradient)
 
 
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the sum over dimensions; integers and bool sum to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
-    return _sum(input, _dims("sum", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+    return _sum(input, _dims("sum", dim, axis, input.ndim), keepdim)
 
 
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the average over dimensions. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("mean", input.dtype)
-    return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+    return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)
 
 
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the product over dimensions; integers and bool multiply to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
-    return _prod(input, _dims("prod", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+    return _prod(input, _dims("prod", dim, axis, input.ndim), keepdim)
 
 
 # --- Variance --------------------------------------------------------------------------------------------------------
 
 
 def _var_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
-    return on_floats(lambda a: kernels.var(a, dims, correction, keepdim)[0], self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.var(a, dims, correction, keepdim)[0], self)
 
 
 def _std_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
-    return on_floats(lambda a: _root(kernels.var(a, dims, correction, keepdim)[0]), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: _root(kernels.var(a, dims, correction, keepdim)[0]), self)
 
 
 def _var_gradient(g: Any, self: Any, dims: Shape, correction: float) -> Any:
@@ -175,8 +175,8 @@ def _std_gradient(g: Any, self: Any, result: Any, dims: Shape, correction: float
     return _var_gradient(by_variance, self, dims, correction)
 
 
-_var: Any = operation("var", _var_forward, self=_var_gradient)
-_std: Any = operation("std", _std_forward, self=_std_gradient)
+_var: Callable[..., Tensor] = operation("var", _var_forward, self=_var_gradient)
+_std: Callable[..., Tensor] = operation("std", _std_forward, self=_std_gradient)
 
 
 def _spread(
@@ -235,15 +235,15 @@ def _shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     return where(is_extreme, share, 0.0)
 
 
-_amax: Any = operation("amax", _folded(kernels.max, np.max), self=_shared_among_ties)
-_amin: Any = operation("amin", _folded(kernels.min, np.min), self=_shared_among_ties)
+_amax: Callable[..., Tensor] = operation("amax", _folded(kernels.max, np.max), self=_shared_among_ties)
+_amin: Callable[..., Tensor] = operation("amin", _folded(kernels.min, np.min), self=_shared_among_ties)
 
 
 def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     def position(self: np.ndarray, dim: int, keepdim: bool) -> np.ndarray:
         if not dtypes.is_floating_point(compute_dtype(self.dtype)):
             return np.asarray(numpy_function(self, axis=dim, keepdims=keepdim))
-        return on_floats(lambda a: kernel(a, dim, keepdim), self)  # type: ignore[no-any-return]
+        return on_floats(lambda a: kernel(a, dim, keepdim), self)
 
     return position
 
@@ -350,7 +350,7 @@ def _logsumexp_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     return _kept(g, self.shape, dims) * exp(self - _kept(result, self.shape, dims))
 
 
-_logsumexp: Any = operation(
+_logsumexp: Callable[..., Tensor] = operation(
     "logsumexp", lambda self, dims, keepdim: on_floats(lambda a: np.asarray(kernels.logsumexp(a, dims, keepdim)), self),
     self=_logsumexp_gradient,
 )  # fmt: skip
@@ -359,16 +359,18 @@ _logsumexp: Any = operation(
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return log(sum(exp(x))) over dimensions, without overflow."""
     require_floats("logsumexp", input.dtype)
-    return _logsumexp(input, _dims("logsumexp", dim, axis, input.ndim), keepdim)  # type: ignore[no-any-return]
+    return _logsumexp(input, _dims("logsumexp", dim, axis, input.ndim), keepdim)
 
 
 def _cumsum_forward(self: np.ndarray, dim: int) -> np.ndarray:
     if not dtypes.is_floating_point(compute_dtype(self.dtype)):
         return np.cumsum(self, dim, dtype=np.int64)
-    return on_floats(lambda a: kernels.cumsum(a, dim), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.cumsum(a, dim), self)
 
 
-_cumsum: Any = operation("cumsum", _cumsum_forward, self=lambda g, dim: flip(_cumsum(flip(g, dim), dim), dim))
+_cumsum: Callable[..., Tensor] = operation(
+    "cumsum", _cumsum_forward, self=lambda g, dim: flip(_cumsum(flip(g, dim), dim), dim)
+)
 
 
 def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
@@ -377,11 +379,11 @@ def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: in
     input = input if dtype is None else to_dtype(input, dtype)
     if not input.ndim:
         return reshape(_cumsum(reshape(input, 1), 0), ())
-    return _cumsum(input, dim)  # type: ignore[no-any-return]
+    return _cumsum(input, dim)
 
 
 def _euclidean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
-    return on_floats(lambda a: kernels.norm(a, dims, keepdim), self)  # type: ignore[no-any-return]
+    return on_floats(lambda a: kernels.norm(a, dims, keepdim), self)
 
 
 def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
@@ -389,7 +391,7 @@ def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     return self * _kept(direction, self.shape, dims)
 
 
-_euclidean: Any = operation("linalg_vector_norm", _euclidean_forward, self=_euclidean_gradient)
+_euclidean: Callable[..., Tensor] = operation("linalg_vector_norm", _euclidean_forward, self=_euclidean_gradient)
 
 
 def norm(
@@ -412,7 +414,7 @@ def norm(
     order = 2.0 if p is None or isinstance(p, str) else float(p)
     dims = _dims("norm", dim, axis, input.ndim)
     if order == 2:
-        return _euclidean(input, dims, keepdim)  # type: ignore[no-any-return]
+        return _euclidean(input, dims, keepdim)
     if math.isinf(order):
         return (amax if order > 0 else amin)(abs(input), dims, keepdim)
     if order == 0:

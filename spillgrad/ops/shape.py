@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,32 +94,32 @@ def _back_to_shape(g: Tensor, self_shape: Shape) -> Tensor:
     return reshape(g, self_shape)
 
 
-_view = operation("view", _viewed, view=True, self=_back_to_shape)
-_reshape = operation("reshape", _copied, self=_back_to_shape)
-_squeeze = operation("squeeze", _viewed, view=True, self=_back_to_shape)
-_unsqueeze = operation("unsqueeze", _viewed, view=True, self=_back_to_shape)
-_permute: Any = operation(
+_view: Callable[..., Tensor] = operation("view", _viewed, view=True, self=_back_to_shape)
+_reshape: Callable[..., Tensor] = operation("reshape", _copied, self=_back_to_shape)
+_squeeze: Callable[..., Tensor] = operation("squeeze", _viewed, view=True, self=_back_to_shape)
+_unsqueeze: Callable[..., Tensor] = operation("unsqueeze", _viewed, view=True, self=_back_to_shape)
+_permute: Callable[..., Tensor] = operation(
     "permute",
     lambda self, dims: self.transpose(dims),
     view=True,
     self=lambda g, dims: _permute(g, tuple(np.argsort(dims).tolist())),
 )
-_transpose: Any = operation(
+_transpose: Callable[..., Tensor] = operation(
     "transpose",
     lambda self, dim0, dim1: self.swapaxes(dim0, dim1),
     view=True,
     self=lambda g, dim0, dim1: _transpose(g, dim0, dim1),
 )
-_t: Any = operation("t", lambda self: self.T, view=True, self=lambda g: _t(g))
+_t: Callable[..., Tensor] = operation("t", lambda self: self.T, view=True, self=lambda g: _t(g))
 
 
 def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return the same elements in another shape: a view where memory allows, else a copy; one size may be -1."""
     wanted = _complete("reshape", shape_arguments(sizes, shape), input.numel())
     try:
-        return _view(input, wanted)  # type: ignore[no-any-return]
+        return _view(input, wanted)
     except ValueError:  # NumPy's answer when no strides give that view
-        return _reshape(input, wanted)  # type: ignore[no-any-return]
+        return _reshape(input, wanted)
 
 
 def view(input: Tensor, *sizes: Any) -> Tensor:
@@ -131,7 +131,7 @@ def view(input: Tensor, *sizes: Any) -> Tensor:
         return _reinterpreted(input, dtypes.as_dtype(sizes[0]))
     wanted = _complete("view", shape_arguments(sizes), input.numel())
     try:
-        return _view(input, wanted)  # type: ignore[no-any-return]
+        return _view(input, wanted)
     except ValueError as error:
         raise ShapeError(
             f"view: size {wanted} is not compatible with a tensor of shape {input.shape} and strides "
@@ -188,13 +188,13 @@ def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any 
     """Return a view without dimensions of size 1: all, or those of `dim` that have it."""
     dim = axis if dim is None else dim
     dims = range(input.ndim) if dim is None else normalize_dims("squeeze", dim, input.ndim)
-    return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))  # type: ignore[no-any-return]
+    return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))
 
 
 def unsqueeze(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return a view with a new dimension of size 1 at `dim`."""
     dim = one_dim("unsqueeze", dim, axis, input.ndim + 1)
-    return _unsqueeze(input, (*input.shape[:dim], 1, *input.shape[dim:]))  # type: ignore[no-any-return]
+    return _unsqueeze(input, (*input.shape[:dim], 1, *input.shape[dim:]))
 
 
 def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
@@ -202,16 +202,14 @@ def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
     order = normalize_dims("permute", shape_arguments(order, dims), input.ndim)
     if len(order) != input.ndim:
         raise ArgumentError(f"permute: got dims {order} for a tensor of {input.ndim} dimensions; name each once")
-    return _permute(input, order)  # type: ignore[no-any-return]
+    return _permute(input, order)
 
 
 def transpose(input: Tensor, dim0: Any = None, dim1: int | None = None, *, perm: Sequence[int] | None = None) -> Tensor:
     """Return a view with two dimensions swapped; given a list (Paddle's `perm`), with all of them reordered."""
     if perm is not None or dim1 is None:
         return permute(input, dim0 if perm is None else perm)
-    return _transpose(  # type: ignore[no-any-return]
-        input, normalize_dim("transpose", dim0, input.ndim), normalize_dim("transpose", dim1, input.ndim)
-    )
+    return _transpose(input, normalize_dim("transpose", dim0, input.ndim), normalize_dim("transpose", dim1, input.ndim))
 
 
 swapaxes = swapdims = transpose
@@ -392,7 +390,7 @@ def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     start = start + size if start < 0 else start
     if not (start >= 0 and length >= 0 and start + length <= size):
         raise ArgumentError(f"narrow: got start {start} and length {length}; dimension {dim} has {size} indices")
-    return _narrow(input, dim, start, length)  # type: ignore[no-any-return]
+    return _narrow(input, dim, start, length)
 
 
 def _narrowed(self: np.ndarray, dim: int, start: int, length: int) -> np.ndarray:
@@ -409,10 +407,10 @@ def _widened(self: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     return out
 
 
-_widen: Any = operation(
+_widen: Callable[..., Tensor] = operation(
     "widen", _widened, self=lambda g, dim, start, self_shape: narrow(g, dim, start, self_shape[dim])
 )
-_narrow: Any = operation(
+_narrow: Callable[..., Tensor] = operation(
     "slice", _narrowed, view=True, self=lambda g, dim, start, self_shape: _widen(g, dim, start, self_shape[dim])
 )
 
@@ -502,14 +500,14 @@ def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
     return out
 
 
-_flip: Any = operation("flip", _flipped, self=lambda g, dims: _flip(g, dims))
+_flip: Callable[..., Tensor] = operation("flip", _flipped, self=lambda g, dims: _flip(g, dims))
 
 
 def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
     """Return a copy with the order along some dimensions reversed."""
     named = axis if dims is None else dims
     named = None if named is None else as_tuple(named)
-    return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))  # type: ignore[no-any-return]
+    return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))
 
 
 def _rolled(self: np.ndarray, shifts: Shape, dims: Shape | None) -> np.ndarray:
@@ -518,7 +516,9 @@ def _rolled(self: np.ndarray, shifts: Shape, dims: Shape | None) -> np.ndarray:
     return out
 
 
-_roll: Any = operation("roll", _rolled, self=lambda g, shifts, dims: _roll(g, tuple(-s for s in shifts), dims))
+_roll: Callable[..., Tensor] = operation(
+    "roll", _rolled, self=lambda g, shifts, dims: _roll(g, tuple(-s for s in shifts), dims)
+)
 
 
 def roll(
@@ -533,7 +533,7 @@ def roll(
     along = None if dims is None else tuple(normalize_dim("roll", d, input.ndim) for d in as_tuple(dims))
     if len(steps) != (1 if along is None else len(along)):
         raise ArgumentError(f"roll: got shifts {shifts} and dims {dims}; give one shift for each dimension")
-    return _roll(input, steps, along)  # type: ignore[no-any-return]
+    return _roll(input, steps, along)
 
 
 def _padded(self: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
@@ -547,13 +547,13 @@ def _interior(shape: Shape, widths: tuple[tuple[int, int], ...]) -> tuple[slice,
     return tuple(slice(before, before + s) for s, (before, _) in zip(shape, widths, strict=True))
 
 
-_crop: Any = operation(
+_crop: Callable[..., Tensor] = operation(
     "crop",
     lambda self, widths: self[tuple(slice(b, s - a) for s, (b, a) in zip(self.shape, widths, strict=True))],
     view=True,
     self=lambda g, widths: _constant_pad(g, widths, 0.0),
 )
-_constant_pad: Any = operation("constant_pad_nd", _padded, self=lambda g, widths: _crop(g, widths))
+_constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self=lambda g, widths: _crop(g, widths))
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -576,7 +576,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     if any(before + after > size for size, (before, after) in zip(input.shape, cropped, strict=True)):
         raise ArgumentError(f"pad: got {tuple(pad)} for a tensor of shape {input.shape}; it crops more than there is")
     result = _crop(input, cropped) if any(map(any, cropped)) else input
-    return _constant_pad(result, added, 0.0 if value is None else value)  # type: ignore[no-any-return]
+    return _constant_pad(result, added, 0.0 if value is None else value)
 
 
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
@@ -619,7 +619,7 @@ def _triangle(keep_lower: bool) -> Any:
         return np.tril(self, diagonal) if keep_lower else np.triu(self, diagonal)
 
     name = "tril" if keep_lower else "triu"
-    defined: Any = operation(name, forward, self=lambda g, diagonal: defined(g, diagonal))
+    defined: Callable[..., Tensor] = operation(name, forward, self=lambda g, diagonal: defined(g, diagonal))
     return defined
 
 

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def _view_forward(self: np.ndarray, index: Any) -> np.ndarray:
 
 
 def _basic_gradient(g: Tensor, index: Any, self_shape: tuple[int, ...]) -> Tensor:
-    return _place(g, index, self_shape)  # type: ignore[no-any-return]
+    return _place(g, index, self_shape)
 
 
 def _placed(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -88,7 +89,7 @@ def _placed(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
     return out
 
 
-_place: Any = operation("place", _placed, self=lambda g, index: _basic(g, index))
+_place: Callable[..., Tensor] = operation("place", _placed, self=lambda g, index: _basic(g, index))
 _slice, _select, _unsqueeze = (
     operation(name, _view_forward, view=True, self=_basic_gradient) for name in ("slice", "select", "unsqueeze")
 )
@@ -100,20 +101,39 @@ def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
     return (_select if isinstance(last, int) else _unsqueeze if last is None else _slice)(tensor, index)  # type: ignore[no-any-return]
 
 
+def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], int]:
+    """Return an index without the whole dimensions it ends with, and how many dimensions are left to it."""
+    end = len(index)
+    while index[end - 1] is Ellipsis or (isinstance(index[end - 1], slice) and index[end - 1] == slice(None)):
+        end -= 1
+    parts = index[:end]
+    if any(part is Ellipsis for part in parts):
+        return parts, ndim - (len(index) - end)
+    return parts, sum(p.ndim if isinstance(p, np.ndarray) and p.dtype == np.bool_ else p is not None for p in parts)
+
+
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Add values into zeros at an advanced index; positions named twice receive both."""
-    positions = np.arange(math.prod(shape)).reshape(shape)[index]
+    chosen, lead = _without_whole_end(index, len(shape))
+    rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
+    positions = np.arange(rows).reshape(shape[:lead])[chosen].reshape(-1)
 
     def add_up(values: np.ndarray) -> np.ndarray:
+        if lead < len(shape):
+            return kernels.embedding_backward(values.reshape(positions.size, width), positions, rows).reshape(shape)
         out = zeros(shape, values.dtype)
-        kernels.index_add_flat(out.reshape(-1), positions.reshape(-1), values.reshape(-1))
+        kernels.index_add_flat(out.reshape(-1), positions, values.reshape(-1))
         return out
 
-    return on_floats(add_up, np.ascontiguousarray(self))  # type: ignore[no-any-return]
+    return on_floats(add_up, np.ascontiguousarray(self))
 
 
-_accumulate: Any = operation("index_accumulate", _accumulated, self=lambda g, index: _advanced(g, index))
-_advanced: Any = operation("index", _picked, self=lambda g, index, self_shape: _accumulate(g, index, self_shape))
+_accumulate: Callable[..., Tensor] = operation(
+    "index_accumulate", _accumulated, self=lambda g, index: _advanced(g, index)
+)
+_advanced: Callable[..., Tensor] = operation(
+    "index", _picked, self=lambda g, index, self_shape: _accumulate(g, index, self_shape)
+)
 
 
 def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
@@ -139,7 +159,7 @@ def getitem(tensor: Tensor, index: Any) -> Tensor:
         if any(isinstance(p, int) for p in parsed):
             first, parsed = _integers_first(parsed, tensor.ndim)
             tensor = _basic(tensor, first)
-        return _advanced(tensor, _kept(parsed, tensor))  # type: ignore[no-any-return]
+        return _advanced(tensor, _kept(parsed, tensor))
     except IndexError as error:
         raise DimensionError(f"index: {error} (the tensor has shape {tensor.shape})") from error
 
@@ -152,14 +172,14 @@ def _assigned(self: np.ndarray, value: np.ndarray, index: Any) -> np.ndarray:
 
 
 def _kept_gradient(g: Tensor, index: Any) -> Tensor:
-    return _assign(g, Tensor.wrap(np.zeros((), g.dtype)), index)  # type: ignore[no-any-return]
+    return _assign(g, Tensor.wrap(np.zeros((), g.dtype)), index)
 
 
 def _value_gradient(g: Tensor, index: Any, value_shape: tuple[int, ...]) -> Tensor:
     return sum_to(_advanced(g, index), value_shape)
 
 
-_assign: Any = operation("index_put", _assigned, self=_kept_gradient, value=_value_gradient)
+_assign: Callable[..., Tensor] = operation("index_put", _assigned, self=_kept_gradient, value=_value_gradient)
 
 
 def setitem(tensor: Tensor, index: Any, value: Any) -> None:

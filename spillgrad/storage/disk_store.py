@@ -1,5 +1,6 @@
 """The store that spills: newest arrays in RAM, the others in HDF5 files, under a byte-exact budget."""
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -231,8 +232,8 @@ def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
     """Make the directory of a run, after removing those of dead ones beside it."""
     place = default_directory() if directory is None else Path(directory)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        sweep(place)
+        with contextlib.suppress(FileNotFoundError):  # nobody was here yet, or the last run took the directory with it
+            sweep(place)
         return RunDirectory(place, remove_parent=directory is None)
     except SpillError:
         raise

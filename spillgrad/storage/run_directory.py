@@ -45,11 +45,16 @@ def default_directory() -> Path:
     Raises SpillError when somebody else owns it.
     """
     directory = Path(tempfile.gettempdir()) / f"spillgrad-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise SpillError(f"spill: {directory} belongs to another user; pass a directory of your own")
-    return directory
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        try:
+            found = os.lstat(directory)
+        except FileNotFoundError:  # the last run in it removed it just now
+            continue
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise SpillError(f"spill: {directory} belongs to another user; pass a directory of your own")
+        return directory
 
 
 class RunDirectory:
@@ -68,29 +73,27 @@ class RunDirectory:
                 self._make()
 
     def _make(self) -> None:
-        os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
+        """Make the directory and its lock, unless something removes them meanwhile: then `_lock_fd` stays negative."""
+        lock_fd = -1
+        try:
+            os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
+        except FileExistsError:  # no directory; or one that another run removed, perhaps made again, meanwhile
+            if os.path.lexists(self.path.parent) and not os.path.isdir(self.path.parent):
+                raise
+            return
         try:
             os.mkdir(self.path, 0o700)
-        except FileNotFoundError:  # another run removed the parent just now
-            return
-        own = identity(self.path)
-        own_runs.add(own)
-        self._identity = own
-        try:
-            fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # a neighbour's sweep took the directory for one whose run died at this very point
-            own_runs.discard(own)
-            return
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = os.fstat(fd).st_nlink == 0
-        except BlockingIOError:
-            taken = True
-        if taken:  # that sweep came between the two calls
-            own_runs.discard(own)
-            os.close(fd)
-        else:
-            self._lock_fd = fd
+            self._identity = identity(self.path)
+            lock_fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock_fd).st_nlink:
+                own_runs.add(self._identity)
+                self._lock_fd = lock_fd
+        except (FileNotFoundError, BlockingIOError):
+            return  # another run removed the parent, or a neighbour's sweep took this run for a dead one
+        finally:
+            if self._lock_fd < 0 <= lock_fd:
+                os.close(lock_fd)
 
     def remove(self) -> None:
         """Remove the directory and give the lock up; again, or in a forked child: do nothing.

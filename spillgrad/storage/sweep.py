@@ -1,6 +1,8 @@
 """Remove what dead runs left behind."""
 
+import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -17,8 +19,8 @@ class DeadRun:
     disk_bytes: int
 
 
-def sweep(directory: str | os.PathLike[str], dry_run: bool = False) -> list[DeadRun]:
-    """Remove the dead runs in `directory` and return them; with `dry_run` only return them.
+def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool = False) -> list[DeadRun]:
+    """Remove the dead runs in `directory`, and in folders `below` it, and return them; with `dry_run` only return them.
 
     A run is dead when its lock can be taken. Live runs, this process's own, other users' and files of any other name
     stay.
@@ -26,9 +28,14 @@ def sweep(directory: str | os.PathLike[str], dry_run: bool = False) -> list[Dead
     found = []
     with run_directory.registry_lock:
         for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
-            if RUN_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            if RUN_NAME.fullmatch(entry.name):
                 dead = _sweep_run(Path(entry.path), dry_run)
                 found += [dead] if dead else []
+            elif below:
+                with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
+                    found += sweep(entry.path, dry_run, below)
     return found
 
 
@@ -55,13 +62,17 @@ def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
 def _sweep_run_without_lock(run: Path, dry_run: bool) -> DeadRun | None:
     """Remove a directory whose run died before it made its lock, or while it removed itself: either way it is empty.
 
-    A run that lives and is about to make its lock notices, and starts over with another name.
+    A run that lives and makes its lock meanwhile stays; one that finds its directory gone takes another name.
     """
     try:
-        if os.listdir(run):
+        if dry_run and os.listdir(run):
             return None
         if not dry_run:
-            os.rmdir(run)
+            os.rmdir(run)  # refuses a directory in which there is something, whenever it came
     except FileNotFoundError:  # another sweep was faster
+        return None
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
         return None
     return DeadRun(run, 0)

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -233,9 +234,9 @@ def huber(difference, delta):
 REGRESSION = {
     "mse": (losses.mse_loss, lambda d: d**2),
     "l1": (losses.l1_loss, np.abs),
-    "huber": (lambda x, y, r="mean": losses.huber_loss(x, y, r, 0.7), lambda d: huber(d, 0.7)),
-    "smooth l1": (lambda x, y, r="mean": losses.smooth_l1_loss(x, y, r, 0.7), lambda d: huber(d, 0.7) / 0.7),
-    "smooth l1, beta 0": (lambda x, y, r="mean": losses.smooth_l1_loss(x, y, r, 0.0), np.abs),
+    "huber": (partial(losses.huber_loss, delta=0.7), lambda d: huber(d, 0.7)),
+    "smooth l1": (partial(losses.smooth_l1_loss, beta=0.7), lambda d: huber(d, 0.7) / 0.7),
+    "smooth l1, beta 0": (partial(losses.smooth_l1_loss, beta=0.0), np.abs),
 }
 
 
@@ -267,6 +268,46 @@ def test_binary_cross_entropy_agrees_with_numpy_and_differences():
     assert extreme.tolist() == [1000, 0]
 
 
+ELEMENTWISE = {
+    **{name: loss for name, (loss, _) in REGRESSION.items()},
+    "binary cross entropy": losses.binary_cross_entropy_with_logits,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_losses_save_their_tensors_and_nothing_of_their_size_besides(name):
+    seen = []
+
+    def pack(tensor):
+        seen.append(tensor)
+        return tensor
+
+    x, y = leaf(LOGITS) * 1, leaf(OTHER) * 1
+    with sg.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        ELEMENTWISE[name](x, y, reduction="none")
+    large = [t for t in seen if t.numel() > 1]
+    assert [any(np.shares_memory(t.numpy(), of.detach().numpy()) for t in large) for of in (x, y)] == [True, True]
+    assert len(large) == 2
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_losses_take_targets_that_are_no_floats(name, dtype):
+    loss, target = ELEMENTWISE[name], sg.tensor(OTHER > 0)
+    wanted, got = leaf(LOGITS), leaf(LOGITS)
+    loss(wanted, target.to("float64")).backward()
+    loss(got, target.to(dtype)).backward()
+    np.testing.assert_array_equal(got.grad.numpy(), wanted.grad.numpy())
+
+
+@pytest.mark.parametrize(("name", "second"), [("mse", 2.0), ("huber", 1.0), ("smooth l1", 1 / 0.7)])
+def test_where_prediction_and_target_agree_the_second_derivative_is_that_of_the_parabola(name, second):
+    x = leaf([0.5])
+    (slope,) = sg.grad(REGRESSION[name][0](x, sg.tensor([0.5], dtype="float64"), "sum"), x, create_graph=True)
+    assert slope.item() == 0
+    np.testing.assert_allclose(sg.grad(slope, x)[0].item(), second, 1e-15)
+
+
 X, T = sg.zeros(2, 3), sg.tensor([0, 1])
 
 
@@ -294,7 +335,7 @@ def linear_loss(target=(0, 1), weight=None, **options):
         (lambda: linear_loss(reduction="avg"), ArgumentError, "linear_cross_entropy: got reduction='avg'"),
         (lambda: linear_loss(label_smoothing=-1.0), ArgumentError, "linear_cross_entropy: got label_smoothing=-1.0"),
         (lambda: losses.nll_loss(sg.tensor([[1, 2]]), T), DtypeError, "nll_loss: got a tensor of int64"),
-        (lambda: losses.mse_loss(X, sg.zeros(2, 4)), ShapeError, r"mse_loss: got input \(2, 3\) and target \(2, 4\)"),
+        (lambda: losses.mse_loss(X, sg.zeros(2, 4)), ShapeError, r"mse_loss: got shapes \(2, 3\) and \(2, 4\)"),
         (lambda: losses.huber_loss(X, X, delta=0), ArgumentError, "huber_loss: got delta=0"),
     ],
 )

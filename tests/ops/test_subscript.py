@@ -23,6 +23,8 @@ ADVANCED = [
     np.s_[[0, 1], 1], np.s_[1, [0, 1]], np.s_[:, 1, [0, 1]], np.s_[[]], np.s_[MASK], np.s_[MASK[:, :, 0]],
     np.s_[[True, False]], np.s_[:, [True, False, True]], np.s_[[True, True], [1, 2]], np.s_[1, MASK[0]],
     np.s_[np.zeros(2, bool)], np.s_[..., MASK[0, 0]], np.s_[True], np.s_[False], np.s_[np.array([0, 1], np.uint8)],
+    np.s_[[1, 1], :, :], np.s_[[1, 0], ..., :], np.s_[..., [0, 2, 2], :], np.s_[:, [2, 2], ...],
+    np.s_[[0, 1], None, :, 1:],
 ]  # fmt: skip
 
 
@@ -107,6 +109,13 @@ def test_places_named_twice_add_their_gradients():
     x = leaf([1.0, 2.0, 3.0])
     x[sg.tensor([0, 0, 2])].sum().backward()
     assert x.grad.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (2, 0, 3)])
+def test_nothing_chosen_from_nothing_has_an_empty_gradient(shape):
+    x = leaf(np.zeros(shape))
+    x[np.zeros(min(2, shape[0]), int)].sum().backward()
+    assert x.grad.shape == shape
 
 
 def test_the_index_may_change_before_backward():

@@ -1,5 +1,6 @@
 """A dead run's files go, and nobody else's."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import SpillError
+from spillgrad.storage import run_directory
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
-from spillgrad.storage.run_directory import default_directory
+from spillgrad.storage.run_directory import RunDirectory, default_directory
 from spillgrad.storage.sweep import sweep
 
 SPILL_AND_WAIT = """
@@ -93,6 +95,16 @@ def test_files_of_other_names_stay(tmp_path: Path):
     assert [path.name for path in run.iterdir()] == ["thesis.h5"]
 
 
+def test_only_when_asked_runs_in_folders_below_go_too(tmp_path: Path):
+    deep, elsewhere = tmp_path / "deep" / "er", tmp_path / "elsewhere"
+    for place in (deep, elsewhere):
+        (place / "run-0123456789abcdef").mkdir(parents=True)
+    (deep / "link").symlink_to(elsewhere)
+    assert sweep(tmp_path / "deep") == []
+    assert [dead.path.parent for dead in sweep(tmp_path / "deep", below=True)] == [deep]
+    assert [path.name for path in elsewhere.iterdir()] == ["run-0123456789abcdef"]
+
+
 def test_a_link_to_another_directory_is_not_followed(tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -105,6 +117,91 @@ def test_a_link_to_another_directory_is_not_followed(tmp_path: Path):
 def test_a_run_that_died_before_its_lock_goes(tmp_path: Path):
     (tmp_path / "run-0123456789abcdef").mkdir()
     assert [dead.disk_bytes for dead in sweep(tmp_path)] == [0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_makes_its_lock_while_it_is_swept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = tmp_path / "run-0123456789abcdef"
+    run.mkdir()
+    rmdir = os.rmdir
+
+    def rmdir_late(path: Path) -> None:
+        (run / ".lock").touch()
+        rmdir(path)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_late)
+    assert sweep(tmp_path) == []
+    assert (run / ".lock").exists()
+
+
+SWEEP_WHEN_ASKED = """
+import sys
+from spillgrad.storage.sweep import sweep
+for directory in sys.stdin:
+    print(len(sweep(directory.strip())), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def neighbour_sweeps() -> Iterator[Callable[[Path], int]]:
+    """A sweep by another process, and how many runs it removed."""
+    command = [sys.executable, "-c", SWEEP_WHEN_ASKED]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(directory: Path) -> int:
+            print(directory, file=process.stdin, flush=True)
+            return int(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "swept"),
+    [(os, "mkdir", 1), (run_directory, "identity", 1), (os, "open", 1), (fcntl, "lockf", 0)],
+)
+def test_a_run_that_is_swept_while_it_is_made_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbour_sweeps, module, call: str, swept: int
+):
+    real, removed = getattr(module, call), []
+
+    def then_sweep(*arguments, **options):
+        result = real(*arguments, **options)
+        if not removed:
+            removed.append(neighbour_sweeps(tmp_path))
+        return result
+
+    monkeypatch.setattr(module, call, then_sweep)
+    run = RunDirectory(tmp_path)
+    assert removed == [swept]
+    assert [*tmp_path.iterdir()] == [run.path]
+    assert neighbour_sweeps(tmp_path) == 0
+    run.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["mkdir", "lstat"])
+def test_the_default_directory_is_made_again_when_its_last_run_just_removed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    real, directory = getattr(os, call), default_directory()
+    calls = []
+
+    def after_it_went(*arguments, **options):
+        calls.append(call)
+        if len(calls) == 1:
+            os.rmdir(directory)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, call, after_it_went)
+    DiskStore(ram_budget=0).close()
+    assert calls
     assert list(tmp_path.iterdir()) == []
 
 

@@ -113,6 +113,16 @@ def test_runs_without_an_output_folder_are_numbered(here: Path, capsys: pytest.C
         assert f"checkpoint: runs/{number}" in capsys.readouterr().out
 
 
+def test_what_a_killed_run_left_beside_a_new_one_goes(here: Path):
+    dead = here / "runs" / "1" / "run-0123456789abcdef"
+    dead.mkdir(parents=True)
+    for name in (".lock", "segment-00000.h5"):
+        (dead / name).touch()
+    assert main([*ARGUMENTS, "--steps", "1"]) == 0
+    assert list((here / "runs" / "1").iterdir()) == []
+    assert (here / "runs" / "2" / "checkpoint.json").exists()
+
+
 def test_the_command_resumes_to_the_weights_of_an_uninterrupted_run(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--out", "whole"]) == 0
     stopped = Training(TrainSettings(model="tiny", steps=6, batch=2, context=32), TEXT)
@@ -165,6 +175,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     finally:
         process.kill()
     assert (process.returncode, complaints) == (130, "")
+    assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
     assert "go on with: spillgrad train --data text.txt --resume out" in printed
     state = sg.checkpoint.load(here / "out")
     assert 1 <= state["step"] < 100000

@@ -12,6 +12,9 @@ import spillgrad as sg
 from spillgrad.nn import functional
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.elementwise import ROWS
+from spillgrad_tools.bench_calls import Operation, as_numpy, call, layers, step_of
+
+__all__ = ["OPERATIONS", "VERSION", "as_numpy", "no_grad", "prepare", "set_num_threads"]
 
 VERSION = f"spillgrad with Numba {importlib.metadata.version('numba')}"
 
@@ -24,17 +27,7 @@ def prepare(operand: np.ndarray, requires_grad: bool) -> Any:
     return sg.from_numpy(operand).requires_grad_(requires_grad)
 
 
-def as_numpy(result: Any) -> np.ndarray:
-    """Return a result as an array."""
-    array: np.ndarray = result.detach().numpy()
-    return array
-
-
-def _call(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
-    return lambda *operands: partial(function, *operands)
-
-
-def _into(name: str, function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
+def _into(name: str, function: Callable[..., Any]) -> Operation:
     """Return the operation that writes into its last operand; where `function` takes no `out`, its kernel does."""
     if "out" in inspect.signature(function).parameters:
         return lambda *operands: partial(function, *operands[:-1], out=operands[-1])
@@ -50,41 +43,6 @@ def _into(name: str, function: Callable[..., Any]) -> Callable[..., Callable[[],
         return call
 
     return prepared
-
-
-def _softmax_and_gradient(x: Any, g: Any) -> Any:
-    y = functional.softmax(x, -1)
-    return y, *sg.grad(y, x, g)
-
-
-def _layer_norm(x: Any, weight: Any, bias: Any) -> Any:
-    return functional.layer_norm(x, weight.shape, weight, bias, 1e-5)
-
-
-def _layer_norm_and_gradients(x: Any, weight: Any, bias: Any, g: Any) -> Any:
-    y = _layer_norm(x, weight, bias)
-    return y, *sg.grad(y, (x, weight, bias), g)
-
-
-def _cross_entropy_and_gradient(logits: Any, target: Any) -> Any:
-    loss = functional.cross_entropy(logits, target)
-    return loss, *sg.grad(loss, logits)
-
-
-def _attention_and_gradients(q: Any, k: Any, v: Any, g: Any) -> Any:
-    y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return y, *sg.grad(y, (q, k, v), g)
-
-
-def _adamw(param: Any, grad: Any) -> Callable[[], Any]:
-    optimizer = sg.optim.AdamW([param], lr=1e-3, weight_decay=1e-2)
-    param.grad = grad
-
-    def step() -> Any:
-        optimizer.step()
-        return param
-
-    return step
 
 
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {
@@ -103,24 +61,17 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 # Softplus's beta and threshold.
 _FURTHER_INPUTS = {"softplus": (1.0, 20.0)}
 
-# Given the operands, what is timed.
-OPERATIONS: dict[str, Callable[..., Callable[[], Any]]] = {
-    "matmul": _call(sg.matmul),
-    **{name: _call(function) for name, function in _ELEMENTWISE.items()},
+OPERATIONS: dict[str, Operation] = {
+    "matmul": call(sg.matmul),
+    **{name: call(function) for name, function in _ELEMENTWISE.items()},
     **{f"{name} out=": _into(name, function) for name, function in _ELEMENTWISE.items()},
-    "copy": _call(sg.clone),
-    "copy out=": _call(lambda x, out: out.copy_(x)),
-    "add number": _call(lambda x: x + 1.0),
-    "relu": _call(sg.relu),
-    "sum": _call(sg.sum),
-    "reshape": _call(lambda x: x.reshape(-1)),
-    "select": _call(lambda x: x[3]),
-    "softmax": _call(lambda x: functional.softmax(x, -1)),
-    "softmax+": _call(_softmax_and_gradient),
-    "layer_norm": _call(_layer_norm),
-    "layer_norm+": _call(_layer_norm_and_gradients),
-    "cross_entropy": _call(functional.cross_entropy),
-    "cross_entropy+": _call(_cross_entropy_and_gradient),
-    "attention+": _call(_attention_and_gradients),
-    "adamw": _adamw,
+    "copy": call(sg.clone),
+    "copy out=": call(lambda x, out: out.copy_(x)),
+    "add number": call(lambda x: x + 1.0),
+    "relu": call(sg.relu),
+    "sum": call(sg.sum),
+    "reshape": call(lambda x: x.reshape(-1)),
+    "select": call(lambda x: x[3]),
+    **layers(functional, sg.grad),
+    "adamw": step_of(sg.optim.AdamW, lr=1e-3, weight_decay=1e-2),
 }

@@ -7,13 +7,13 @@ from spillgrad.storage.sweep import sweep
 
 
 def run(directory: Path, dry_run: bool) -> None:
-    """Sweep the directory and print a line for each dead run.
+    """Sweep the directory and those below it, and print a line for each dead run.
 
     Raises OSError when the directory cannot be read.
     """
-    dead = sweep(directory, dry_run)
+    dead = sweep(directory, dry_run, below=True)
     verb = "would remove" if dry_run else "removed"
     for one in dead:
         print(f"{verb} {one.path} ({format_bytes(one.disk_bytes)})")
     if not dead:
-        print(f"no dead runs in {directory}")
+        print(f"no dead runs in {directory} or below it")

@@ -19,6 +19,7 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.sweep import sweep
 from spillgrad_tools.train import StepRecord, Training
 from spillgrad_tools.train_display import Report, show_line, show_preparation, show_progress, show_report, show_sample
 from spillgrad_tools.train_settings import TrainOptions, TrainSettings
@@ -29,21 +30,23 @@ REPORTED_STEPS = 20
 
 
 class StopRequest:
-    """Set by the first Ctrl-C or SIGTERM; a second one acts as if none were caught."""
+    """Set by the first Ctrl-C or SIGTERM, which is answered at once; a second one acts as if none were caught."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         self.received = False
+        self._console = console
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.received = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without a checkpoint")
 
 
 @contextlib.contextmanager
-def stop_request() -> Iterator[StopRequest]:
+def stop_request(console: Console) -> Iterator[StopRequest]:
     """Catch the first Ctrl-C or SIGTERM inside the block, so that a step can be finished."""
-    request = StopRequest()
+    request = StopRequest(console)
     former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
@@ -81,7 +84,7 @@ def _train(training: Training, console: Console, out: Path) -> tuple[collections
     """Train until done or told to stop, and save; return the last records and how long it took."""
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
-    with stop_request() as stop:
+    with stop_request(console) as stop:
         for record in show_progress(console, training.steps(), training.step, training.settings.steps):
             records.append(record)
             if stop.received:
@@ -112,11 +115,15 @@ def _settings(options: TrainOptions) -> TrainSettings:
 def _output_directory(options: TrainOptions) -> Iterator[Path]:
     """Make the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
 
-    Still empty at the end, it is removed.
+    Still empty at the end, it is removed. A new one gets the spill files, as those beside it did: what killed runs left
+    in them goes.
     Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run.
     """
-    new = (Path("runs", str(number)) for number in itertools.count(1))
+    runs = Path("runs")
+    new = (runs / str(number) for number in itertools.count(1))
     out = options.out or options.resume or next(directory for directory in new if not directory.exists())
+    if out.parent == runs and runs.exists():
+        sweep(runs, below=True)
     if out != options.resume and (out / "checkpoint.json").exists():
         raise ArgumentError(
             f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
