@@ -45,11 +45,6 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
 
 
-_COMPILED = frozenset({dtypes.float32, dtypes.float64})
-# Layouts whose preparation an operation remembers; a loop over ever new shapes must not fill memory.
-_REMEMBERED = 1024
-
-
 def _forward(row: Row) -> Callable[..., np.ndarray]:
     return _loop(row.forward, row.name, row.result == "bool")
 
