@@ -251,7 +251,12 @@ class AccumulateGrad(Node):
     def __init__(self, variable: Any) -> None:
         self.sequence = next(_sequence)
         self.variable = variable
-        self.outputs = (new_output((variable.shape, variable.dtype, variable.device)),)
+
+    @property
+    def outputs(self) -> tuple[OutputMeta, ...]:  # type: ignore[override]
+        """What a gradient must look like; made when backward asks, which is far less often than accumulators are."""
+        variable = self.variable
+        return (OutputMeta(variable.shape, variable.dtype, variable.device),)
 
     def tensor_hooks(self) -> dict[int, HookDict]:
         hooks = getattr(self.variable, "_leaf_hooks", None)

@@ -221,11 +221,11 @@ class OperationNode(Node):
             edges[i] = arguments[i].gradient_edge()
         self.edges = tuple(edges)
         self.outputs = tuple([new_output((o._array.shape, o._array.dtype, CPU)) for o in outputs])
-        self._inputs: dict[int, tuple[Any, Any]] = {}
+        inputs: list[tuple[Any, Any] | None] = [None] * len(arguments)
         for position in operation.metadata:
             array = arrays[position]
-            known = isinstance(array, np.ndarray)
-            self._inputs[position] = (array.shape, array.dtype) if known else ((), None)
+            inputs[position] = (array.shape, array.dtype) if isinstance(array, np.ndarray) else ((), None)
+        self._inputs = inputs
         self._saved: dict[str, Any] = {}
 
     def name(self) -> str:
