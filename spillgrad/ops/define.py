@@ -221,7 +221,7 @@ class OperationNode(Node):
             edges[i] = arguments[i].gradient_edge()
         self.edges = tuple(edges)
         self.outputs = tuple([new_output((o._array.shape, o._array.dtype, CPU)) for o in outputs])
-        inputs: list[tuple[Any, Any] | None] = [None] * len(arguments)
+        inputs: list[Any] = [None] * len(arguments)
         for position in operation.metadata:
             array = arrays[position]
             inputs[position] = (array.shape, array.dtype) if isinstance(array, np.ndarray) else ((), None)
