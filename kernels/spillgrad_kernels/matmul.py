@@ -593,33 +593,24 @@ def _prepare(a: _Layout, b: _Layout, out: _Layout | None, threads: int, addend_r
     if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
         m, batch = m * math.prod(batch), ()
     a_steps, b_steps, out_steps = a_strides[-2:], b_strides[-2:], out[1][-2:]
-    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
-    in_place = packed == numbers and min(m, n) > 1
     # The kernel writes rows of C: where columns are contiguous, compute the transpose. Also where a few rows of A meet
     # lines of B along the depth: as the left operand these are read where they lie.
-    thin = in_place and m <= TILE_ROWS and b_steps[0] == dtype.itemsize and m < n
+    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
+    thin = packed == numbers and 1 < m <= TILE_ROWS and m < n and b_steps[0] == dtype.itemsize
     swapped = n > 1 and (thin or out_steps[1] != dtype.itemsize == out_steps[0])
     if swapped:
         m, n = n, m
         a_steps, b_steps, out_steps = b_steps[::-1], a_steps[::-1], out_steps[::-1]
-    per_element = packed.itemsize // numbers.itemsize
+    in_lines = (a_steps[1] == numbers.itemsize, b_steps[0] == numbers.itemsize)
+    in_rows = b_steps[1] == out_steps[1] == dtype.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
-    steps, products = max(1, -(-k // per_element)), max(1, math.prod(batch))
-    tile_width = 2 * VECTOR_BYTES // dtype.itemsize
-    if in_place and m <= TILE_ROWS and b_steps[1] == out_steps[1] == dtype.itemsize:
-        columns = round_up(-(-n // threads), _GROUP_COLUMNS)
-        plan = _separate_plan(m, n, max(k, 1), products, dtype.itemsize, threads, m, min(n, columns))
-    elif in_place and n <= tile_width and a_steps[1] == dtype.itemsize:
-        rows = round_up(-(-m // (4 * threads)), _ROWS)
-        plan = _separate_plan(m, n, max(k, 1), products, dtype.itemsize, threads, min(m, rows), n)
-    elif min(m, n) == 1:
-        reads_lines = (b_steps[0] if m == 1 else a_steps[1]) == numbers.itemsize
-        plan = _vector_plan(m, n, max(1, k), products, dtype.itemsize, threads, reads_lines)
-    else:
-        plan = _plan(max(1, m), max(1, n), steps, products, dtype.itemsize, threads)
+    depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
+    plan = _plan(
+        max(1, m), max(1, n), depth, products, dtype.itemsize, threads, packed == numbers, in_lines, in_rows
+    )  # fmt: skip
     rows = (out_steps[0] if addend_row is None else addend_row, out_steps[0], out_steps[0])
-    sizes = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases, *a_steps, *b_steps, *out_steps, *rows)
-    geometry = np.array(sizes, np.int64)
+    cut = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases)
+    geometry = np.array((*cut, *a_steps, *b_steps, *out_steps, *rows), np.int64)
     return _Call(shape, batch, swapped, packed, geometry, plan.scratch, plan.blocks, plan.grain, plan.words)
 
 
@@ -690,30 +681,31 @@ class _Plan(NamedTuple):
     words: int = 0
 
 
-def _plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int) -> _Plan:
-    work = m * n * k
-    if threads > 1 and work >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK):
-        return _shared_plan(m, n, k, itemsize, threads)
-    return _separate_plan(m, n, k, products, itemsize, threads, m, n)
+def _plan(
+    m: int, n: int, k: int, products: int, itemsize: int, threads: int, plain: bool, in_lines: tuple[bool, bool],
+    in_rows: bool,
+) -> _Plan:  # fmt: skip
+    """Plan products of depth k; `plain` says that elements are numbers, not pairs.
 
-
-def _vector_plan(m: int, n: int, k: int, products: int, itemsize: int, threads: int, reads_lines: bool) -> _Plan:
-    """Plan a product with a vector, which reads the matrix once; any cut will do that keeps threads busy.
-
-    Memory is fastest in long runs: where elements side by side belong to different sums, a thread takes as many.
+    `in_lines` says of A and of B whether their elements along the depth are neighbours, `in_rows` of B and C whether
+    those of a row are. A large operand beside a small one is read once, where it lies.
     """
-    shares = 4 * threads if reads_lines else threads
-    length = round_up(max(_VECTOR_GRAIN // k, -(-max(m, n) * products // shares), 1), 16)
-    return _separate_plan(m, n, k, products, itemsize, threads, min(m, length), min(n, length))
-
-
-def _separate_plan(
-    m: int, n: int, k: int, products: int, itemsize: int, threads: int, rows: int, columns: int
-) -> _Plan:
-    count = products * -(-m // rows) * -(-n // columns)
+    rows, columns = m, n
+    if m == 1 or n == 1:
+        # Memory is fastest in long runs: where neighbours belong to different sums, a thread takes as many as it can.
+        shares = 4 * threads if in_lines[1 if m == 1 else 0] else threads
+        length = round_up(max(_VECTOR_GRAIN // k, -(-max(m, n) * products // shares)), 16)
+        rows, columns = min(m, length), min(n, length)
+    elif plain and m <= TILE_ROWS and in_rows:
+        columns = min(n, round_up(-(-n // threads), _GROUP_COLUMNS))
+    elif plain and n <= 2 * VECTOR_BYTES // itemsize and in_lines[0]:
+        rows = min(m, round_up(-(-m // (4 * threads)), _ROWS))
+    elif threads > 1 and m * n * k >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK):
+        return _shared_plan(m, n, k, itemsize, threads)
+    blocks = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
-    workers = 1 if count <= grain else threads
-    return _Plan(rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), count, grain)
+    workers = 1 if blocks <= grain else threads
+    return _Plan(rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), blocks, grain)
 
 
 def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:

@@ -26,6 +26,9 @@ SIZES = [
     (145, 40, 257),
     (30, 2100, 20),
     (97, 131, 600),
+    (9, 1300, 300),
+    (1300, 9, 300),
+    (12, 12, 700),
 ]
 LAYOUTS = {
     "rows": lambda x: x.copy(order="C"),
@@ -77,7 +80,7 @@ def test_every_size_gives_the_product(random, dtype, size):
     assert_product(got, a, b)
 
 
-@pytest.mark.parametrize("size", [(37, 45, 29), (1, 45, 29), (37, 1, 29)], ids=str)
+@pytest.mark.parametrize("size", [(37, 45, 29), (1, 45, 29), (37, 1, 29), (9, 145, 290), (145, 9, 290)], ids=str)
 @pytest.mark.parametrize("layout_b", LAYOUTS)
 @pytest.mark.parametrize("layout_a", LAYOUTS)
 def test_every_layout_gives_the_same_bits(random, layout_a, layout_b, size):
@@ -90,7 +93,9 @@ def test_every_layout_gives_the_same_bits(random, layout_a, layout_b, size):
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("size", [(37, 45, 290), (1, 45, 290), (37, 1, 290), (37, 45, 0)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(37, 45, 290), (1, 45, 290), (37, 1, 290), (37, 45, 0), (9, 45, 290), (45, 9, 290)], ids=str
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_out_of_any_layout_is_set_or_added_to(random, layout, size, accumulate):
     m, n, k = size
@@ -133,7 +138,9 @@ def test_zero_sizes_give_empty_arrays_or_zeros(shapes):
     np.testing.assert_array_equal(matmul(a, b), np.matmul(a, b))
 
 
-@pytest.mark.parametrize("size", [(700, 300, 129), (300, 700, 600), (5000, 1, 1000), (1, 5001, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(700, 300, 129), (300, 700, 600), (5000, 1, 1000), (1, 5001, 1000), (9, 5000, 300)], ids=str
+)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_number_of_threads_changes_no_bit(random, threads, size, transposed, dtype):
@@ -214,7 +221,18 @@ def test_bfloat16_infinities_and_nan_propagate():
     assert got[2, 0] == np.inf
 
 
-LINEAR_SIZES = [(5, 7, 9), (64, 96, 32), (700, 300, 600), (1, 40, 30), (40, 1, 30), (1, 1, 1), (3, 4, 0), (0, 4, 3)]
+LINEAR_SIZES = [
+    (5, 7, 9),
+    (90, 20, 300),
+    (7, 500, 300),
+    (64, 96, 32),
+    (700, 300, 600),
+    (1, 40, 30),
+    (40, 1, 30),
+    (1, 1, 1),
+    (3, 4, 0),
+    (0, 4, 3),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
