@@ -35,6 +35,8 @@ from spillgrad_kernels.microkernel import (
 from spillgrad_kernels.packing import packer, round_up
 
 _ONE_PRODUCT = np.zeros((1, 3), np.int64)
+# Stands for scratch memory where none is needed.
+_NO_SCRATCH = {np.dtype(dtype): np.zeros((1, 1), dtype) for dtype in (np.float32, np.float64)}
 
 # A panel of B (_DEPTH x tile_columns) stays in the L1 cache, a block of A (_ROWS x _DEPTH) in L2, one of B in L3.
 _DEPTH = 256
@@ -47,7 +49,7 @@ _TILES_PER_THREAD = 4
 # A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
 _VECTOR_CHUNK = 4096
 # Multiply-adds up to which packing costs more than it saves.
-_SMALL_WORK = 1 << 18
+_SMALL_WORK = 1 << 20
 # Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
 # where many products wait.
 _SHARED_WORK = 1 << 20
@@ -536,7 +538,7 @@ def _run(
     at_a, at_b = address_of(a), address_of(b)
     if call.swapped:
         at_a, at_b, offsets = at_b, at_a, offsets[:, [1, 0, 2]]
-    workspaces = memory.empty(call.scratch, call.packed)
+    workspaces = _NO_SCRATCH[call.packed] if call.scratch is None else memory.empty(call.scratch, call.packed)
     if call.words == 0:
         parallel_for(
             _separate_products, call.blocks, call.grain, workspaces, call.geometry, offsets,
@@ -567,7 +569,7 @@ class _Call(NamedTuple):
     swapped: bool  # whether the transpose is computed, from B and A
     packed: np.dtype[Any]
     geometry: np.ndarray
-    scratch: tuple[int, int]
+    scratch: tuple[int, int] | None  # None where the kernel takes one block as it lies
     blocks: int
     grain: int
     words: int
@@ -611,7 +613,9 @@ def _prepare(a: _Layout, b: _Layout, out: _Layout | None, threads: int, addend_r
     rows = (out_steps[0] if addend_row is None else addend_row, out_steps[0], out_steps[0])
     cut = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases)
     geometry = np.array((*cut, *a_steps, *b_steps, *out_steps, *rows), np.int64)
-    return _Call(shape, batch, swapped, packed, geometry, plan.scratch, plan.blocks, plan.grain, plan.words)
+    small = packed == numbers and in_rows and m * n * k <= _SMALL_WORK and min(m, n) > 1 and plan.scratch[0] == 1
+    scratch = None if small else plan.scratch
+    return _Call(shape, batch, swapped, packed, geometry, scratch, plan.blocks, plan.grain, plan.words)
 
 
 @register_jitable
