@@ -11,8 +11,8 @@ import numpy as np
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.reductions import RUN, row_dot, row_exponentials, row_max, row_squares, row_sum
-from spillgrad_kernels.scalar_math import exp
+from spillgrad_kernels.reductions import RUN, row_dot, row_max, row_squares, row_sum
+from spillgrad_kernels.scalar_math import normal_exp
 
 # Elements worth a thread of their own: 3 to 6 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 13
@@ -28,19 +28,24 @@ def _write_exponentials(x: Any, shift: Any, out: Any) -> Any:
     """Write exp(x - shift) of a run; return their sum."""
     total = x.dtype.type(0.0)
     for j in range(x.size):
-        out[j] = exp(x[j] - shift)
+        out[j] = normal_exp(x[j] - shift)
         total += out[j]
     return np.float64(total)
+
+
+@jit
+def _row_exponentials(x: Any, shift: Any, out: Any) -> Any:
+    total = np.float64(0.0)
+    for j in range(0, x.size, RUN):
+        total += _write_exponentials(x[j : j + RUN], shift, out[j : j + RUN])
+    return total
 
 
 @jit
 def _softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
-        largest, total = row_max(x), np.float64(0.0)
-        for j in range(0, x.size, RUN):
-            total += _write_exponentials(x[j : j + RUN], largest, y[j : j + RUN])
-        factor = y.dtype.type(1.0 / total)
+        factor = y.dtype.type(1.0 / _row_exponentials(x, row_max(x), y))
         for j in range(x.size):
             y[j] *= factor
 
@@ -59,7 +64,7 @@ def _log_softmax(start: int, stop: int, a: Any, out: Any) -> None:
     for i in range(start, stop):
         x, y = a[i], out[i]
         largest = row_max(x)
-        log_total = y.dtype.type(np.log(row_exponentials(x, largest)))
+        log_total = y.dtype.type(np.log(_row_exponentials(x, largest, y)))
         for j in range(x.size):
             y[j] = x[j] - largest - log_total
 
@@ -70,7 +75,7 @@ def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: An
         g, y, da = grad[i], result[i], out[i]
         total = y.dtype.type(row_sum(g))
         for j in range(y.size):
-            da[j] = g[j] - exp(y[j]) * total
+            da[j] = g[j] - normal_exp(y[j]) * total
 
 
 @jit
@@ -187,18 +192,18 @@ def _layer_norm_backward(
     rows, n = a.shape
     for b in range(start, stop):
         dw, db = dweight[b], dbias[b]
-        dw[:] = 0
-        db[:] = 0
+        for j in range(n):
+            dw[j] = 0
+            db[j] = 0
         for i in range(b * block, min((b + 1) * block, rows)):
             g, x, dx, centre, r = grad[i], a[i], da[i], mean[i], rstd[i]
             plain, centred = _weighted_sums(g, x, weight, centre)
             shift = dx.dtype.type(plain / n)
-            slope = dx.dtype.type(centred / n * r * r)
-            # Two loops: LLVM tests at most eight pairs of arrays for overlap, one loop would need more and stay scalar.
+            slope = dx.dtype.type(centred / n * r)
             for j in range(n):
-                dx[j] = r * (g[j] * weight[j] - shift - (x[j] - centre) * slope)
-            for j in range(n):
-                dw[j] += g[j] * ((x[j] - centre) * r)
+                normalized = (x[j] - centre) * r
+                dx[j] = r * (g[j] * weight[j] - shift - normalized * slope)
+                dw[j] += g[j] * normalized
                 db[j] += g[j]
 
 
@@ -220,15 +225,16 @@ def _rms_norm_backward(
     rows, n = a.shape
     for b in range(start, stop):
         dw = dweight[b]
-        dw[:] = 0
+        for j in range(n):
+            dw[j] = 0
         for i in range(b * block, min((b + 1) * block, rows)):
             g, x, dx, r = grad[i], a[i], da[i], rstd[i]
             _, weighted = _weighted_sums(g, x, weight, dx.dtype.type(0.0))
-            slope = dx.dtype.type(weighted / n * r * r)
+            slope = dx.dtype.type(weighted / n * r)
             for j in range(n):
-                dx[j] = r * (g[j] * weight[j] - x[j] * slope)
-            for j in range(n):
-                dw[j] += g[j] * (x[j] * r)
+                normalized = x[j] * r
+                dx[j] = r * (g[j] * weight[j] - normalized * slope)
+                dw[j] += g[j] * normalized
 
 
 def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:

@@ -86,8 +86,7 @@ def _layer_norm_fused(
     normalized_shape: Shape,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    gradients = run_on_tensors(kernels.layer_norm_backward, g, input, weight, mean, rstd)
-    return _shaped(gradients, normalized_shape, needs)
+    return _wanted(run_on_tensors(kernels.layer_norm_backward, g, input, weight, mean, rstd), normalized_shape, needs)
 
 
 def _layer_norm_composed(
@@ -102,16 +101,17 @@ def _layer_norm_composed(
         by_normalized - mean(by_normalized, dims, True) - normalized * mean(by_normalized * normalized, dims, True)
     )
     gradients = by_input, sum_to(g * normalized, normalized_shape), sum_to(g, normalized_shape)
-    return _shaped(gradients, normalized_shape, needs)
+    return _wanted(gradients, normalized_shape, needs)
 
 
-def _shaped(
+def _wanted(
     gradients: tuple[Tensor, ...], normalized_shape: Shape, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Return the wanted gradients; those of the parameters come flat from the kernels."""
     by_input, *by_parameters = gradients
-    shaped = (by_input, *(reshape(part, normalized_shape) for part in by_parameters))
-    return tuple(part if need else None for part, need in zip(shaped, needs, strict=True))
+    if len(normalized_shape) > 1:
+        by_parameters = [reshape(part, normalized_shape) for part in by_parameters]
+    return tuple(part if need else None for part, need in zip((by_input, *by_parameters), needs, strict=True))
 
 
 _layer_norm: Callable[..., Tensor] = operation(
@@ -167,7 +167,7 @@ def _rms_norm_forward(
 def _rms_norm_fused(
     g: Tensor, input: Tensor, weight: Tensor | None, rstd: Tensor, normalized_shape: Shape, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    return _shaped(run_on_tensors(kernels.rms_norm_backward, g, input, weight, rstd), normalized_shape, needs)
+    return _wanted(run_on_tensors(kernels.rms_norm_backward, g, input, weight, rstd), normalized_shape, needs)
 
 
 def _rms_norm_composed(
@@ -178,7 +178,7 @@ def _rms_norm_composed(
     normalized: Any = mul(input, rstd)
     by_normalized = g if weight is None else g * weight
     by_input = rstd * (by_normalized - normalized * mean(by_normalized * normalized, dims, True))
-    return _shaped((by_input, sum_to(g * normalized, normalized_shape)), normalized_shape, needs)
+    return _wanted((by_input, sum_to(g * normalized, normalized_shape)), normalized_shape, needs)
 
 
 _rms_norm: Callable[..., Tensor] = operation(

@@ -71,6 +71,28 @@ def test_softmax_of_masked_and_undefined_rows_is_numpys():
     assert normalization.log_softmax(a, 1)[0, 1] == -np.inf
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [-1e4, -1e30, -np.finfo(np.float32).max, -np.inf])
+def test_what_a_mask_hides_has_probability_zero_and_no_gradient(hidden, dtype):
+    a = np.array([[1.0, hidden, 2.0] * 20], dtype)
+    grad = draw(a.shape, dtype)
+    for name in ("softmax", "log_softmax"):
+        result = getattr(normalization, name)(a, 1)
+        gradient = getattr(normalization, f"{name}_backward")(grad, result, 1)
+        probabilities = result if name == "softmax" else np.exp(result)
+        assert (probabilities[:, 1::3] == 0).all() and np.isfinite(gradient).all()
+        wanted = grad[:, 1::3] if name == "log_softmax" else 0
+        np.testing.assert_array_equal(gradient[:, 1::3], wanted)
+        np.testing.assert_allclose(probabilities.sum(), 1, rtol=1e-6)
+
+
+def test_an_undefined_row_has_an_undefined_gradient():
+    a = np.array([[np.nan, 0, 1], [1, 2, 3]], np.float32)
+    for name in ("softmax", "log_softmax"):
+        gradient = getattr(normalization, f"{name}_backward")(np.ones_like(a), getattr(normalization, name)(a, 1), 1)
+        np.testing.assert_array_equal(np.isnan(gradient), [[True] * 3, [False] * 3])
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_the_gradient_of_softmax_is_its_central_difference(name, axis, numeric_gradient):

@@ -233,3 +233,25 @@ def test_where_selects_without_evaluating_to_another_dtype():
     out = np.empty_like(x)
     pick(x, out)
     assert np.array_equal(out, np.abs(x))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_normal_exp_is_exp_but_for_float32s_subnormal_results(dtype):
+    function = scalar_math.normal_exp
+
+    @jit(name="test_scalar_math.normal_exp")
+    def over(x, out):
+        for i in range(len(x)):
+            out[i] = function(x[i])
+
+    edge = np.log(dtype(np.finfo(np.float32).tiny))
+    x = np.concatenate([*arguments(dtype, 0), edge + np.arange(-50, 51, dtype=dtype) * np.spacing(edge)])
+    x = x[~(x > 88)]
+    result = np.empty_like(x)
+    over(x, result)
+    with np.errstate(all="ignore"):
+        exact, plain = np.exp(x.astype(np.longdouble)), function(x)
+    if dtype == np.float32:
+        exact[exact < np.finfo(np.float32).tiny] = 0
+    assert_within_two_ulp(result, exact)
+    assert_within_two_ulp(plain, exact)
