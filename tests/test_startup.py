@@ -9,7 +9,9 @@ import pytest
 
 def run(program: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
 @pytest.mark.parametrize("module", ["numba", "h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
@@ -33,6 +35,39 @@ def test_threads_that_call_the_first_kernels_together_all_wait_for_numba():
         "print('numba' in sys.modules); [t.start() for t in threads]; [t.join() for t in threads]; print(sums)"
     )
     assert run(program) == "False\n[18.0, 18.0, 18.0, 18.0]\n"
+
+
+def test_an_interrupt_while_numba_is_loaded_leaves_what_waits_waiting():
+    program = (
+        "from spillgrad_kernels import compile\n"
+        "attempts = iter([KeyboardInterrupt, None])\n"
+        "def make(compiler):\n"
+        "    error = next(attempts)\n"
+        "    if error: raise error\n"
+        "    return 'made'\n"
+        "first, then = compile.Deferred(make), compile.Deferred(lambda compiler: 'then')\n"
+        "try: then.made\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+        "print(first.made, then.made)"
+    )
+    assert run(program) == "interrupted\nmade then\n"
+
+
+def test_a_fork_waits_until_numba_is_loaded():
+    program = (
+        "import os, threading, time\n"
+        "from spillgrad_kernels import compile\n"
+        "compile.Deferred(lambda compiler: (started.set(), time.sleep(0.3)))\n"
+        "started = threading.Event()\n"
+        "threading.Thread(target=compile.load).start()\n"
+        "started.wait()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    compile.load()\n"
+        "    os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    assert run(program) == "7\n"
 
 
 def test_hdf5_is_loaded_with_the_first_store(tmp_path):

@@ -57,16 +57,22 @@ class Deferred:
 
 _waiting: deque[Deferred] = deque()
 _lock = threading.RLock()  # making one may use others
+# A child of a fork amid the import of Numba would wait for it for ever.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def load() -> Any:
     """Make all that was deferred so far; return the module `compiler`, which imports Numba."""
-    from spillgrad_kernels import compiler
-
     with _lock:
+        from spillgrad_kernels import compiler
+
         while _waiting:
             deferred = _waiting.popleft()
-            deferred.made = deferred._make(compiler)
+            try:
+                deferred.made = deferred._make(compiler)
+            except BaseException:  # an interrupt too: whoever comes next must find it waiting still
+                _waiting.appendleft(deferred)
+                raise
     return compiler
 
 

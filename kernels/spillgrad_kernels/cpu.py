@@ -128,6 +128,9 @@ def prepare(
 
     Raises ValueError when shapes do not broadcast together, or to those of `outs`.
     """
+    foreign = [layout[2] for layout in (*operands, *outs) if not layout[2].isnative]
+    if foreign:  # the kernel knows a dtype by its name, which does not tell the byte order
+        raise TypeError(f"{name}: got {foreign[0]!r}; convert the array to this machine's byte order")
     shape = np.broadcast_shapes(*[layout[0] for layout in operands])
     for out in outs:
         if out[0] != shape:

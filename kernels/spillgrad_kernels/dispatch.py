@@ -78,13 +78,13 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     return jit(namespace["launcher"], name=name).made  # type: ignore[no-any-return]
 
 
-def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None:
+def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:
     """Call `kernel(start, stop, *operands)` until [0, count) is done; a share is at least `grain` long.
 
-    A kernel whose third parameter is named `worker` also gets the number of the thread, below `get_num_threads()`: its
-    place in scratch memory. `grain`, at least 1, is the length below which a thread of its own does not pay: handing
-    work over costs about a microsecond, waking a thread that sleeps 20. Every element is computed by the same code
-    whatever the number of threads, so results do not depend on it.
+    A kernel whose third parameter is named `worker` also gets the number of the thread: its place in scratch memory.
+    There are `get_num_threads()`, or `most` if that is less. `grain`, at least 1, is the length below which a thread of
+    its own does not pay: handing work over costs about a microsecond, waking a thread that sleeps 20. Every element is
+    computed by the same code whatever the number of threads, so results do not depend on it.
     Raises MemoryError where a kernel could not allocate.
     """
     global _team_size
@@ -94,6 +94,8 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any) -> None
         kernel(0, count, *((0,) if takes_worker(kernel) else ()), *operands)
         return
     threads = _num_threads if count > grain else 1
+    if most is not None and threads > most:  # another thread may have asked for more since scratch was allocated
+        threads = most
     if threads > _team_size:
         _team.grow(threads - 1)
         _team_size = threads

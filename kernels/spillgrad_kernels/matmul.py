@@ -515,9 +515,7 @@ def linear(
         matmul(rows, weight.T, product, accumulate=True)
         if formula is not None:
             elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
-        elif product is not result:
-            np.copyto(result, product)
-        return result
+        return product if formula is None else result
     rows, weight = aligned(rows), aligned(weight.T)
     bias = None if bias is None else np.ascontiguousarray(bias)
     other = None if other is None else np.ascontiguousarray(other)
@@ -528,7 +526,7 @@ def linear(
         NO_EPILOGUE if formula is None else epilogue(formula, name, dtype),
         at_result if other is None else address_of(other), at_result,
     )  # fmt: skip
-    return result
+    return product if formula is None else result
 
 
 def _run(
@@ -542,7 +540,7 @@ def _run(
     if call.words == 0:
         parallel_for(
             _separate_products, call.blocks, call.grain, workspaces, call.geometry, offsets,
-            at_a, at_b, out, addend, epilogue, other, result,
+            at_a, at_b, out, addend, epilogue, other, result, most=len(workspaces),
         )  # fmt: skip
         return
     for offset_a, offset_b, offset_out in offsets.tolist():

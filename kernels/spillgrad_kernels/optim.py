@@ -19,6 +19,8 @@ _CHUNK = 4096
 # Elements worth a thread of their own: 3 to 6 microseconds of work.
 _GRAIN = 2 * _CHUNK
 
+_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
+
 Rule = Callable[..., None]
 
 
@@ -147,18 +149,21 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
 def _update(
     who: str, rule: Rule, param: np.ndarray, grad: np.ndarray, state: tuple[np.ndarray, ...], *numbers: float
 ) -> Update:
-    shape = param.shape
+    # The kernel gets their ids: what holds for all of them must hold here.
     for array in (param, *state):
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError(
                 f"{who}: got an array of shape {array.shape} and strides {array.strides}; an update in place needs "
-                "contiguous memory; make the array contiguous first"
+                "contiguous memory that may be written to; make the array contiguous first"
             )
-        if array.shape != shape or grad.shape != shape:
-            listed = ", ".join(str(a.shape) for a in (param, grad, *state))
-            raise ValueError(
-                f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
-            )
+    if any(array.shape != param.shape for array in (grad, *state)):
+        listed = ", ".join(str(a.shape) for a in (param, grad, *state))
+        raise ValueError(
+            f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
+        )
+    if param.dtype not in _DTYPES or any(array.dtype != param.dtype for array in (grad, *state)):
+        listed = ", ".join(str(a.dtype) for a in (param, grad, *state))
+        raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
     return Update(rule, param, grad if grad.flags.c_contiguous else np.ascontiguousarray(grad), state, numbers)
 
 
@@ -235,6 +240,9 @@ def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []
+    if flat[0].dtype not in _DTYPES or any(a.dtype != flat[0].dtype for a in flat):
+        listed = ", ".join(sorted({str(a.dtype) for a in flat}))
+        raise TypeError(f"sums_of_squares: got {listed}; all must be float32, or all float64")
     starts = [0, *itertools.accumulate(-(-a.size // _CHUNK) for a in flat)]
     table = np.array([(start, a.size, id(a)) for start, a in zip(starts, flat, strict=False)], np.int64)
     partials = np.empty(starts[-1])

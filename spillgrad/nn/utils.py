@@ -19,13 +19,17 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
-    values = [np.ascontiguousarray(a, np.float64 if a.dtype == np.float64 else np.float32) for a in arrays]
     if norm_type != 2:
-        return [float(np.linalg.norm(v.reshape(-1).astype(np.float64), norm_type)) if v.size else 0.0 for v in values]
-    norms = [0.0] * len(values)
-    for dtype in (np.float32, np.float64):
-        places = [i for i, v in enumerate(values) if v.dtype == dtype]
-        for place, total in zip(places, kernels.sums_of_squares([values[i] for i in places]), strict=True):
+        return [float(np.linalg.norm(a.reshape(-1).astype(np.float64), norm_type)) if a.size else 0.0 for a in arrays]
+    norms = [0.0] * len(arrays)
+    together = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]
+    # Of the others, each is copied only for as long as it takes.
+    alone = [[i] for i in sorted(set(range(len(arrays))).difference(together))]
+    for places in (together, *alone):
+        values = [
+            arrays[i].astype(np.float64 if arrays[i].dtype == np.float64 else np.float32, copy=False) for i in places
+        ]
+        for place, total in zip(places, kernels.sums_of_squares(values), strict=True):
             norms[place] = math.sqrt(total)
     return norms
 

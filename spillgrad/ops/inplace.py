@@ -19,7 +19,7 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast
-from spillgrad.tensor import Tensor, register_view_again
+from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.memory import empty
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
@@ -252,7 +252,7 @@ register_view_again(_view_again)
 
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
-    from_array = source if isinstance(source, Tensor) else Tensor.wrap(np.asarray(source))
+    from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
     if _is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)

@@ -183,18 +183,23 @@ def linear(
         )
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
-    if bias is not None and input.is_floating_point() and bias.shape != weight.shape[:1]:
+    shape = (*input.shape[:-1], weight.shape[0])
+    if residual is not None and residual.shape != shape:
+        raise ShapeError(f"linear: got residual {residual.shape}; the result has {shape}: give one of that shape")
+    if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(
             f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
             f"({weight.shape[0]},)"
         )
+    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if operand is not None and operand.dtype != input.dtype:
+            raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
     if input.dtype in (dtypes.float32, dtypes.float64) and (activation is not None or residual is not None):
         return _fused_linear(input, weight, bias, activation, residual)
     if not input.is_floating_point():
         product = matmul(input, t(weight))
         product = product if bias is None else add(product, bias)
     else:
-        _check_linear_dtypes(input, weight, bias)
         product = _linear(input, weight, bias)
     if activation is not None:
         product = call(activation, product)
@@ -206,9 +211,6 @@ def _fused_linear(
 ) -> Tensor:
     """Compute in one kernel what is recorded as several operations."""
     shape = (*input.shape[:-1], weight.shape[0])
-    _check_linear_dtypes(input, weight, bias, residual)
-    if residual is not None and residual.shape != shape:
-        raise ShapeError(f"linear: got residual {residual.shape}; the result has {shape}: give one of that shape")
     if activation is None:
         name, other = "add", residual
         formula = _add_residual
@@ -234,12 +236,6 @@ def _fused_linear(
 
 def _add_residual(product: Any, other: Any) -> Any:
     return product + other
-
-
-def _check_linear_dtypes(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> None:
-    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if operand is not None and operand.dtype != input.dtype:
-            raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:

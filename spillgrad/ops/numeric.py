@@ -34,9 +34,10 @@ def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 def assign(target: np.ndarray, source: np.ndarray) -> None:
     """Overwrite an array with another's values, broadcast and converted as by `cast`; the two may overlap.
 
-    Raises ValueError when the source does not broadcast to the target.
+    The target is writeable and has no element twice. Raises ValueError when the source does not broadcast to it.
     """
-    if target.nbytes >= _SHARED_MIN_BYTES and not np.may_share_memory(target, source):
+    is_native = target.dtype.isnative and source.dtype.isnative
+    if target.nbytes >= _SHARED_MIN_BYTES and is_native and not np.may_share_memory(target, source):
         if source.dtype == target.dtype:
             copy(np.broadcast_to(source, target.shape), target)
             return

@@ -5,17 +5,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad.errors import GraphError, ShapeError
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
 
-_COMPUTED = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
+# Updates that work on copies wait together until the copies take this much memory.
+_COPIES_BYTES = 16 << 20
 
 
 class Pending(NamedTuple):
-    """An update that is to run, and the tensors it changes."""
+    """An update `kernel(param, grad, *state, *options)` that is to run on the tensors' memory; a state may be None."""
 
-    update: kernels.Update
-    tensors: tuple[Tensor, ...]
+    kernel: Callable[..., kernels.Update]
+    param: Tensor
+    grad: Tensor
+    state: Sequence[Tensor | None]
+    options: tuple[float, ...]
 
 
 def pending(
@@ -25,45 +30,65 @@ def pending(
     state: Sequence[Tensor | None],
     *options: float,
 ) -> Pending:
-    """Return the update `kernel(param, grad, *state, *options)` of the tensors' memory; a state may be none.
+    """Return the update `kernel(param, grad, *state, *options)`, to be run.
 
     Half precision, and memory that is not contiguous, is updated in a copy (float32 at least) and rounded back.
     """
-    tensors = (param, *[tensor for tensor in state if tensor is not None])
-    parameter, gradient = _computable(param._array), grad._array
-    if gradient.dtype is not parameter.dtype:
-        gradient = gradient.astype(parameter.dtype)
-    states = [None if tensor is None else _computable(tensor._array) for tensor in state]
-    return Pending(kernel(parameter, gradient, *states, *options), tensors)
+    return Pending(kernel, param, grad, state, options)
+
+
+class _Batch:
+    """Updates that run in one launch."""
+
+    def __init__(self) -> None:
+        self._updates: list[tuple[kernels.Update, list[Tensor]]] = []
+        self._changed: set[Any] = set()
+        self._copied_bytes = 0
+
+    def add(self, update: Pending) -> None:
+        """Add an update, after running the others if they change the same memory, or copies would take too much."""
+        kernel, param, grad, state, options = update
+        tensors = [param, *[tensor for tensor in state if tensor is not None]]
+        storages = [tensor._storage for tensor in tensors]
+        if not self._changed.isdisjoint(storages) or self._copied_bytes > _COPIES_BYTES:
+            self.run()
+        for tensor in tensors:
+            if not tensor._array.flags.writeable:
+                raise GraphError("step: a parameter's or its state's memory is read-only; clone() it first")
+        dtype = np.dtype(np.float64 if param._array.dtype == np.float64 else np.float32)
+        arrays = [None if tensor is None else _as_computed(tensor._array, dtype) for tensor in (param, grad, *state)]
+        try:
+            made = kernel(*arrays, *options)
+        except ValueError as error:
+            raise ShapeError(str(error)) from error
+        self._updates.append((made, tensors))
+        self._changed.update(storages)
+        for given, array in zip((param, grad, *state), arrays, strict=True):
+            if array is not None and given is not None and array is not given._array:
+                self._copied_bytes += array.nbytes
+
+    def run(self) -> None:
+        """Run what was added; the tensors then count as modified."""
+        updates, self._updates, self._changed, self._copied_bytes = self._updates, [], set(), 0
+        kernels.run([update for update, _ in updates])
+        for update, tensors in updates:
+            for tensor, array in zip(tensors, (update.param, *update.state), strict=True):
+                if array is not tensor._array:
+                    tensor._array[...] = array
+                tensor._storage.version += 1
 
 
 def run(updates: Iterable[Pending | None]) -> None:
-    """Run updates, together as far as no two change the same memory; the tensors then count as modified."""
-    batch: list[Pending] = []
-    changed: set[Any] = set()
-    for update in updates:
-        if update is None:
-            continue
-        for tensor in update.tensors:
-            if tensor._storage in changed:
-                _run(batch)
-                batch, changed = [], set()
-        batch.append(update)
-        changed.update([tensor._storage for tensor in update.tensors])
-    _run(batch)
+    """Run updates, together as far as no two change the same memory; where one fails, those before it are done."""
+    batch = _Batch()
+    try:
+        for update in updates:
+            if update is not None:
+                batch.add(update)
+    finally:
+        batch.run()
 
 
-def _run(batch: list[Pending]) -> None:
-    kernels.run([update for update, _ in batch])
-    for update, tensors in batch:
-        for tensor, array in zip(tensors, (update.param, *update.state), strict=True):
-            if array is not tensor._array:
-                tensor._array[...] = array
-            tensor._storage.version += 1
-
-
-def _computable(array: np.ndarray) -> np.ndarray:
-    """Return an array itself if a kernel can update it, else a copy."""
-    if array.dtype in _COMPUTED:
-        return array if array.flags.c_contiguous else array.copy(order="C")
-    return array.astype(np.float32, order="C")
+def _as_computed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return an array itself if a kernel for `dtype` can take it, else a copy."""
+    return array if array.dtype == dtype and array.flags.c_contiguous else array.astype(dtype, order="C")

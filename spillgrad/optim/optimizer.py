@@ -61,7 +61,7 @@ class Optimizer:
             with enable_grad():
                 result = closure()
         with no_grad():
-            run([self._update(param, group) for group in self.param_groups for param in group["params"]])
+            run(self._update(param, group) for group in self.param_groups for param in group["params"])
         return result
 
     def step_parameter(self, param: Tensor, group: Group) -> None:

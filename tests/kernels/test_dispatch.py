@@ -47,6 +47,13 @@ def test_every_element_is_worked_on_once(threads, number, count, grain):
     np.testing.assert_array_equal(out, [1] * count + [0])
 
 
+def test_workers_are_no_more_than_there_is_scratch_for(threads):
+    threads(4)
+    out = np.full(4000, 9)
+    parallel_for(_note_worker, out.size, 1, out, most=1)
+    assert set(out) == {0}
+
+
 def test_a_worker_is_numbered_below_the_number_of_threads(threads):
     for number in (5, 2, 1, 3):
         threads(number)

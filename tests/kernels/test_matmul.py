@@ -257,6 +257,9 @@ def test_a_linear_layer_is_its_product_then_the_bias_then_the_formula(random, th
         )  # fmt: skip
         np.testing.assert_array_equal(product, sums)
         np.testing.assert_allclose(got, other + np.tanh(sums), rtol=4 * np.finfo(dtype).eps, atol=np.finfo(dtype).eps)
+        product[...] = 7
+        assert linear(rows, weight, bias, product=product) is product
+        np.testing.assert_array_equal(product, sums)
         in_place = linear(rows, weight, bias, formula=lambda product: product * product, name="square")
         np.testing.assert_array_equal(in_place, sums * sums)
 

@@ -39,6 +39,14 @@ def test_a_large_array_converts_as_numpy_does_also_from_a_transposed_or_repeated
         assert np.array_equal(target.copy_(part).numpy(), wanted)
 
 
+@pytest.mark.parametrize("kind", ["i4", "f4", "f8"])
+def test_a_large_copy_minds_the_byte_order(kind):
+    source = np.arange(1 << 20).astype(kind)
+    target = sg.zeros(1 << 20)
+    for order in "<>":
+        assert np.array_equal(target.zero_().copy_(source.astype(order + kind)).numpy(), source.astype("f4"))
+
+
 def test_a_large_copy_may_overlap_its_source(monkeypatch):
     monkeypatch.setattr(numeric, "_SHARED_MIN_BYTES", 0)
     values = np.arange(200_000, dtype=np.float32)

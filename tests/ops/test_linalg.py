@@ -186,6 +186,11 @@ def test_a_product_of_matrices_has_pytorchs_node():
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), activation="elu"), ArgumentError, "'elu'; wanted None or one of"),
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), residual=sg.ones(4)), ShapeError, r"residual \(4,\); the result"),
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 3), residual=sg.ones(2, 4).double()), DtypeError, "residual float64"),
+        (
+            lambda: linear(*(x.to("bfloat16") for x in (sg.ones(2, 3), sg.ones(4, 3))), residual=sg.ones(4)),
+            ShapeError, r"residual \(4,\); the result",
+        ),
+        (lambda: linear(sg.tensor([[1]]), sg.tensor([[2]]), sg.tensor([1, 2])), ShapeError, "one value per row"),
         (lambda: linear(sg.ones(2, 3), sg.ones(4, 3).double()), DtypeError, "linear: got input float32 and weight flo"),
     ],
 )  # fmt: skip

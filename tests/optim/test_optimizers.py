@@ -1,11 +1,12 @@
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.errors import ArgumentError, GraphError, ShapeError, StateDictError
 from spillgrad.optim import SGD, Adam, AdamW, Lion, Optimizer
 
 STEPS = 5
@@ -238,3 +239,72 @@ def test_parameters_over_the_same_memory_are_updated_one_after_the_other():
         expected[start:] -= 0.5 * (1 + expected[start:])
     assert memory.tolist() == expected.tolist()
     assert memory._version == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_copies_of_parameters_over_the_same_memory_see_the_update_before(dtype):
+    memory = sg.ones(8).to(dtype)
+    params = [memory.detach().requires_grad_(), memory.detach().requires_grad_()]
+    for param in params:
+        param.grad = sg.ones_like(param)
+    SGD(params, lr=0.25).step()
+    assert memory.tolist() == [0.5] * 8
+    square = sg.ones(4, 4)
+    turned = [square.t().detach().requires_grad_(), square.t().detach().requires_grad_()]
+    for param in turned:
+        param.grad = sg.ones(4, 4)
+    SGD(turned, lr=0.25).step()
+    assert square.tolist() == [[0.5] * 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype"), [("float32", "float64"), ("float64", "float32"), ("bfloat16", "float64")]
+)
+@pytest.mark.parametrize(("kind", "options"), [(SGD, {"lr": 0.1, "momentum": 0.9}), (AdamW, {"lr": 0.1}), (Lion, {})])
+def test_state_of_another_dtype_is_converted(kind, options, dtype, state_dtype):
+    def updated(dtype_of_state):
+        param = sg.ones(5000, dtype=dtype, requires_grad=True)
+        optimizer = kind([param], **options)
+        for _ in range(2):
+            param.grad = sg.full_like(param, 0.5)
+            optimizer.step()
+            state = optimizer.state[param]
+            state.update({key: v.to(dtype_of_state) for key, v in state.items() if isinstance(v, sg.Tensor) and v.ndim})
+        return param.to("float64").numpy(), optimizer.state[param]
+
+    (got, state), (expected, _) = updated(state_dtype), updated(dtype)
+    np.testing.assert_allclose(got, expected, rtol=1e-2 if dtype == "bfloat16" else 1e-6)
+    assert {v.dtype for v in state.values() if isinstance(v, sg.Tensor) and v.ndim} == {np.dtype(state_dtype)}
+
+
+def test_memory_that_is_read_only_is_refused_and_left_alone():
+    memory = np.frombuffer(np.ones(4, np.float32).tobytes(), np.float32)
+    param = sg.Tensor(memory, requires_grad=True)
+    param.grad = sg.ones(4)
+    for kind in (SGD, AdamW):
+        with pytest.raises(GraphError, match="read-only"):
+            kind([param], lr=0.1).step()
+    assert memory.tolist() == [1.0] * 4
+
+
+def test_an_update_that_fails_leaves_those_before_it_done():
+    params = [sg.ones(3, requires_grad=True), sg.ones(3, requires_grad=True)]
+    params[0].grad, params[1]._grad = sg.ones(3), sg.ones(4)
+    with pytest.raises(ShapeError, match="one shape"):
+        SGD(params, lr=0.5).step()
+    assert [p.tolist() for p in params] == [[0.5] * 3, [1.0] * 3]
+
+
+def test_the_copies_of_half_precision_do_not_pile_up():
+    params = [sg.zeros(1 << 20, dtype="bfloat16", requires_grad=True) for _ in range(12)]
+    for param in params:
+        param.grad = sg.ones_like(param)
+    optimizer = AdamW(params)
+    optimizer.step()
+    tracemalloc.start()
+    optimizer.step()
+    nn.utils.clip_grad_norm_(params, 1.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Four copies of 4 MiB for each of 12 parameters, of which two parameters' may wait.
+    assert peak < 48 << 20
