@@ -27,8 +27,10 @@ _HUGE_PAGE_BYTES = 2 << 20
 # What is mapped is trimmed to this multiple of the largest recent use, but idle memory never below the floor.
 _MAPPED_PER_PEAK = 1.25
 _IDLE_FLOOR_BYTES = 64 << 20
-# "Recent" is this period and the one before: longer than a training step, during which most memory is idle once.
+# "Recent" is this period and the one before. A period lends all memory several times over, as a training step does,
+# however slow: most memory is idle once during a step, and all of it while something else is waited for.
 _PERIOD_S = 10.0
+_LENT_PER_PERIOD = 4
 # Idle memory goes back to a system that has less than this share of its memory left.
 _LOW_SHARE = 1 / 16
 # How often the system is asked (it takes 0.1 ms): at most, and after so many buffers lent (a power of two).
@@ -69,7 +71,8 @@ class BufferPool:
         self._idle: dict[int, list[mmap.mmap]] = {}
         self._returned: collections.deque[mmap.mmap] = collections.deque()
         self._leases: dict[int, _Lease] = {}
-        self._live_bytes = self._idle_bytes = self._lent = 0
+        self._live_bytes = self._idle_bytes = 0
+        self._lent = self._lent_bytes = 0  # buffers in all, and bytes in this period
         # The largest use in this period, in the one before, and in all before this one.
         self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
         self._period_began_s = self._looked_s = time.monotonic()
@@ -86,6 +89,7 @@ class BufferPool:
             if self._returned:
                 self._drain()
             self._lent += 1
+            self._lent_bytes += nbytes
             if self._lent % _LENT_PER_LOOK == 0:
                 self._give_back_unneeded()
             waiting = self._idle.get(nbytes)
@@ -152,8 +156,9 @@ class BufferPool:
     def _give_back_unneeded(self, wanted_bytes: int = 0) -> None:
         """Trim idle memory to what recent use explains, or to nothing if the system has little left."""
         now_s = time.monotonic()
-        if now_s - self._period_began_s > _PERIOD_S:
-            self._period_began_s = now_s
+        mapped_bytes = self._live_bytes + self._idle_bytes
+        if now_s - self._period_began_s > _PERIOD_S and self._lent_bytes > _LENT_PER_PERIOD * mapped_bytes:
+            self._period_began_s, self._lent_bytes = now_s, 0
             self._past_peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             self._former_peak_bytes, self._peak_bytes = self._peak_bytes, self._live_bytes
         if now_s - self._looked_s > _PRESSURE_EVERY_S:

@@ -161,19 +161,33 @@ def test_a_pool_that_maps_nothing_new_looks_at_the_system_too(monkeypatch: pytes
 
 def test_memory_that_recent_use_does_not_explain_goes_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "_IDLE_FLOOR_BYTES", 2 * MIB)
+    monkeypatch.setattr(memory, "_PERIOD_S", 0.0)
     pool = BufferPool()
     leave_idle(pool, 32)
-    for _ in range(2):  # the period of the large use, and the one after it
-        pool.empty((2 * MIB,), np.uint8)
-        assert pool.stats().idle_bytes > 30 * MIB
-        monkeypatch.setattr(memory, "_PERIOD_S", 0.0)
+
+    def period_of_small_use() -> None:
+        for _ in range(20 * memory._LENT_PER_PERIOD):
+            pool.empty((2 * MIB,), np.uint8)
         time.sleep(0.001)
         pool._give_back_unneeded()
-        monkeypatch.setattr(memory, "_PERIOD_S", 3600.0)
-    pool._period_began_s -= 3601
-    pool._give_back_unneeded()
-    assert pool.stats().idle_bytes <= 3 * MIB
+
+    period_of_small_use()  # ends the period of the large use
+    assert pool.stats().idle_bytes > 30 * MIB
+    period_of_small_use()
+    assert pool.stats().idle_bytes <= 4 * MIB
     assert pool.stats().peak_live_bytes == 32 * MIB
+
+
+def test_a_process_that_waits_keeps_what_it_will_need_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_IDLE_FLOOR_BYTES", 2 * MIB)
+    monkeypatch.setattr(memory, "_PERIOD_S", 0.0)
+    pool = BufferPool()
+    leave_idle(pool, 32)
+    for _ in range(5):
+        time.sleep(0.001)
+        pool.empty((2 * MIB,), np.uint8)
+        pool._give_back_unneeded()
+    assert pool.stats().idle_bytes > 30 * MIB
 
 
 REFUSED_ONCE = """
