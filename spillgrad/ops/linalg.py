@@ -20,8 +20,13 @@ from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.memory import empty
 
+# Dtypes whose products kernels compute as they are.
+_COMPUTED = (dtypes.float32, dtypes.float64)
+
 
 def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
+    if self.dtype in _COMPUTED:
+        return kernels.matmul(self, other)
     if self.dtype.kind in "biu":
         return np.matmul(self, other)  # type: ignore[no-any-return]
     if self.dtype == dtypes.bfloat16:
@@ -85,10 +90,13 @@ def _check(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         raise ShapeError(
             f"matmul: got {a} and {b}; inner sizes {inner_a} and {inner_b} must match; transpose one of them"
         )
-    try:
-        np.broadcast_shapes(a[:-2], b[:-2])
-    except ValueError as error:
-        raise ShapeError(f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast") from error
+    if len(a) > 2 and len(b) > 2:
+        try:
+            np.broadcast_shapes(a[:-2], b[:-2])
+        except ValueError as error:
+            raise ShapeError(
+                f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast"
+            ) from error
     if input.dtype != other.dtype:
         raise DtypeError(f"matmul: got {input.dtype} and {other.dtype}; convert one with .to(dtype)")
     return input, other
@@ -194,7 +202,7 @@ def linear(
     for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
         if operand is not None and operand.dtype != input.dtype:
             raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
-    if input.dtype in (dtypes.float32, dtypes.float64) and (activation is not None or residual is not None):
+    if input.dtype in _COMPUTED and (activation is not None or residual is not None):
         return _fused_linear(input, weight, bias, activation, residual)
     if not input.is_floating_point():
         product = matmul(input, t(weight))
