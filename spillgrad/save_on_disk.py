@@ -76,6 +76,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
     that require a gradient) or are smaller than `min_bytes` are not spilled. A saved tensor modified in place later
     comes back as it was, or raises: never as something else.
 
+    `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement.
+    `checksums=False` saves 0.1 s of processor time per GiB written and read, and no longer notices damage on the disk.
+
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
     Raises BudgetError for a size that does not parse, SpillError for a directory that cannot be used.
@@ -87,10 +90,12 @@ class save_on_disk(hooks.saved_tensors_hooks):
         *,
         ram_budget: int | str,
         min_bytes: int | str = MIN_BYTES,
+        direct_io: bool | None = None,
+        checksums: bool = True,
     ) -> None:
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
         self._min_bytes = parse_bytes(min_bytes)
-        self._store = DiskStore(directory, ram_budget=ram_budget)
+        self._store = DiskStore(directory, ram_budget=ram_budget, direct_io=direct_io, checksums=checksums)
         # The storage over the array that the store hands out now: an array must not have two, or a change through one
         # would go unnoticed by who holds the other.
         self._storages: weakref.WeakKeyDictionary[Handle, weakref.ref[Storage]] = weakref.WeakKeyDictionary()

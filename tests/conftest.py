@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-# The kernels' thread team lives as long as the process.
-LASTING_THREADS = "spillgrad-kernel-"
+# The kernels' thread team and the stores' I/O threads live as long as the process.
+LASTING_THREADS = ("spillgrad-kernel-", "spillgrad-io-")
 # A thread told to stop needs a moment to do so.
 GRACE_S = 2.0
 

@@ -14,10 +14,6 @@ from spillgrad.storage.entry import Entry
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label, closed_error, gone_error
 
-# Freed space is given back before the next write, when all is freed, or when this many extents wait: each costs a
-# wake-up.
-_FREED_BATCH = 64
-
 
 class Post(enum.Enum):
     """What finalizers may post, besides handles to drop."""
@@ -37,19 +33,19 @@ class Account:
 
     def __init__(self, budget_bytes: int) -> None:
         self._make_locks()
-        self.writer_bell = Bell()
-        self.prefetcher_bell = Bell()
+        self.bell = Bell()  # wakes the writer's thread
         self.cache = Cache(budget_bytes, on_lease_end=self._lease_ended)
         self.entries: dict[int, Entry] = {}
         self.freed: list[Extent] = []  # extents that the writer gives back
         self.waiting_puts = 0
         self.readers = 0
-        self.failure: SpillError | None = None  # a failed write that nobody was told of yet
+        # Failed writes that nobody was told of yet, by the array concerned; None for the files themselves.
+        self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
         self.on_closing: Callable[[], None] = lambda: None
         self.deduplicated_bytes = self.live_bytes = self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
-        self._ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
+        self.ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
         self._retiring = False
         self._posted: collections.deque[Handle | Post] = collections.deque()
 
@@ -65,7 +61,7 @@ class Account:
         while self._posted:
             if not self.lock.acquire(blocking=False):
                 # Whoever holds it may release it, in a wait, without looking again: the writer looks.
-                self.writer_bell.ring()
+                self.bell.ring()
                 return
             try:
                 self.drain()
@@ -91,38 +87,35 @@ class Account:
 
     def _lease_ended(self) -> None:
         """Called when an array read back died, in any thread, perhaps in a locked section of it."""
-        self.prefetcher_bell.ring()
-        if self.waiting_puts:
-            self.writer_bell.ring()
+        self.bell.ring()
 
     # Life
 
     def settle(self, who: str) -> None:
         """See to what was posted, and make sure that the store is open."""
         self.drain()
-        if self._ended is not None:
-            raise SpillError(f"{who}: {self._ended}") from self._ended
+        if self.ended is not None:
+            raise SpillError(f"{who}: {self.ended}") from self.ended
         if self.closing:
             raise closed_error(who)
 
     def raise_failure(self) -> None:
-        """Raise the error of a failed write, once."""
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
+        """Raise the error of failed writes, once."""
+        if self.failures:
+            failures, self.failures = self.failures, {}
+            raise next(iter(failures.values()))
 
     def close(self) -> None:
         """Let everybody who waits or works know that the store closes."""
         if not self.closing:
             self.closing = True
-            self.prefetcher_bell.ring()
-            self.writer_bell.ring()
+            self.bell.ring()
             self.changed.notify_all()
             self.on_closing()
 
     def end(self, why: SpillError) -> None:
         """Make the store unusable: a thread died, or this is a forked child."""
-        self._ended = why
+        self.ended = why
         self.changed.notify_all()
 
     def clear(self) -> None:
@@ -143,7 +136,7 @@ class Account:
         self._posted.clear()
         self.live_bytes = self.readers = self.waiting_puts = 0
         self.closing = True
-        self._ended = why
+        self.ended = why
 
     def _make_locks(self) -> None:
         self.lock = threading.Lock()
@@ -193,14 +186,13 @@ class Account:
         if entry.key is not None:
             del self._by_key[entry.key]
         self.live_bytes -= entry.nbytes
+        self.failures.pop(entry, None)
         self.cache.remove(entry)
         self.free_extent(entry)
-        self.prefetcher_bell.ring()
+        self.bell.ring()
 
     def free_extent(self, entry: Entry) -> None:
         """Give the space of an entry without references back, once nobody reads it."""
         if entry.extent is not None and not entry.readers:
             self.freed.append(entry.extent)
             entry.extent = None
-            if not self.entries or len(self.freed) >= _FREED_BATCH:
-                self.writer_bell.ring()

@@ -11,8 +11,8 @@ from spillgrad.storage.entry import Entry, Lease, OrderedEntries
 class Cache:
     """The arrays a store holds in RAM.
 
-    Invariant: `ram_bytes` is the sum over arrays kept as they were put (`dirty`, also while being written, and `clean`,
-    on disk as well), reads under way, and arrays read back and still alive anywhere. `absent` holds what is on disk
+    Invariant: `ram_bytes` is the sum over arrays kept as they were put (`dirty`, being written, and `clean`, on disk
+    as well), reads under way, and arrays read back and still alive anywhere. `absent` holds what is on disk
     only. `pinned_bytes` is the part of it that only callers can free. Everything is guarded by the store's lock, but
     for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is posted there.
     """
@@ -37,14 +37,24 @@ class Cache:
         self.dirty.add(entry)
         self.dirty_bytes += entry.nbytes
 
-    def written(self, entry: Entry) -> None:
-        """Note that `entry` is on disk now."""
+    def begin_write(self, entry: Entry) -> None:
+        """Note that `entry` is being written; it stays in RAM."""
+        entry.writing = True
         if self.dirty.discard(entry):
             self.dirty_bytes -= entry.nbytes
-            self.clean.add(entry)
-        else:  # the caller's memory is not ours to keep
+
+    def written(self, entry: Entry) -> None:
+        """Note that `entry` is on disk now."""
+        if entry.uncounted:  # the caller's memory is not ours to keep
             self.release(entry)
             self.absent.add(entry)
+        else:
+            self.clean.add(entry)
+
+    def write_failed(self, entry: Entry) -> None:
+        """Note that `entry` is not on disk after all."""
+        self.dirty.add(entry)
+        self.dirty_bytes += entry.nbytes
 
     def remove(self, entry: Entry) -> None:
         """Let go of `entry`, which will not be asked for again; while it is being written, its bytes stay counted."""

@@ -5,7 +5,7 @@ import math
 # Smaller chunks fit into more holes of the file (`test_segment.py`), larger ones cost less to create.
 CHUNK_BYTES = 256 << 10
 # Pieces of this size keep the checksum in cache and the system calls few.
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 8 << 20
 PAGE_BYTES = 4096
 # Chunk sizes are 32-bit in files that HDF5 1.8 can read.
 _MAX_CHUNK_BYTES = (1 << 32) - 1

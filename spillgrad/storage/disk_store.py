@@ -28,9 +28,11 @@ _KEEP_EMPTY_S = 5.0
 class DiskStore:
     """Keeps arrays in RAM up to `ram_budget` bytes and in HDF5 files below `directory` beyond it.
 
-    Two threads start when they are first needed: the writer, which alone touches the files' structure, moves the oldest
-    arrays to disk; the prefetcher brings the newest of those back once arrays are asked for again. What they share with
-    callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
+    A thread starts when it is first needed: the writer, which alone touches the files' structure. It has the process's
+    I/O threads bring the oldest arrays to disk, and the newest of those back once arrays are asked for again. What they
+    share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
+
+    `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array. No method waits for anything but progress of these threads, and they wait for no caller.
@@ -46,16 +48,20 @@ class DiskStore:
         *,
         ram_budget: int | str,
         segment_bytes: int = SEGMENT_BYTES,
+        direct_io: bool | None = None,
+        checksums: bool = True,
     ) -> None:
         self._account = Account(parse_bytes(ram_budget))
         run = _make_run(directory)
         self._directory = run.path
-        self._segments = SegmentSet(run.path, segment_bytes)
+        self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
         self._lifecycle = Lifecycle(self._account, self._segments, run)
         self._loader = Loader(self._account, run.path)
-        self._writer = Writer(self._account, self._segments, run.path, _KEEP_EMPTY_S, self._lifecycle.end)
         self._prefetcher = Prefetcher(self._account, self._loader)
-        self._lifecycle.watch(self._writer.worker, self._prefetcher.worker)
+        self._writer = Writer(
+            self._account, self._segments, self._prefetcher, run.path, _KEEP_EMPTY_S, self._lifecycle.end
+        )
+        self._lifecycle.watch(self._writer.worker)
         self._packed_bytes = self._hits = self._misses = 0
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 

@@ -23,26 +23,25 @@ class Lifecycle:
         self._account = account
         self._segments = segments
         self._run = run
-        self._workers: list[Worker] = []
+        self._worker: Worker
         self._ended = False
         self._failure: OSError | None = None
         account.on_closing = self._closing
 
-    def watch(self, writer: Worker, prefetcher: Worker) -> None:
-        """Take charge of the threads."""
-        self._workers = [writer, prefetcher]
+    def watch(self, worker: Worker) -> None:
+        """Take charge of the writer's thread."""
+        self._worker = worker
         _open.add(self)
         _close_at_exit()
 
     def close(self) -> None:
-        """Stop the threads, free everything and remove the files.
+        """Stop the thread, free everything and remove the files.
 
         Raises OSError, once, when they cannot be removed.
         """
         with self._account.lock:
             self._account.close()
-        for worker in self._workers:
-            worker.join()
+        self._worker.join()
         with self._account.lock:
             self.end()  # the writer did, unless it died
             failure, self._failure = self._failure, None
@@ -73,11 +72,10 @@ class Lifecycle:
         self._account.forget(
             SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
         )
-        for worker in self._workers:
-            worker.forget()
+        self._worker.forget()
 
     def _closing(self) -> None:
-        if not self._workers[0].started:
+        if not self._worker.started:
             self.end()
 
 

@@ -1,11 +1,15 @@
 """Bring arrays back before they are asked for."""
 
+import functools
 from collections.abc import Iterable
 
+from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.loader import Loader
-from spillgrad.storage.worker import Worker
+
+# Loads under way: while one waits for the disk, the next one's checksum is verified.
+_LOADING_MAX = 2
 
 
 class Prefetcher:
@@ -19,7 +23,7 @@ class Prefetcher:
         self._account = account
         self._loader = loader
         self._requested: dict[Entry, None] = {}  # in the order asked for
-        self.worker = Worker("spillgrad-prefetcher", account, self._loop)
+        self._loading = 0
 
     def request(self, entries: Iterable[Entry]) -> None:
         """Load these next, in this order."""
@@ -27,25 +31,25 @@ class Prefetcher:
         self.wake()
 
     def wake(self) -> None:
-        """Start loading if there is anything to load."""
+        """Have the writer's thread, which sees when there is room, look for something to load."""
         if self._requested or (self._account.cache.cursor is not None and self._account.cache.absent):
-            self.worker.start()
-            self._account.prefetcher_bell.ring()
+            self._account.bell.ring()
 
-    def _loop(self) -> None:
-        account = self._account
-        while True:
-            with account.lock:
-                account.drain()
-                if account.closing:
-                    return
-                entry = self._next()
-                if entry is not None:
-                    self._loader.begin(entry, pinned=False)
+    def start_loads(self) -> None:
+        """Have I/O threads load what there is room for. Called by the writer's thread, with the lock held."""
+        while self._loading < _LOADING_MAX:
+            entry = self._next()
             if entry is None:
-                account.prefetcher_bell.wait()
-            else:
-                self._loader.prefetch(entry)
+                return
+            self._loader.begin(entry, pinned=False)
+            self._loading += 1
+            io_threads.submit(self._account, functools.partial(self._load, entry))
+
+    def _load(self, entry: Entry) -> None:
+        self._loader.prefetch(entry)
+        with self._account.lock:
+            self._loading -= 1
+        self._account.bell.ring()
 
     def _next(self) -> Entry | None:
         cache = self._account.cache

@@ -36,6 +36,7 @@ from spillgrad.errors import SpillCorruptionError
 from spillgrad.storage import hdf5
 from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_length, chunk_shape, join_pieces
 from spillgrad.storage.hdf5_types import hdf5_type
+from spillgrad.storage.payload import PayloadFile
 from spillgrad.storage.store import Label
 from spillgrad.storage.structure_file import StructureFile
 
@@ -49,16 +50,24 @@ _ARRAYS_PER_BLOCK = 16
 _BLOCK = b"block"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class Extent:
     """Where one array lies: its dataset, and the pieces of the file that hold its bytes."""
 
     segment: "Segment"
-    dataset: str
+    dataset: str  # its name in the file
+    sequence: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     pieces: tuple[Piece, ...]
     allocated_bytes: int
-    checksum: int
     label: Label
+    checksum: int | None = None  # of what was written
+    described: bool = False  # the file says what it holds
+
+    def write(self, array: np.ndarray) -> None:
+        """Store the bytes of a C-contiguous array. Raises OSError when the disk refuses."""
+        self.segment.write(self, array)
 
     def read(self, into: np.ndarray) -> None:
         """Fill a C-contiguous array with the stored bytes.
@@ -73,30 +82,35 @@ class Segment:
 
     Invariant: HDF5 gives every chunk its place when a dataset is created (early allocation, no fill values) and never
     reads or writes a payload itself; place is given back only by `free`. All methods belong to one thread, the owner,
-    but for `read`, which any thread may call while the extent is not freed.
+    but for `write` and `read`, which any thread may call while the extent is not freed, and `disk_bytes`.
+
+    Once a write failed no array comes any more: HDF5 would offer the place that the disk refuses again and again.
     """
 
-    def __init__(self, path: str, capacity_bytes: int) -> None:
+    def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
         self.path = path
+        self._checksums = checksums
+        self._undescribed: set[Extent] = set()
         self.capacity_bytes = capacity_bytes
         self.live_bytes = 0
         self.live_datasets = 0
+        self._full = False
         self._failed = False
         self._structure_for = 0  # as many arrays have their structure in blocks of its own
         abandon_at_exit()
         access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
         access.set_alignment(PAGE_BYTES, PAGE_BYTES)
         access.set_fclose_degree(hdf5.h5f.CLOSE_STRONG)
-        with _opening:
+        with _opening, contextlib.ExitStack() as undo:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                self._structure = StructureFile(self._fd)
-                access.set_fileobj_driver(hdf5.h5fd.fileobj_driver, self._structure)
-                self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
-            except BaseException:
-                os.close(self._fd)
-                os.unlink(path)
-                raise
+            undo.callback(os.unlink, path)
+            undo.callback(os.close, self._fd)
+            self._payload = PayloadFile(path, self._fd, direct_io)
+            undo.callback(self._payload.close)
+            self._structure = StructureFile(self._fd)
+            access.set_fileobj_driver(hdf5.h5fd.fileobj_driver, self._structure)
+            self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
+            undo.pop_all()
             _open.add(self)
 
     @property
@@ -104,39 +118,58 @@ class Segment:
         """Whether the structure could not be read or written: live arrays stay readable here, but no more come."""
         return self._failed or self._structure.error is not None
 
-    def write(self, array: np.ndarray, dataset: str, label: Label) -> Extent:
-        """Store a C-contiguous array as a new dataset.
+    @property
+    def closed_to_more(self) -> bool:
+        """Whether no array may come any more."""
+        return self._full or self.broken
 
-        Raises OSError when the disk refuses; the dataset is then gone again.
+    def place(self, array: np.ndarray, sequence: int, label: Label) -> Extent:
+        """Make a dataset for a C-contiguous array, whose bytes `write` then stores.
+
+        Raises OSError when the disk refuses.
         """
+        dataset = _dataset_name(sequence)
         with self._block_of_structure():
-            found, pieces, allocated = self._create(array, dataset)
-        try:
-            checksum = self._write_payload(array, pieces)
-            with self._structural_change():
-                _describe(found, array, label, int(dataset), checksum)
-        except BaseException:
-            del found
-            self._unlink(dataset.encode())
-            raise
+            pieces, allocated = self._create(array, dataset)
+        extent = Extent(self, dataset, sequence, array.shape, array.dtype, tuple(pieces), allocated, label)
         self.live_bytes += allocated
         self.live_datasets += 1
-        return Extent(self, dataset, tuple(pieces), allocated, checksum, label)
+        self._undescribed.add(extent)
+        return extent
+
+    def place_again(self, extent: Extent, sequence: int, label: Label) -> Extent:
+        """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
+        self._undescribed.discard(extent)
+        extent = dataclasses.replace(extent, sequence=sequence, label=label, checksum=None)
+        self._undescribed.add(extent)
+        return extent
+
+    def write(self, extent: Extent, array: np.ndarray) -> None:
+        """Store the bytes of `array` in `extent`."""
+        payload = array.reshape(-1).view(np.uint8).data
+        digest = xxhash.xxh3_64()
+        for file_offset, array_offset, nbytes in extent.pieces:
+            if self._checksums:
+                digest.update(payload[array_offset : array_offset + nbytes])
+            try:
+                self._payload.write(array, array_offset, nbytes, file_offset)
+            except OSError:
+                self._full = True
+                raise
+        if self._checksums:
+            extent.checksum = digest.intdigest()
 
     def read(self, extent: Extent, into: np.ndarray) -> None:
         """Fill `into`, C-contiguous, from `extent`, and verify the checksum."""
         payload = into.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
         for file_offset, array_offset, nbytes in extent.pieces:
-            piece = payload[array_offset : array_offset + nbytes]
-            done = 0
-            while done < nbytes:
-                count = os.preadv(self._fd, [piece[done:]], file_offset + done)
-                if count == 0:
-                    raise self._corrupt(extent, f"the file ends {nbytes - done} bytes too early")
-                done += count
-            digest.update(piece)
-        if digest.intdigest() != extent.checksum:
+            count = self._payload.read(into, array_offset, nbytes, file_offset)
+            if count < nbytes:
+                raise self._corrupt(extent, f"the file ends {nbytes - count} bytes too early")
+            if extent.checksum is not None:
+                digest.update(payload[array_offset : array_offset + nbytes])
+        if extent.checksum not in (None, digest.intdigest()):
             raise self._corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
 
     def free(self, extent: Extent) -> None:
@@ -146,15 +179,18 @@ class Segment:
         """
         self.live_bytes -= extent.allocated_bytes
         self.live_datasets -= 1
+        self._undescribed.discard(extent)
         self._unlink(extent.dataset.encode())
 
     def flush(self) -> None:
-        """Write HDF5's structure out, so that plain h5py finds every dataset.
+        """Write HDF5's structure out, so that plain h5py finds every dataset; no write may be under way.
 
         Raises OSError when it cannot be written, now or earlier.
         """
         if not self.broken:
             with self._structural_change():
+                while self._undescribed:
+                    _describe(self._file, self._undescribed.pop())
                 hdf5.h5f.flush(self._file, hdf5.h5f.SCOPE_LOCAL)
         if self.broken:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
@@ -181,6 +217,7 @@ class Segment:
             if self in _open:
                 self._structure.abandon()
                 self._file.close()
+                self._payload.close()
                 os.close(self._fd)
                 _open.discard(self)
 
@@ -220,7 +257,7 @@ class Segment:
             with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
                 self._file.unlink(dataset)
 
-    def _create(self, array: np.ndarray, dataset: str) -> tuple[Any, list[Piece], int]:
+    def _create(self, array: np.ndarray, dataset: str) -> tuple[list[Piece], int]:
         kind = hdf5_type(array.dtype)
         layout = hdf5.h5p.create(hdf5.h5p.DATASET_CREATE)
         layout.set_alloc_time(hdf5.h5d.ALLOC_TIME_EARLY)
@@ -230,7 +267,7 @@ class Segment:
             space = hdf5.h5s.create(hdf5.h5s.SCALAR)
             with self._structural_change():
                 found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
-                return found, [(found.get_offset(), 0, array.nbytes)], array.nbytes
+                return [(found.get_offset(), 0, array.nbytes)], array.nbytes
         chunk, axis = chunk_shape(array.shape, array.itemsize)
         layout.set_chunk(chunk)
         limits = [hdf5.h5s.UNLIMITED if i == axis else n for i, n in enumerate(array.shape)]
@@ -249,18 +286,7 @@ class Segment:
         with self._structural_change():
             found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
             found.chunk_iter(place)
-        return found, join_pieces(pieces), allocated
-
-    def _write_payload(self, array: np.ndarray, pieces: list[Piece]) -> int:
-        payload = array.reshape(-1).view(np.uint8).data
-        digest = xxhash.xxh3_64()
-        for file_offset, array_offset, nbytes in pieces:
-            piece = payload[array_offset : array_offset + nbytes]
-            digest.update(piece)
-            while piece:
-                written = os.pwrite(self._fd, piece, file_offset)
-                piece, file_offset = piece[written:], file_offset + written
-        return digest.intdigest()
+        return join_pieces(pieces), allocated
 
     def _corrupt(self, extent: Extent, what: str) -> SpillCorruptionError:
         return SpillCorruptionError(
@@ -269,23 +295,33 @@ class Segment:
         )
 
 
-def _describe(dataset: Any, array: np.ndarray, label: Label, sequence: int, checksum: int) -> None:
+def _dataset_name(sequence: int) -> str:
+    return f"{sequence:08d}"
+
+
+def _describe(file: Any, extent: Extent) -> None:
     """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+    if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
+        name = _dataset_name(extent.sequence)
+        file.links.move(extent.dataset.encode(), file, name.encode())
+        extent.dataset = name
     text = json.dumps(
         {
             "format": FORMAT_VERSION,
-            "sequence": sequence,
-            **vars(label),
-            "dtype": array.dtype.name,
-            "shape": array.shape,
-            "xxh3_64": f"{checksum:016x}",
+            "sequence": extent.sequence,
+            **vars(extent.label),
+            "dtype": extent.dtype.name,
+            "shape": extent.shape,
+            "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
         }
     ).encode()
     kind = hdf5.h5t.C_S1.copy()
     kind.set_size(len(text))
     kind.set_cset(hdf5.h5t.CSET_UTF8)
+    dataset = hdf5.h5d.open(file, extent.dataset.encode())
     attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
     attribute.write(np.array(text), mtype=kind)
+    extent.described = True
 
 
 # HDF5 closes the files it finds open when the process ends, through an interpreter that is gone by then; and a forked

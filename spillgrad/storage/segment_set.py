@@ -1,10 +1,13 @@
 """The segment files of one run: which of them an array goes to, and when one may go."""
 
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from spillgrad.storage.direct_io import direct_io_pays
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label
@@ -12,83 +15,125 @@ from spillgrad.storage.store import Label
 SEGMENT_BYTES = 256 << 20
 
 
+_Form = tuple[tuple[int, ...], np.dtype[Any]]
+
+
 class SegmentSet:
     """Segments of bounded size, filled first to last, so that freed space is used again before a file grows.
 
-    All methods belong to the owner thread, but for the counters `disk_bytes` and `peak_disk_bytes`.
+    A training step stores what the last one did, so the place of an array that is gone waits for one of its shape and
+    dtype: HDF5 takes 200 microseconds to give a place up and make another. All that wait are given up when an array
+    comes that fits none, lest files grow.
+
+    All methods belong to the owner thread, but for `measure` and the counters `disk_bytes` and `peak_disk_bytes`, which
+    a lock guards.
     """
 
-    def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, directory: Path, segment_bytes: int, *, direct_io: bool | None, checksums: bool) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._direct_io = direct_io
+        self._checksums = checksums
+        self._measuring = threading.Lock()
+        self._waiting: dict[_Form, list[Extent]] = {}
         self._segments: list[Segment] = []
         self._disk_bytes: dict[Segment, int] = {}
         self._made = 0
         self.disk_bytes = 0
         self.peak_disk_bytes = 0
 
-    def write(self, array: np.ndarray, sequence: int, label: Label) -> Extent:
-        """Store a C-contiguous array in the first segment with room for it, or in a new one.
+    def place(self, array: np.ndarray, sequence: int, label: Label) -> Extent:
+        """Make a place for a C-contiguous array in the first segment with room for it, or in a new one.
 
         Raises OSError when the disk refuses.
         """
+        waiting = self._waiting.get((array.shape, array.dtype))
+        if waiting and not waiting[-1].segment.closed_to_more:
+            extent = waiting.pop()
+            return extent.segment.place_again(extent, sequence, label)
+        self._free_waiting()
         segment = self._with_room(array.nbytes)
         try:
-            return segment.write(array, f"{sequence:08d}", label)
+            return segment.place(array, sequence, label)
         finally:
-            self._measure(segment)
+            self.measure(segment)
 
     def free(self, extent: Extent) -> None:
         """Make the space of `extent` free for other arrays."""
+        if extent.segment.closed_to_more:
+            self._free_waiting()
+            self._free(extent)
+        elif extent.described:
+            self._free(extent)
+        else:
+            self._waiting.setdefault((extent.shape, extent.dtype), []).append(extent)
+
+    def _free_waiting(self) -> None:
+        for extents in self._waiting.values():
+            for extent in extents:
+                self._free(extent)
+        self._waiting.clear()
+
+    def _free(self, extent: Extent) -> None:
         segment = extent.segment
         segment.free(extent)
-        if segment.broken and not segment.live_datasets:  # nothing will come any more
+        if segment.closed_to_more and not segment.live_datasets:
             self._remove(segment)
         else:
-            self._measure(segment)
+            self.measure(segment)
 
     def flush(self) -> None:
         """Write the structure of every segment out.
 
         Raises OSError when the disk refuses.
         """
+        self._free_waiting()
         for segment in self._segments:
             segment.flush()
-            self._measure(segment)
+            self.measure(segment)
 
-    def has_empty(self) -> bool:
-        """Return whether some segment holds nothing live."""
-        return any(segment.live_datasets == 0 for segment in self._segments)
+    def has_unused(self) -> bool:
+        """Return whether some place waits for an array, or some segment holds nothing."""
+        return bool(self._waiting) or any(segment.live_datasets == 0 for segment in self._segments)
 
-    def remove_empty(self) -> None:
-        """Remove every segment that holds nothing live."""
+    def remove_unused(self) -> None:
+        """Give up every waiting place, and remove every segment that holds nothing."""
+        self._free_waiting()
         for segment in [segment for segment in self._segments if segment.live_datasets == 0]:
             self._remove(segment)
 
     def close(self) -> None:
         """Remove every segment."""
+        self._waiting.clear()
         for segment in list(self._segments):
             self._remove(segment)
 
     def _with_room(self, nbytes: int) -> Segment:
         for segment in self._segments:
             fits = segment.live_bytes + nbytes <= segment.capacity_bytes or segment.live_datasets == 0
-            if fits and not segment.broken:
+            if fits and not segment.closed_to_more:
                 # The file of one large array keeps its blocks: that much is used again before another file grows.
                 segment.capacity_bytes = max(segment.capacity_bytes, nbytes)
                 return segment
-        segment = Segment(os.fspath(self._directory / segment_name(self._made)), max(self._segment_bytes, nbytes))
+        if self._direct_io is None:
+            self._direct_io = direct_io_pays(self._directory)
+        path = os.fspath(self._directory / segment_name(self._made))
+        capacity_bytes = max(self._segment_bytes, nbytes)
+        segment = Segment(path, capacity_bytes, direct_io=self._direct_io, checksums=self._checksums)
         self._made += 1
         self._segments.append(segment)
         return segment
 
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)
-        self.disk_bytes -= self._disk_bytes.pop(segment, 0)
+        with self._measuring:
+            self.disk_bytes -= self._disk_bytes.pop(segment, 0)
         segment.discard()
 
-    def _measure(self, segment: Segment) -> None:
-        nbytes = segment.disk_bytes()
-        self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
-        self._disk_bytes[segment] = nbytes
-        self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)
+    def measure(self, segment: Segment) -> None:
+        """Look how much of the disk a segment takes; any thread may, while it holds something live."""
+        with self._measuring:
+            nbytes = segment.disk_bytes()
+            self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
+            self._disk_bytes[segment] = nbytes
+            self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)

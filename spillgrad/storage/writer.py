@@ -1,6 +1,7 @@
 """Move arrays from RAM to disk: the one thread that touches the structure of the files."""
 
 import collections
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import cast
 import numpy as np
 
 from spillgrad.errors import SpillError
+from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.io_error import io_error
+from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.store import changed_error
@@ -19,20 +22,31 @@ from spillgrad.storage.worker import Worker
 
 # Writing begins when this part of the budget is full of arrays that are not on disk yet; the rest absorbs bursts.
 _HIGH_WATER = 0.5
+# Arrays with a place whose bytes are not all there yet: enough that no I/O thread waits for this one.
+_MOVING_MAX = 4
 
 
 class Writer:
     """Writes the oldest arrays first, gives freed extents back, flushes, and at last runs `on_end`.
 
-    An array whose write failed stays in RAM; the next `put` or `flush` raises, once, and it is tried again after that.
-    The fields are guarded by the account's lock; I/O and callbacks of callers run without it.
+    Its thread finds a place for each array, and an I/O thread stores the bytes there; it also starts what the
+    prefetcher wants. An array whose write failed stays
+    in RAM; the next `put` or `flush` raises, once, and it is tried again after that. The fields are guarded by the
+    account's lock; I/O and callbacks of callers run without it.
     """
 
     def __init__(
-        self, account: Account, segments: SegmentSet, directory: Path, keep_empty_s: float, on_end: Callable[[], None]
+        self,
+        account: Account,
+        segments: SegmentSet,
+        prefetcher: Prefetcher,
+        directory: Path,
+        keep_empty_s: float,
+        on_end: Callable[[], None],
     ) -> None:
         self._account = account
         self._segments = segments
+        self._prefetcher = prefetcher
         self._directory = directory
         self._keep_empty_s = keep_empty_s
         self._on_end = on_end
@@ -41,6 +55,7 @@ class Writer:
         self._flush_before = self._flush_asked = self._flush_done = 0
         self.written_bytes = 0
         self.wait_s = 0.0
+        self._moving = 0
         self.worker = Worker("spillgrad-writer", account, self._loop)
 
     # What callers do, with the lock held
@@ -48,7 +63,7 @@ class Writer:
     def wake(self) -> None:
         """Look for something to write."""
         self.worker.start()
-        self._account.writer_bell.ring()
+        self._account.bell.ring()
 
     def wake_if_behind(self) -> None:
         """Look for something to write if much of the budget is not on disk yet."""
@@ -97,7 +112,7 @@ class Writer:
         account = self._account
         before = account.sequence
         ticket = None
-        while ticket is None or self._flush_done < ticket or self._dirty_before(before):
+        while ticket is None or self._flush_done < ticket or self._dirty_before(before) is not None:
             account.raise_failure()
             if ticket is None or self._flush_done >= ticket:
                 self._flush_asked = ticket = self._flush_asked + 1
@@ -107,10 +122,6 @@ class Writer:
             account.settle("flush")
         account.raise_failure()
 
-    def _dirty_before(self, sequence: int) -> bool:
-        oldest = self._account.cache.dirty.oldest()
-        return oldest is not None and oldest.sequence < sequence
-
     # What the thread does
 
     def _loop(self) -> None:
@@ -119,77 +130,110 @@ class Writer:
             with account.lock:
                 account.drain()
                 closing = account.closing
+                if not closing:
+                    self._prefetcher.start_loads()
                 entry = None if closing else self._next()
                 freed, account.freed = account.freed, []
-                flush = self._flush_asked if entry is None and self._flush_done < self._flush_asked else None
+                flush = self._flush_asked if entry is None and self._can_flush() else None
             if closing:
                 break
             for extent in freed:
                 self._segments.free(extent)
             if entry is not None:
-                self._write(entry)
+                self._place(entry)
             elif flush is not None:
                 self._flush(flush)
-            elif not account.writer_bell.wait(self._keep_empty_s if self._segments.has_empty() else None):
-                self._segments.remove_empty()
+            elif not account.bell.wait(self._keep_empty_s if self._segments.has_unused() else None):
+                self._segments.remove_unused()
         with account.lock:
-            while account.readers:
+            while (account.readers or self._moving) and not account.ended:
                 account.changed.wait()
             self._on_end()
 
     def _next(self) -> Entry | None:
-        while self._urgent:
+        """Choose what to write next, and begin with it."""
+        account = self._account
+        if self._moving == _MOVING_MAX:
+            return None
+        entry = None
+        while self._urgent and entry is None:
             urgent = self._urgent.popleft()
-            if urgent.references > 0:
-                urgent.writing = True
-                return urgent
-        cache = self._account.cache
-        entry = cache.dirty.oldest()
-        if entry is None or self._account.failure is not None:
-            return None
-        # Once arrays are asked for, the newest go next: writing them would be for nothing.
-        ahead = cache.cursor is None and cache.dirty_bytes > self._high_water_bytes
-        flushing = entry.sequence < self._flush_before and self._flush_done < self._flush_asked
-        if not (ahead or flushing or self._account.waiting_puts):
-            return None
-        entry.writing = True
+            entry = urgent if urgent.references > 0 else None
+        if entry is None and not account.failures:
+            cache = account.cache
+            # Once arrays are asked for, the newest go next: writing them would be for nothing.
+            ahead = cache.cursor is None and cache.dirty_bytes > self._high_water_bytes
+            if self._flush_done < self._flush_asked:
+                entry = self._dirty_before(self._flush_before)
+            elif ahead or account.waiting_puts:
+                entry = cache.dirty.oldest()
+        if entry is not None:
+            account.cache.begin_write(entry)
+            self._moving += 1
         return entry
 
-    def _write(self, entry: Entry) -> None:
-        """Write one array; it can be got meanwhile. Called without the lock."""
-        extent = error = None
+    def _can_flush(self) -> bool:
+        return self._flush_done < self._flush_asked and not self._moving
+
+    def _dirty_before(self, sequence: int) -> Entry | None:
+        oldest = self._account.cache.dirty.oldest()
+        return oldest if oldest is not None and oldest.sequence < sequence else None
+
+    def _place(self, entry: Entry) -> None:
+        """Find a place for an array and have an I/O thread fill it. Called without the lock."""
         try:
             # Held by the entry while it is being written, even when it is dropped.
-            extent = self._segments.write(cast(np.ndarray, entry.array), entry.sequence, entry.label)
+            extent = self._segments.place(cast(np.ndarray, entry.array), entry.sequence, entry.label)
+        except Exception as caught:
+            self._written(entry, None, io_error("write", entry, self._directory, caught))
+            return
+        io_threads.submit(self._account, functools.partial(self._move, entry, extent))
+
+    # What an I/O thread does
+
+    def _move(self, entry: Entry, extent: Extent) -> None:
+        """Store the bytes of an array, which can be got meanwhile."""
+        error = None
+        unchanged = True
+        try:
+            extent.write(cast(np.ndarray, entry.array))
+            self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:
             error = io_error("write", entry, self._directory, caught)
+        self._written(entry, extent, error, unchanged)
+
+    def _written(
+        self, entry: Entry, extent: Extent | None, error: SpillError | None = None, unchanged: bool = True
+    ) -> None:
+        """Note how a write ended. Called without the lock."""
         account = self._account
         with account.lock:
+            self._moving -= 1
             entry.writing = False
-            if extent is not None:
-                self.written_bytes += entry.nbytes
             if error is not None:
-                self._write_failed(entry, extent, error)
+                self._write_failed(entry, error)
             elif entry.references > 0 and entry.error is None and unchanged:
-                entry.extent = extent
+                self.written_bytes += entry.nbytes
+                entry.extent, extent = extent, None
                 account.cache.written(entry)
             else:
+                self.written_bytes += entry.nbytes
                 if entry.references > 0 and entry.error is None:
                     entry.error = changed_error(entry)
                 account.cache.remove(entry)
-                if extent is not None:
-                    account.freed.append(extent)
+            if extent is not None:
+                account.freed.append(extent)
             account.changed.notify_all()
+        account.bell.ring()
 
-    def _write_failed(self, entry: Entry, extent: Extent | None, error: SpillError) -> None:
-        if extent is not None:
-            self._account.freed.append(extent)
+    def _write_failed(self, entry: Entry, error: SpillError) -> None:
         if entry.uncounted:
             entry.error = error
         elif entry.references > 0:
             # Nothing is lost: the array is in RAM, and is written when somebody next has to wait for it.
-            self._account.failure = error
+            self._account.cache.write_failed(entry)
+            self._account.failures[entry] = error
             self._flush_done = self._flush_asked
         if entry.uncounted or entry.references <= 0:
             self._account.cache.remove(entry)
@@ -202,6 +246,7 @@ class Writer:
             error = SpillError(f"flush: could not write to {self._directory}: {caught}; free space there")
             error.__cause__ = caught
         with self._account.lock:
-            self._account.failure = self._account.failure or error
+            if error is not None:
+                self._account.failures[None] = error
             self._flush_done = asked
             self._account.changed.notify_all()

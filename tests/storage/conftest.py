@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
@@ -38,7 +39,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 def open_things() -> set[object]:
     """Stores' threads, and the files that HDF5 has open."""
-    threads = {thread for thread in threading.enumerate() if thread.name.startswith("spillgrad-")}
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("spillgrad-writer")}
     return threads | {file.name for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)}
 
 
@@ -51,7 +52,7 @@ def make_store(directory: Path) -> Iterator[Callable[..., DiskStore]]:
     """Make disk stores in `directory`, closed after the test."""
     made: list[DiskStore] = []
 
-    def make(ram_budget: int | str, **options: int) -> DiskStore:
+    def make(ram_budget: int | str, **options: Any) -> DiskStore:
         made.append(DiskStore(directory, ram_budget=ram_budget, **options))
         return made[-1]
 

@@ -269,13 +269,28 @@ def test_a_dead_thread_is_told_to_whoever_needs_it(make_store: MakeStore, monkey
     monkeypatch.setattr("threading.excepthook", lambda error: heard.set())
     store = make_store(0)
     store.put(np.ones(10))
-    store._segments.has_empty = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    store._segments.has_unused = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(SpillError, match=r"spillgrad-writer thread ended with ZeroDivisionError"):
         while True:
             store.put(np.ones(10))
     assert heard.wait(5)
     with pytest.raises(SpillError, match="make a new store"):
         store.flush()
+
+
+def test_a_defect_in_an_io_thread_is_told_and_the_thread_serves_others(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+):
+    heard = threading.Event()
+    monkeypatch.setattr("threading.excepthook", lambda error: heard.set())
+    broken, other = make_store(0), make_store(0)
+    monkeypatch.setattr(broken._writer, "_written", lambda *_: 1 / 0)
+    with pytest.raises(SpillError, match=r"spillgrad-io-\d thread met ZeroDivisionError.*; make a new store"):
+        broken.put(np.ones(10))
+    assert heard.wait(5)
+    for _ in range(4):
+        assert other.get(other.put(np.ones(10)))[9] == 1
+    broken.close()
 
 
 def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeStore):

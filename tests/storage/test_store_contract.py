@@ -18,8 +18,10 @@ from spillgrad.storage.store import Label, Store
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "memory": lambda directory: MemoryStore(),
-    "disk, nothing in RAM": lambda directory: DiskStore(directory, ram_budget=0),
+    "disk, unchecked": lambda directory: DiskStore(directory, ram_budget=0, checksums=False),
     "disk, little in RAM": lambda directory: DiskStore(directory, ram_budget="100KiB"),
+    "disk, past the page cache": lambda directory: DiskStore(directory, ram_budget=0, direct_io=True),
+    "disk, through the page cache": lambda directory: DiskStore(directory, ram_budget=0, direct_io=False),
     "disk, all in RAM": lambda directory: DiskStore(directory, ram_budget="1GiB"),
 }
 

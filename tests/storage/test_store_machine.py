@@ -191,7 +191,9 @@ def test_threads_that_do_anything_to_a_store_leave_its_account_at_zero(
         store.drop(handle)
     assert failures == []
     deadline = time.monotonic() + 10
-    while store.stats().ram_bytes and time.monotonic() < deadline:  # one may be on its way to or from the disk
+    while (
+        store.stats().ram_bytes or store._account.readers
+    ) and time.monotonic() < deadline:  # one may be on its way to or from the disk
         time.sleep(0.002)
     assert_everything_is_back(store)
 

@@ -1,0 +1,86 @@
+"""Bytes in files: the same ones past the page cache and through it, wherever they lie."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spillgrad.storage import direct_io
+from spillgrad.storage.chunks import PAGE_BYTES
+from spillgrad.storage.payload import PayloadFile
+
+RNG = np.random.default_rng(0)
+CAPACITY = 8 * PAGE_BYTES
+
+
+def pages(lead: int = 0) -> np.ndarray:
+    """Random bytes that begin `lead` bytes behind a page's address."""
+    memory = np.frombuffer(mmap.mmap(-1, CAPACITY + PAGE_BYTES), np.uint8)[lead : lead + CAPACITY]
+    memory[:] = RNG.integers(0, 256, CAPACITY, np.uint8)
+    return memory
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    found = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield found
+    os.close(found)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("lead", [0, 24])
+@pytest.mark.parametrize("file_offset", [0, 5 * PAGE_BYTES, 777])
+@pytest.mark.parametrize("nbytes", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 5 * PAGE_BYTES + 100])
+def test_what_is_written_is_read_back(
+    tmp_path: Path, descriptor: int, direct: bool, lead: int, file_offset: int, nbytes: int
+):
+    file = PayloadFile(str(tmp_path / "file"), descriptor, direct)
+    written, read = pages(lead), pages(lead)
+    before = read.copy()
+    start = PAGE_BYTES
+    file.write(written, start, nbytes, file_offset)
+    assert os.pread(descriptor, nbytes, file_offset) == written[start : start + nbytes].tobytes()
+    assert file.read(read, start, nbytes, file_offset) == nbytes
+    file.close()
+    before[start : start + nbytes] = written[start : start + nbytes]
+    np.testing.assert_array_equal(read, before)  # and nothing around it
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_that_ends_early_gives_what_there_is(tmp_path: Path, descriptor: int, direct: bool):
+    written, read = pages(), pages()
+    os.pwrite(descriptor, written[:5000], 0)
+    file = PayloadFile(str(tmp_path / "file"), descriptor, direct)
+    assert file.read(read, 0, CAPACITY, 0) == 5000
+    file.close()
+    np.testing.assert_array_equal(read[:5000], written[:5000])
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_that_cannot_grow_raises(tmp_path: Path, direct: bool):
+    (tmp_path / "file").touch()
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    file = PayloadFile(str(tmp_path / "file"), descriptor, direct)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.write(pages(24), 0, 100, 0)
+    file.close()
+    os.close(descriptor)
+
+
+def test_a_file_system_without_direct_files_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct_io, "O_DIRECT", 0)
+    monkeypatch.setattr(direct_io, "_known", {})
+    assert direct_io.open_direct(tmp_path, os.O_RDONLY) is None
+    assert not direct_io.direct_io_pays(tmp_path)
+
+
+def test_a_file_system_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct_io, "_known", {})
+    (tmp_path / "other").mkdir()
+    first = direct_io.direct_io_pays(tmp_path)
+    monkeypatch.setattr(direct_io, "_measure", lambda directory: pytest.fail("measured again"))
+    assert direct_io.direct_io_pays(tmp_path / "other") is first
+    assert list(tmp_path.iterdir()) == [tmp_path / "other"]
