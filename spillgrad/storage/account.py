@@ -155,6 +155,7 @@ class Account:
         if key is not None:
             self._by_key[key] = entry
         self.live_bytes += entry.nbytes
+        self.cache.schedule.put(entry)
         return entry
 
     def known(self, key: Hashable | None) -> Entry | None:
@@ -188,6 +189,9 @@ class Account:
         self.live_bytes -= entry.nbytes
         self.failures.pop(entry, None)
         self.cache.remove(entry)
+        self.cache.schedule.drop(entry)
+        if not self.entries:
+            self.cache.schedule.end_step()
         self.free_extent(entry)
         self.bell.ring()
 

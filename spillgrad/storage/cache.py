@@ -1,11 +1,12 @@
 """Which stored arrays are in RAM, counted to the byte, and which of them leaves first."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from spillgrad.storage.entry import Entry, Lease, OrderedEntries
+from spillgrad.storage.entry import Entry, Lease, RankedEntries
+from spillgrad.storage.schedule import Schedule
 
 
 class Cache:
@@ -20,12 +21,10 @@ class Cache:
     def __init__(self, budget_bytes: int, on_lease_end: Callable[[], None]) -> None:
         self.budget_bytes = budget_bytes
         self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.dirty_bytes = 0
-        self.dirty = OrderedEntries()
-        self.clean = OrderedEntries()
-        self.absent = OrderedEntries()
-        # The step goes on in reverse order of `put`: what is needed next was put just before this. None while arrays
-        # are put.
-        self.cursor: int | None = None
+        self.dirty = RankedEntries()
+        self.clean = RankedEntries()
+        self.absent = RankedEntries()
+        self.schedule = Schedule(self._rerank)
         self._leases: dict[int, Lease] = {}
         self._ended: collections.deque[Lease] = collections.deque()
         self._on_lease_end = on_lease_end
@@ -88,15 +87,15 @@ class Cache:
         if pinned:
             self.pinned_bytes -= nbytes
 
-    def make_room(self, nbytes: int, for_sequence: int | None = None) -> bool:
+    def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
         """Evict what is on disk as well until `nbytes` more fit; return whether they do.
 
-        For a prefetch, `for_sequence` is what would come in: only what is needed later than that goes.
+        For a prefetch, `for_rank` is that of what would come in: only what is needed later goes.
         """
         self.settle()
         while self.ram_bytes + nbytes > self.budget_bytes:
             victim = self._needed_last()
-            if victim is None or (for_sequence is not None and not self._needed_after(victim, for_sequence)):
+            if victim is None or (for_rank is not None and not self._needed_after(victim, for_rank)):
                 return False
             self.clean.discard(victim)
             if victim.lease is None:
@@ -143,9 +142,22 @@ class Cache:
         self._on_lease_end()
 
     def _needed_last(self) -> Entry | None:
-        """Return the evictable entry that is needed last: the one used just now, else the oldest (Belady's rule)."""
-        used = None if self.cursor is None else self.clean.at_or_after(self.cursor)
-        return used or self.clean.oldest()
+        """Return the evictable entry needed last, by Belady's rule: one used just now, else that of the lowest rank."""
+        cursor = self.schedule.cursor
+        used = None if cursor is None else self.clean.at_or_above(cursor)
+        return used or self.clean.lowest()
 
-    def _needed_after(self, victim: Entry, sequence: int) -> bool:
-        return victim.sequence < sequence or (self.cursor is not None and victim.sequence >= self.cursor)
+    def _needed_after(self, victim: Entry, rank: int) -> bool:
+        cursor = self.schedule.cursor
+        return victim.rank < rank or (cursor is not None and victim.rank >= cursor)
+
+    def _rerank(self, ranks: Iterable[tuple[Entry, int]]) -> None:
+        """Give entries other ranks, which no other entry has."""
+        moved = []
+        for entry, rank in ranks:
+            kept_in = next((kept for kept in (self.dirty, self.clean, self.absent) if kept.discard(entry)), None)
+            moved.append((entry, rank, kept_in))
+        for entry, rank, kept_in in moved:
+            entry.rank = rank
+            if kept_in is not None:
+                kept_in.add(entry)

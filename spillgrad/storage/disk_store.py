@@ -93,7 +93,7 @@ class DiskStore:
         with account.lock:
             account.settle("put")
             account.raise_failure()
-            account.cache.cursor = None
+            account.cache.schedule.pause()
             entry = account.known(key)
             if entry is None:
                 fits = self._writer.wait_for_room(array.nbytes)
@@ -124,7 +124,7 @@ class DiskStore:
                     self._loader.wait(entry)
                     account.settle("get")
                     account.live_entry("get", handle)
-                account.cache.cursor = entry.sequence
+                account.cache.schedule.get(entry)
                 array = account.cache.find(entry)
                 unchanged = None if entry.array is None else entry.unchanged  # only what is as it was put may change
                 if array is None:

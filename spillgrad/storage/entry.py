@@ -1,8 +1,8 @@
-"""A stored array as the disk store sees it, and such entries in the order they were put."""
+"""A stored array as the disk store sees it, and such entries in the order in which they are needed."""
 
 import bisect
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class Entry(Handle):
         "key",
         "lease",
         "loading",
+        "rank",
         "readers",
         "references",
         "unchanged",
@@ -36,6 +37,7 @@ class Entry(Handle):
         self.key: Hashable | None = None
         self.unchanged: Callable[[], bool] | None = None
         self.error: SpillError | None = None  # why there is no array to get any more
+        self.rank = sequence  # the higher, the sooner it is needed
         self.references = 1
         self.readers = 0  # reads of the extent under way: it must not be freed
         self.loading = False
@@ -48,6 +50,11 @@ class Entry(Handle):
         in_ram = self.loading or self.array is not None or self.lease is not None
         return self.extent is not None and not in_ram
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether it is still to be stored."""
+        return self.references > 0 and self.extent is None and self.error is None
+
 
 class Lease(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to an array read back from disk: its bytes count until the last alias of it dies."""
@@ -57,39 +64,46 @@ class Lease(weakref.ref):  # type: ignore[type-arg]
     handed_out: bool
 
 
-class OrderedEntries:
-    """Entries in the order they were put, with the neighbours of any place in it."""
+class RankedEntries:
+    """Entries in the order of their ranks, with the neighbours of any rank; one whose rank is to change goes first."""
 
     def __init__(self) -> None:
-        self._sequences: list[int] = []
+        self._ranks: list[int] = []
         self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._ranks)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __contains__(self, entry: Entry) -> bool:
+        return self._entries.get(entry.rank) is entry
 
     def add(self, entry: Entry) -> None:
         """Add `entry`; adding it twice is allowed."""
-        if entry.sequence not in self._entries:
-            self._entries[entry.sequence] = entry
-            bisect.insort(self._sequences, entry.sequence)
+        if entry.rank not in self._entries:
+            self._entries[entry.rank] = entry
+            bisect.insort(self._ranks, entry.rank)
 
     def discard(self, entry: Entry) -> bool:
         """Remove `entry`; return whether it was there."""
-        if self._entries.pop(entry.sequence, None) is None:
+        if self._entries.get(entry.rank) is not entry:
             return False
-        del self._sequences[bisect.bisect_left(self._sequences, entry.sequence)]
+        del self._entries[entry.rank]
+        del self._ranks[bisect.bisect_left(self._ranks, entry.rank)]
         return True
 
-    def oldest(self) -> Entry | None:
-        """Return the first entry put."""
-        return self._entries[self._sequences[0]] if self._sequences else None
+    def lowest(self) -> Entry | None:
+        """Return the entry of the lowest rank."""
+        return self._entries[self._ranks[0]] if self._ranks else None
 
-    def before(self, sequence: int) -> Entry | None:
-        """Return the last entry put before `sequence`."""
-        place = bisect.bisect_left(self._sequences, sequence)
-        return self._entries[self._sequences[place - 1]] if place else None
+    def below(self, rank: int) -> Entry | None:
+        """Return the entry of the highest rank below `rank`."""
+        place = bisect.bisect_left(self._ranks, rank)
+        return self._entries[self._ranks[place - 1]] if place else None
 
-    def at_or_after(self, sequence: int) -> Entry | None:
-        """Return the first entry put at `sequence` or later."""
-        place = bisect.bisect_left(self._sequences, sequence)
-        return self._entries[self._sequences[place]] if place < len(self._sequences) else None
+    def at_or_above(self, rank: int) -> Entry | None:
+        """Return the entry of the lowest rank that is `rank` or higher."""
+        place = bisect.bisect_left(self._ranks, rank)
+        return self._entries[self._ranks[place]] if place < len(self._ranks) else None

@@ -13,7 +13,7 @@ _LOADING_MAX = 2
 
 
 class Prefetcher:
-    """Loads what was asked for in advance, then the newest array put before the one that was got last.
+    """Loads what was asked for in advance, then what the schedule expects next.
 
     It loads only what fits the budget without evicting anything that is needed sooner. Everything is guarded by the
     account's lock.
@@ -32,7 +32,7 @@ class Prefetcher:
 
     def wake(self) -> None:
         """Have the writer's thread, which sees when there is room, look for something to load."""
-        if self._requested or (self._account.cache.cursor is not None and self._account.cache.absent):
+        if self._requested or (self._account.cache.schedule.cursor is not None and self._account.cache.absent):
             self._account.bell.ring()
 
     def start_loads(self) -> None:
@@ -56,13 +56,14 @@ class Prefetcher:
         while self._requested:
             wanted = next(iter(self._requested))
             if wanted.on_disk_only and wanted.references > 0 and wanted.nbytes <= cache.budget_bytes:
-                return wanted if cache.make_room(wanted.nbytes, for_sequence=wanted.sequence) else None
+                return wanted if cache.make_room(wanted.nbytes, for_rank=wanted.rank) else None
             del self._requested[wanted]
-        if cache.cursor is None:
+        cursor = cache.schedule.cursor
+        if cursor is None:
             return None
-        entry = cache.absent.before(cache.cursor)
+        entry = cache.absent.below(cursor)
         while entry is not None and entry.nbytes > cache.budget_bytes:
-            entry = cache.absent.before(entry.sequence)
-        if entry is None or not cache.make_room(entry.nbytes, for_sequence=entry.sequence):
+            entry = cache.absent.below(entry.rank)
+        if entry is None or not cache.make_room(entry.nbytes, for_rank=entry.rank):
             return None
         return entry

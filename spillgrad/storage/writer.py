@@ -52,7 +52,8 @@ class Writer:
         self._on_end = on_end
         self._high_water_bytes = int(account.cache.budget_bytes * _HIGH_WATER)
         self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
-        self._flush_before = self._flush_asked = self._flush_done = 0
+        self._flush_asked = self._flush_done = 0
+        self._to_flush: collections.deque[Entry] = collections.deque()
         self.written_bytes = 0
         self.wait_s = 0.0
         self._moving = 0
@@ -110,13 +111,13 @@ class Writer:
     def flush(self) -> None:
         """Return when every array put before is in the files and plain h5py can read them."""
         account = self._account
-        before = account.sequence
+        wanted = list(account.entries.values())
         ticket = None
-        while ticket is None or self._flush_done < ticket or self._dirty_before(before) is not None:
+        while ticket is None or self._flush_done < ticket or any(entry.unwritten for entry in wanted):
             account.raise_failure()
             if ticket is None or self._flush_done >= ticket:
                 self._flush_asked = ticket = self._flush_asked + 1
-                self._flush_before = before
+                self._to_flush.extend(account.cache.dirty)
                 self.wake()
             account.changed.wait()
             account.settle("flush")
@@ -162,22 +163,19 @@ class Writer:
         if entry is None and not account.failures:
             cache = account.cache
             # Once arrays are asked for, the newest go next: writing them would be for nothing.
-            ahead = cache.cursor is None and cache.dirty_bytes > self._high_water_bytes
-            if self._flush_done < self._flush_asked:
-                entry = self._dirty_before(self._flush_before)
-            elif ahead or account.waiting_puts:
-                entry = cache.dirty.oldest()
+            ahead = cache.schedule.cursor is None and cache.dirty_bytes > self._high_water_bytes
+            while self._to_flush and entry is None:
+                wanted = self._to_flush.popleft()
+                entry = wanted if wanted in cache.dirty else None
+            if entry is None and self._flush_done == self._flush_asked and (ahead or account.waiting_puts):
+                entry = cache.dirty.lowest()
         if entry is not None:
             account.cache.begin_write(entry)
             self._moving += 1
         return entry
 
     def _can_flush(self) -> bool:
-        return self._flush_done < self._flush_asked and not self._moving
-
-    def _dirty_before(self, sequence: int) -> Entry | None:
-        oldest = self._account.cache.dirty.oldest()
-        return oldest if oldest is not None and oldest.sequence < sequence else None
+        return self._flush_done < self._flush_asked and not self._to_flush and not self._moving
 
     def _place(self, entry: Entry) -> None:
         """Find a place for an array and have an I/O thread fill it. Called without the lock."""
@@ -234,6 +232,7 @@ class Writer:
             # Nothing is lost: the array is in RAM, and is written when somebody next has to wait for it.
             self._account.cache.write_failed(entry)
             self._account.failures[entry] = error
+            self._to_flush.clear()
             self._flush_done = self._flush_asked
         if entry.uncounted or entry.references <= 0:
             self._account.cache.remove(entry)

@@ -1,0 +1,146 @@
+"""When each stored array will be needed: the newest first, or as in an earlier step that stored the same."""
+
+import bisect
+import collections
+import os
+import threading
+from collections.abc import Callable, Iterable
+
+from spillgrad.storage.entry import Entry
+
+# Plans that a process keeps, the last used ones, and the longest step that becomes one.
+_PLANS_MAX = 16
+_LONGEST = 1 << 16
+
+# What is known of an array when it is put: the operation that saved it, and its bytes.
+Packed = tuple[str | None, int]
+
+
+class Plan:
+    """What a step put, in order, and which of it was got, in order; arrays are counted from 0 as they were put."""
+
+    def __init__(self, packed: tuple[Packed, ...], used: tuple[int, ...]) -> None:
+        self.packed = packed
+        self.used = used
+        self._uses: list[list[int]] = [[] for _ in packed]
+        for position, number in enumerate(used):
+            self._uses[number].append(position)
+
+    def rank(self, number: int, got: int) -> int:
+        """Return the rank of an array after `got` uses of any: by its next use, or by its last if none will come."""
+        uses = self._uses[number]
+        if not uses:
+            return -1 - len(self.used) - number
+        return -1 - uses[min(bisect.bisect_left(uses, got), len(uses) - 1)]
+
+
+_plans: collections.OrderedDict[tuple[Packed, ...], Plan] = collections.OrderedDict()
+_plans_lock = threading.Lock()
+
+
+def _remember(plan: Plan) -> None:
+    with _plans_lock:
+        _plans[plan.packed] = plan
+        _plans.move_to_end(plan.packed)
+        if len(_plans) > _PLANS_MAX:
+            _plans.popitem(last=False)
+
+
+def _find(packed: list[Packed], used: list[int]) -> Plan | None:
+    """Return the last used plan that begins with what was put and got."""
+    with _plans_lock:
+        plans = list(reversed(_plans.values()))
+    begin, first_uses = tuple(packed), tuple(used)
+    for plan in plans:
+        if plan.packed[: len(begin)] == begin and plan.used[: len(first_uses)] == first_uses:
+            return plan
+    return None
+
+
+def _renew_lock() -> None:
+    """In a forked child: who held it is not here."""
+    global _plans_lock
+    _plans_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Schedule:
+    """Ranks arrays by when they will be needed: of those below the `cursor` the highest rank is next.
+
+    A step runs from the first array put into an empty store until it is empty again. A training loop repeats itself, so
+    what a step put and got becomes a plan for all stores of the process: a step that begins with the same is expected
+    to go on like it. One that follows no plan is expected to need the newest first. What has a rank at the cursor or
+    above was used; it is needed last.
+
+    Invariant: ranks of live arrays differ, and follow the plan or are their sequence numbers. The store's lock guards
+    everything.
+    """
+
+    def __init__(self, rerank: Callable[[Iterable[tuple[Entry, int]]], None]) -> None:
+        """Give ranks; `rerank` changes those of arrays that have one."""
+        self.cursor: int | None = None  # None while arrays are put
+        self._rerank = rerank
+        self._live: dict[Entry, int] = {}  # numbers
+        self._packed: list[Packed] = []
+        self._used: list[int] = []
+        self._plan: Plan | None = None
+        self._too_long = False
+
+    def put(self, entry: Entry) -> None:
+        """Rank a new array."""
+        if not self._too_long:
+            self._live[entry] = number = len(self._packed)
+            packed = (entry.label.op, entry.nbytes)
+            self._packed.append(packed)
+            plan = self._plan
+            if number == 0 or (plan is not None and (number == len(plan.packed) or plan.packed[number] != packed)):
+                self._choose_plan()
+            elif plan is not None:
+                entry.rank = plan.rank(number, len(self._used))
+            self._too_long = number == _LONGEST
+        self.pause()
+
+    def pause(self) -> None:
+        """Expect that arrays are put rather than got now, unless a plan says otherwise."""
+        if self._plan is None or not self._used:
+            self.cursor = None
+
+    def get(self, entry: Entry) -> None:
+        """Note that an array is used now."""
+        number = self._live.get(entry)
+        if number is None or self._too_long:
+            self.cursor = entry.rank
+            return
+        position = len(self._used)
+        self._used.append(number)
+        plan = self._plan
+        if plan is not None and (position == len(plan.used) or plan.used[position] != number):
+            self._choose_plan()
+            plan = self._plan
+        self.cursor = entry.rank if plan is None else -1 - position
+        if plan is not None and (rank := plan.rank(number, position + 1)) != entry.rank:
+            self._rerank([(entry, rank)])
+        self._too_long = position == _LONGEST
+
+    def drop(self, entry: Entry) -> None:
+        """Forget an array; with the last one the step ends."""
+        self._live.pop(entry, None)
+
+    def end_step(self) -> None:
+        """Remember the step: the store is empty."""
+        if self._used and not self._too_long:
+            _remember(Plan(tuple(self._packed), tuple(self._used)))
+        self._live.clear()
+        self._packed, self._used = [], []
+        self._plan, self._too_long, self.cursor = None, False, None
+
+    def _choose_plan(self) -> None:
+        before = self._plan
+        plan = self._plan = _find(self._packed, self._used)
+        if plan is not before:
+            got = len(self._used)
+            self._rerank(
+                [(e, e.sequence if plan is None else plan.rank(number, got)) for e, number in self._live.items()]
+            )

@@ -1,0 +1,177 @@
+"""What is needed when: the newest first, or as in an earlier step that stored the same."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from spillgrad.storage import schedule
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.entry import Entry
+from spillgrad.storage.schedule import Schedule
+from spillgrad.storage.store import Handle, Label
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(schedule, "_plans", type(schedule._plans)())
+    yield
+
+
+class Steps:
+    """Steps of stores that come and go; arrays are known by the letter of the operation that saved them."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.schedule = Schedule(self._rerank)
+        self.entries: dict[str, Entry] = {}
+
+    def put(self, letters: str) -> None:
+        for letter in letters:
+            entry = Entry(np.zeros(10), len(self.entries), Label(letter))
+            self.schedule.put(entry)
+            self.entries[letter] = entry
+
+    def get(self, letters: str) -> None:
+        for letter in letters:
+            self.schedule.get(self.entries[letter])
+
+    def end(self) -> None:
+        for entry in self.entries.values():
+            self.schedule.drop(entry)
+        self.schedule.end_step()
+        self.begin()
+
+    def expected(self) -> str:
+        """The arrays, what is needed next first; what was used behind what was not."""
+        cursor = self.schedule.cursor
+        ranks = {letter: entry.rank for letter, entry in self.entries.items()}
+        assert len(set(ranks.values())) == len(ranks)
+        return "".join(sorted(ranks, key=lambda x: (cursor is not None and ranks[x] >= cursor, -ranks[x])))
+
+    def _rerank(self, ranks: Iterable[tuple[Entry, int]]) -> None:
+        for entry, rank in ranks:
+            entry.rank = rank
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+def test_at_first_the_newest_is_needed_next(steps: Steps):
+    steps.put("abcde")
+    assert steps.expected() == "edcba"
+    steps.get("ed")
+    assert steps.expected() == "cbaed"
+
+
+def test_a_step_that_repeats_is_expected_to_use_the_same_in_the_same_order(steps: Steps):
+    steps.put("abcde")
+    steps.get("caade")
+    steps.end()
+    steps.put("abcde")
+    assert steps.expected() == "cadeb"
+    steps.get("c")
+    assert steps.expected() == "adebc"
+    steps.get("a")
+    assert steps.expected() == "adebc"  # once more
+    steps.get("a")
+    assert steps.expected() == "debca"
+
+
+def test_what_is_put_while_arrays_are_got_has_its_turn_too(steps: Steps):
+    for _ in range(2):
+        steps.put("ab")
+        steps.get("b")
+        expected = steps.expected()
+        steps.put("cd")
+        steps.get("cda")
+        steps.end()
+    assert expected == "ab"
+    steps.put("ab")
+    steps.get("b")
+    steps.put("cd")
+    assert steps.expected() == "cdab"
+    assert steps.schedule.cursor is not None  # the plan says that gets go on
+
+
+@pytest.mark.parametrize("other", ["abXd", "abcde"])
+def test_a_step_that_stores_something_else_is_expected_to_need_the_newest_first(steps: Steps, other: str):
+    steps.put("abcd")
+    steps.get("abcd")
+    steps.end()
+    steps.put(other)
+    assert steps.expected() == other[::-1]
+
+
+def test_a_step_that_uses_something_else_is_expected_to_need_the_newest_first(steps: Steps):
+    steps.put("abcd")
+    steps.get("abcd")
+    steps.end()
+    steps.put("abcd")
+    steps.get("ac")
+    assert steps.expected() == "badc"
+    steps.get("bd")
+    steps.end()
+    steps.put("abcd")
+    assert steps.expected() == "acbd"  # learned again
+
+
+def test_two_kinds_of_steps_that_alternate_are_both_known(steps: Steps):
+    for letters, uses in (("abc", "abc"), ("abxy", "xbya")) * 2:
+        steps.put(letters)
+        expected = steps.expected()
+        steps.get(uses)
+        steps.end()
+        if letters == "abxy":
+            seen = expected
+    assert seen == "xbya"
+    steps.put("abc")
+    assert steps.expected() == "abc"
+
+
+def test_a_step_without_uses_teaches_nothing(steps: Steps):
+    steps.put("abc")
+    steps.end()
+    assert not schedule._plans
+
+
+def test_a_process_keeps_the_last_plans_only(steps: Steps):
+    for i in range(schedule._PLANS_MAX + 3):
+        steps.put("abcdefghijklmnopqrstuvwxyz"[: i + 1])
+        steps.get("a")
+        steps.end()
+    assert len(schedule._plans) == schedule._PLANS_MAX
+
+
+def test_a_step_without_end_is_not_remembered(steps: Steps, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule, "_LONGEST", 10)
+    steps.put("abcdefghijklmnop")
+    steps.get("pon")
+    assert steps.expected() == "mlkjihgfedcbapon"
+    steps.end()
+    assert not schedule._plans
+    steps.put("ab")
+    steps.get("ab" * 10)
+    steps.end()
+    assert not schedule._plans
+
+
+def test_what_is_needed_first_stays_in_ram_from_the_second_step_on(make_store: Callable[..., DiskStore]):
+    def step() -> list[int]:
+        store = make_store("300KiB")  # a fresh one for each step
+        handles: list[Handle] = [store.put(np.full(100 << 10, i, np.uint8), label=Label(f"op{i}")) for i in range(6)]
+        store.flush()
+        hot = [i for i, handle in enumerate(handles) if not handle.on_disk_only]  # type: ignore[attr-defined]
+        for i, handle in enumerate(handles):  # not in reverse
+            assert (store.get(handle) == i).all()
+        for handle in handles:
+            store.drop(handle)
+        assert store.stats().live_bytes == 0
+        return hot
+
+    assert step() == [3, 4, 5]
+    assert 0 in step()
