@@ -76,6 +76,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
     that require a gradient) or are smaller than `min_bytes` are not spilled. A saved tensor modified in place later
     comes back as it was, or raises: never as something else.
 
+    When the disk is full, or refuses for another reason, saving raises SpillError; with `on_full="ram"` it warns once
+    and keeps tensors in RAM beyond the budget until the disk takes them. Nothing is lost, and later steps run.
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement.
     `checksums=False` saves 0.1 s of processor time per GiB written and read, and no longer notices damage on the disk.
 
@@ -92,10 +94,13 @@ class save_on_disk(hooks.saved_tensors_hooks):
         min_bytes: int | str = MIN_BYTES,
         direct_io: bool | None = None,
         checksums: bool = True,
+        on_full: str = "raise",
     ) -> None:
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
         self._min_bytes = parse_bytes(min_bytes)
-        self._store = DiskStore(directory, ram_budget=ram_budget, direct_io=direct_io, checksums=checksums)
+        self._store = DiskStore(
+            directory, ram_budget=ram_budget, direct_io=direct_io, checksums=checksums, on_full=on_full
+        )
         # The storage over the array that the store hands out now: an array must not have two, or a change through one
         # would go unnoticed by who holds the other.
         self._storages: weakref.WeakKeyDictionary[Handle, weakref.ref[Storage]] = weakref.WeakKeyDictionary()

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-from spillgrad.errors import SpillCorruptionError, SpillError
+from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
 from spillgrad.storage.account import Account, Post
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.entry import Entry
@@ -33,6 +34,8 @@ class DiskStore:
     share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement.
+    When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
+    until the disk takes them.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array. No method waits for anything but progress of these threads, and they wait for no caller.
@@ -50,7 +53,10 @@ class DiskStore:
         segment_bytes: int = SEGMENT_BYTES,
         direct_io: bool | None = None,
         checksums: bool = True,
+        on_full: str = "raise",
     ) -> None:
+        if on_full not in ("raise", "ram"):
+            raise ArgumentError(f"spill: got on_full={on_full!r}; wanted 'raise' or 'ram'")
         self._account = Account(parse_bytes(ram_budget))
         run = _make_run(directory)
         self._directory = run.path
@@ -59,7 +65,7 @@ class DiskStore:
         self._loader = Loader(self._account, run.path)
         self._prefetcher = Prefetcher(self._account, self._loader)
         self._writer = Writer(
-            self._account, self._segments, self._prefetcher, run.path, _KEEP_EMPTY_S, self._lifecycle.end
+            self._account, self._segments, self._prefetcher, run.path, _KEEP_EMPTY_S, on_full, self._lifecycle.end
         )
         self._lifecycle.watch(self._writer.worker)
         self._packed_bytes = self._hits = self._misses = 0
@@ -92,7 +98,7 @@ class DiskStore:
         account = self._account
         with account.lock:
             account.settle("put")
-            account.raise_failure()
+            self._writer.answer_failures()
             account.cache.schedule.pause()
             entry = account.known(key)
             if entry is None:
@@ -110,6 +116,13 @@ class DiskStore:
                     account.release(entry)
                     raise
             self._packed_bytes += array.nbytes
+            warning = self._writer.warning()
+        if warning is not None:
+            try:
+                warnings.warn(warning, stacklevel=2)
+            except Warning:  # a filter makes it an error: the caller gets no handle
+                self.drop(entry)
+                raise
         account.look_again()
         return entry
 

@@ -24,6 +24,7 @@ class Entry(Handle):
         "rank",
         "readers",
         "references",
+        "retried",
         "unchanged",
         "uncounted",
         "writing",
@@ -41,6 +42,7 @@ class Entry(Handle):
         self.references = 1
         self.readers = 0  # reads of the extent under way: it must not be freed
         self.loading = False
+        self.retried = False  # its first write failed
         self.writing = False
         self.uncounted = False  # its memory is the caller's, who waits in `put` for the write
 

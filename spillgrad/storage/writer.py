@@ -22,6 +22,8 @@ from spillgrad.storage.worker import Worker
 
 # Writing begins when this part of the budget is full of arrays that are not on disk yet; the rest absorbs bursts.
 _HIGH_WATER = 0.5
+# After a failed write of a store that may keep all in RAM, the disk is left alone for so long.
+_PAUSE_S = 2.0
 # Arrays with a place whose bytes are not all there yet: enough that no I/O thread waits for this one.
 _MOVING_MAX = 4
 
@@ -42,6 +44,7 @@ class Writer:
         prefetcher: Prefetcher,
         directory: Path,
         keep_empty_s: float,
+        on_full: str,
         on_end: Callable[[], None],
     ) -> None:
         self._account = account
@@ -49,6 +52,10 @@ class Writer:
         self._prefetcher = prefetcher
         self._directory = directory
         self._keep_empty_s = keep_empty_s
+        self._keeps_in_ram = on_full == "ram"
+        self._paused_until_s = 0.0
+        self._unheard: SpillError | None = None  # the first failure, until a caller warns of it
+        self._warned = False
         self._on_end = on_end
         self._high_water_bytes = int(account.cache.budget_bytes * _HIGH_WATER)
         self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
@@ -57,6 +64,7 @@ class Writer:
         self.written_bytes = 0
         self.wait_s = 0.0
         self._moving = 0
+        self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
 
     # What callers do, with the lock held
@@ -71,9 +79,33 @@ class Writer:
         if self._account.cache.dirty_bytes > self._high_water_bytes:
             self.wake()
 
+    def answer_failures(self) -> None:
+        """Raise the error of failed writes, once; or keep everything in RAM from now on, if that is allowed."""
+        if not self._keeps_in_ram:
+            self._account.raise_failure()
+        elif self._account.failures:
+            self._pause(next(iter(self._account.failures.values())))
+            self._account.failures.clear()
+
+    def warning(self) -> str | None:
+        """Return what the caller is to warn of, once."""
+        error, self._unheard = self._unheard, None
+        return None if error is None else f"{error}; meanwhile arrays stay in RAM beyond ram_budget (on_full='ram')"
+
+    def _pause(self, error: SpillError) -> None:
+        self._paused_until_s = time.monotonic() + _PAUSE_S
+        if not self._warned:
+            self._warned, self._unheard = True, error
+
+    @property
+    def _paused(self) -> bool:
+        return time.monotonic() < self._paused_until_s
+
     def wait_for_room(self, nbytes: int) -> bool:
-        """Wait until `nbytes` fit; return False when only callers could make them fit."""
+        """Wait until `nbytes` fit or the disk refuses; return False when only callers could make them fit."""
         account, cache = self._account, self._account.cache
+        if self._paused:
+            return True
         if nbytes > cache.budget_bytes:
             return False
         if cache.make_room(nbytes):
@@ -87,7 +119,9 @@ class Writer:
                 self.wake()
                 account.changed.wait()
                 account.settle("put")
-                account.raise_failure()
+                self.answer_failures()
+                if self._paused:
+                    return True
         finally:
             account.waiting_puts -= 1
             self.wait_s += time.perf_counter() - started
@@ -99,7 +133,7 @@ class Writer:
         entry.array, entry.uncounted = array, True
         self._urgent.append(entry)
         try:
-            while entry.array is not None:
+            while entry.uncounted and entry.array is not None:
                 self.wake()
                 self._account.changed.wait()
                 self._account.settle("put")
@@ -154,13 +188,14 @@ class Writer:
     def _next(self) -> Entry | None:
         """Choose what to write next, and begin with it."""
         account = self._account
-        if self._moving == _MOVING_MAX:
+        self._waits_for_others = self._waits_for_others and self._moving > 0
+        if self._moving == _MOVING_MAX or self._waits_for_others:
             return None
         entry = None
         while self._urgent and entry is None:
             urgent = self._urgent.popleft()
             entry = urgent if urgent.references > 0 else None
-        if entry is None and not account.failures:
+        if entry is None and not account.failures and not (self._paused and not self._to_flush):
             cache = account.cache
             # Once arrays are asked for, the newest go next: writing them would be for nothing.
             ahead = cache.schedule.cursor is None and cache.dirty_bytes > self._high_water_bytes
@@ -226,16 +261,29 @@ class Writer:
         account.bell.ring()
 
     def _write_failed(self, entry: Entry, error: SpillError) -> None:
-        if entry.uncounted:
-            entry.error = error
-        elif entry.references > 0:
+        account, cache = self._account, self._account.cache
+        if entry.references <= 0:
+            cache.remove(entry)
+        elif not entry.retried:
+            # Another file, or what is freed meanwhile, may have room.
+            entry.retried = self._waits_for_others = True
+            if entry.uncounted:
+                self._urgent.append(entry)
+            else:
+                cache.write_failed(entry)
+        elif not entry.uncounted:
             # Nothing is lost: the array is in RAM, and is written when somebody next has to wait for it.
-            self._account.cache.write_failed(entry)
-            self._account.failures[entry] = error
+            cache.write_failed(entry)
+            account.failures[entry] = error
             self._to_flush.clear()
             self._flush_done = self._flush_asked
-        if entry.uncounted or entry.references <= 0:
-            self._account.cache.remove(entry)
+        elif self._keeps_in_ram:
+            self._pause(error)
+            entry.uncounted = False
+            cache.keep(entry, cast(np.ndarray, entry.array))
+        else:
+            entry.error = error
+            cache.remove(entry)
 
     def _flush(self, asked: int) -> None:
         error = None

@@ -1,5 +1,6 @@
 """The disk store's own promises: the budget, the failures, the end of the process."""
 
+import errno
 import gc
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spillgrad.errors import SpillError
+from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from tests.waiting import wait_until
@@ -177,12 +179,11 @@ def test_a_removed_directory_raises_and_loses_nothing_in_ram(make_store: MakeSto
 
 
 SPILL_UNTIL_FULL = """
-    import os, resource, sys
+    import os, sys
     import numpy as np
-    from spillgrad.errors import SpillError
+    from spillgrad.errors import ArgumentError, SpillError
     from spillgrad.storage.disk_store import DiskStore
     from spillgrad.storage.store import Label
-    LIMIT
 
     store = DiskStore(sys.argv[1], ram_budget=200_000)
     for step in range(3):
@@ -208,27 +209,115 @@ SPILL_UNTIL_FULL = """
 """
 
 
-def test_a_full_disk_raises_and_the_next_step_runs(directory: Path):
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, resource.RLIM_INFINITY))"
-    ran = run_script(SPILL_UNTIL_FULL.replace("LIMIT", limit), directory)
+def test_a_limit_on_file_sizes_is_met_with_more_files(directory: Path):
+    script = """
+        import resource, sys
+        import numpy as np
+        from spillgrad.storage.disk_store import DiskStore
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, resource.RLIM_INFINITY))
+        store = DiskStore(sys.argv[1], ram_budget=200_000)
+        for step in range(3):
+            handles = [store.put(np.full(10_000, i, np.float32)) for i in range(400)]
+            for i, handle in reversed(list(enumerate(handles))):
+                assert (store.get(handle) == i).all()
+                store.drop(handle)
+        print(store.stats().written_bytes)
+    """
+    ran = run_script(script, directory)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "File too large" in ran.stdout
+    assert int(ran.stdout) > 12_000_000
 
 
-def test_a_full_file_system_raises_and_the_next_step_runs(directory: Path):
-    """The file system is real: a RAM disk of 4 MB, mounted where the system lets users do so."""
+KEEP_IN_RAM_WHEN_FULL = """
+    import subprocess, sys, time, warnings
+    import numpy as np
+    from spillgrad.storage import writer
+    from spillgrad.storage.disk_store import DiskStore
+
+    writer._PAUSE_S = 0.05
+    store = DiskStore(sys.argv[1], ram_budget=200_000, on_full="ram", segment_bytes=500_000)
+    store.put(np.ones(40_000))  # makes a first file
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            handles = [store.put(np.full(n, i, np.float32)) for i, n in enumerate([10_000] * 300 + [100_000] * 5)]
+            for i, handle in reversed(list(enumerate(handles))):
+                assert (store.get(handle) == i).all()
+                store.drop(handle)
+            assert store.stats().ram_bytes == 0
+    assert store.stats().peak_ram_bytes > 1_000_000
+    assert len(caught) == 1, [str(each.message) for each in caught]
+    print(caught[0].message)
+    time.sleep(0.1)
+    before = store.stats().written_bytes
+    handles = [store.put(np.full(10_000, i, np.float32)) for i in range(20)]
+    assert store.stats().written_bytes > before  # the disk is used again
+"""
+
+
+def in_own_mounts(directory: Path, size_kib: int) -> tuple[str, ...]:
+    """The start of a command that runs with a real, small file system at `directory`, where the system lets users."""
     own_mounts = ("unshare", "--user", "--map-root-user", "--mount")
-    mount = f"mount -t tmpfs -o size=4000k none {directory}"
+    mount = f"mount -t tmpfs -o size={size_kib}k none {directory}"
     if (
         shutil.which("unshare") is None
         or subprocess.run([*own_mounts, "sh", "-c", mount], capture_output=True).returncode
     ):
         pytest.skip("this system does not let users mount a RAM disk")
-    ran = run_script(
-        SPILL_UNTIL_FULL.replace("LIMIT", ""), directory, *own_mounts, "sh", "-c", f'{mount} && exec "$@"', "sh"
-    )
+    return (*own_mounts, "sh", "-c", f'{mount} && exec "$@"', "sh")
+
+
+def test_a_full_file_system_raises_and_the_next_step_runs(directory: Path):
+    ran = run_script(SPILL_UNTIL_FULL, directory, *in_own_mounts(directory, 4000))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "No space left on device" in ran.stdout
+
+
+def test_with_on_full_ram_arrays_stay_in_ram_while_the_file_system_is_full(directory: Path):
+    ran = run_script(KEEP_IN_RAM_WHEN_FULL, directory, *in_own_mounts(directory, 4000))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for said in ("No space left on device", "free there", str(directory), "arrays stay in RAM beyond ram_budget"):
+        assert said in ran.stdout
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("on_full", ["raise", "ram"])
+def test_any_refusal_of_the_disk_is_answered_as_asked(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, number: int, on_full: str
+):
+    def refuse(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    store = make_store(100_000, on_full=on_full, direct_io=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwritev", refuse)
+        handles = []
+        outcome = pytest.raises(SpillError) if on_full == "raise" else pytest.warns(UserWarning)
+        with outcome as caught:
+            for i in range(20):
+                handles.append(store.put(np.full(10_000, i)))
+        said = caught.value if on_full == "raise" else caught[0].message
+        assert os.strerror(number) in str(said)
+        assert str(store.directory) in str(said)
+        for i, handle in enumerate(handles):
+            assert (store.get(handle) == i).all()
+            store.drop(handle)
+    assert store.stats().live_bytes == 0
+
+
+def test_a_warning_made_an_error_leaves_no_array_behind(make_store: MakeStore):
+    store = make_store(100_000, on_full="ram")
+    shutil.rmtree(store.directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="arrays stay in RAM"):
+            store.put(np.ones(50_000))
+    assert store.stats().live_bytes == 0
+
+
+def test_on_full_is_one_of_two_words(directory: Path):
+    with pytest.raises(ArgumentError, match="on_full='disk'; wanted 'raise' or 'ram'"):
+        DiskStore(directory, ram_budget=0, on_full="disk")
 
 
 def test_an_exception_leaves_no_file(directory: Path):
@@ -251,7 +340,7 @@ def test_a_forked_child_neither_uses_nor_harms_its_parents_store(directory: Path
         import os, shutil, sys, warnings
         import h5py
         import numpy as np
-        from spillgrad.errors import SpillError
+        from spillgrad.errors import ArgumentError, SpillError
         from spillgrad.storage.disk_store import DiskStore
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads: the very thing tried here
         store = DiskStore(sys.argv[1], ram_budget=50_000)
