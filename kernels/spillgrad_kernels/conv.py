@@ -18,8 +18,9 @@ from spillgrad_kernels import memory, reductions
 from spillgrad_kernels.compile import DISABLE_JIT, REASSOCIATE, cgutils, intrinsic, jit, types
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.matmul import product, workspace_size
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.packing import round_up
+from spillgrad_kernels.pointers import array_at
 from spillgrad_kernels.windows import Pair, Windows
 
 # Positions of a block of patches and rows (channel and tap) gathered at a time: 256 KiB of float32, which with its

@@ -8,9 +8,8 @@ from llvmlite import ir
 
 from spillgrad_kernels.compile import DISABLE_JIT, c_function, intrinsic, jit, types
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.microkernel import array_at
-from spillgrad_kernels.pointers import data_of
-from spillgrad_kernels.walk import locate, plan
+from spillgrad_kernels.pointers import array_at, data_of
+from spillgrad_kernels.walk import layout_of, locate, plan
 
 # The side of a square tile of a copy: whole cache lines of either array.
 _SIDE = 64
@@ -103,6 +102,5 @@ def copy(source: np.ndarray, target: np.ndarray) -> None:
         streamed = nbytes >= _STREAM_MIN_BYTES
         parallel_for(_copy_bytes, -(-nbytes // _BLOCK), _GRAIN_BLOCKS, id(source), id(target), nbytes, streamed)
         return
-    layouts = [(a.shape, a.strides, a.dtype) for a in (source, target)]
-    walk = plan(source.shape, layouts, _SIDE)
+    walk = plan(source.shape, (layout_of(source), layout_of(target)), _SIDE)
     parallel_for(_copy_tiles, walk.tiles, walk.grain, walk.loops, id(source), id(target), _WORDS[source.itemsize])

@@ -22,8 +22,6 @@ from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.microkernel import (
     TILE_ROWS,
     VECTOR_BYTES,
-    address_of,
-    array_at,
     multiply_in_place,
     multiply_panels,
     numbers_in,
@@ -33,6 +31,8 @@ from spillgrad_kernels.microkernel import (
     widened,
 )
 from spillgrad_kernels.packing import packer, round_up
+from spillgrad_kernels.pointers import address_of, aligned, array_at
+from spillgrad_kernels.walk import Layout, Shape, batch_offsets, dense, layout_of
 
 _ONE_PRODUCT = np.zeros((1, 3), np.int64)
 # Stands for scratch memory where none is needed.
@@ -476,7 +476,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
     elif not out.flags.behaved:
         raise ValueError("matmul: got an out that is read-only or not aligned; pass an ordinary array")
     a, b = aligned(a), aligned(b)
-    call = _prepare(_layout(a), _layout(b), None if out is None else _layout(out), get_num_threads())
+    call = _prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
     if out is None:
         out = memory.empty(call.shape, _SUMS[a.dtype])
     if out.size == 0 or a.shape[-1] == 0:
@@ -484,7 +484,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
             out.fill(0)
         return out
     at_out = address_of(out)
-    offsets = batch_offsets(call.batch, *map(_layout, (a, b, out))) if call.batch else _ONE_PRODUCT
+    offsets = batch_offsets(call.batch, *map(layout_of, (a, b, out))) if call.batch else _ONE_PRODUCT
     _run(call, offsets, a, b, at_out, at_out if accumulate else 0, NO_EPILOGUE, 0, 0)
     return out
 
@@ -521,7 +521,7 @@ def linear(
     other = None if other is None else np.ascontiguousarray(other)
     at_result = address_of(result)
     _run(
-        _prepare(_layout(rows), _layout(weight), None, get_num_threads(), addend_row=0),
+        _prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), addend_row=0),
         _ONE_PRODUCT, rows, weight, address_of(product), 0 if bias is None else address_of(bias),
         NO_EPILOGUE if formula is None else epilogue(formula, name, dtype),
         at_result if other is None else address_of(other), at_result,
@@ -552,18 +552,11 @@ def _run(
         )  # fmt: skip
 
 
-_Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]]
-
-
-def _layout(array: np.ndarray) -> _Layout:
-    return array.shape, array.strides, array.dtype
-
-
 class _Call(NamedTuple):
     """What products of the same layouts share: how they are cut (see `_Plan`), and the numbers that kernels read."""
 
-    shape: tuple[int, ...]
-    batch: tuple[int, ...]
+    shape: Shape
+    batch: Shape
     swapped: bool  # whether the transpose is computed, from B and A
     packed: np.dtype[Any]
     geometry: np.ndarray
@@ -574,30 +567,17 @@ class _Call(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare(a: _Layout, b: _Layout, out: _Layout | None, threads: int, addend_row: int | None = None) -> _Call:
+def _prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend_row: int | None = None) -> _Call:
     """Check the layouts of a product and plan it. `addend_row` is None where only C can be added to."""
-    (a_shape, a_strides, numbers), (b_shape, b_strides, _) = a, b
-    dtype = _SUMS[numbers]
-    if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
-        raise ValueError(
-            f"matmul: got {a_shape} and {b_shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
-        )
-    m, k = a_shape[-2:]
-    n = b_shape[-1]
-    batch = _broadcast_batch(a_shape, b_shape)
-    shape = (*batch, m, n)
-    if out is None:
-        out = (shape, _dense_strides(shape, dtype.itemsize), dtype)
-    elif out[0] != shape or out[2] != dtype:
-        raise ValueError(f"matmul: got out {out[2]} {out[0]}; wanted {dtype} {shape}")
+    batch, out = _checked(a, b, out)
+    (a_shape, a_strides, numbers), (b_shape, b_strides, _), (shape, out_strides, dtype) = a, b, out
+    m, n, k = a_shape[-2], b_shape[-1], a_shape[-1]
     if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
         m, batch = m * math.prod(batch), ()
-    a_steps, b_steps, out_steps = a_strides[-2:], b_strides[-2:], out[1][-2:]
-    # The kernel writes rows of C: where columns are contiguous, compute the transpose. Also where a few rows of A meet
-    # lines of B along the depth: as the left operand these are read where they lie.
+    a_steps, b_steps, out_steps = a_strides[-2:], b_strides[-2:], out_strides[-2:]
     packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
-    thin = packed == numbers and 1 < m <= TILE_ROWS and m < n and b_steps[0] == dtype.itemsize
-    swapped = n > 1 and (thin or out_steps[1] != dtype.itemsize == out_steps[0])
+    plain = packed == numbers
+    swapped = _is_better_swapped(m, n, plain, b_steps, out_steps, dtype.itemsize)
     if swapped:
         m, n = n, m
         a_steps, b_steps, out_steps = b_steps[::-1], a_steps[::-1], out_steps[::-1]
@@ -605,15 +585,43 @@ def _prepare(a: _Layout, b: _Layout, out: _Layout | None, threads: int, addend_r
     in_rows = b_steps[1] == out_steps[1] == dtype.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
-    plan = _plan(
-        max(1, m), max(1, n), depth, products, dtype.itemsize, threads, packed == numbers, in_lines, in_rows
-    )  # fmt: skip
+    plan = _plan(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows)
     rows = (out_steps[0] if addend_row is None else addend_row, out_steps[0], out_steps[0])
     cut = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases)
     geometry = np.array((*cut, *a_steps, *b_steps, *out_steps, *rows), np.int64)
-    small = packed == numbers and in_rows and m * n * k <= _SMALL_WORK and min(m, n) > 1 and plan.scratch[0] == 1
+    small = plain and in_rows and m * n * k <= _SMALL_WORK and min(m, n) > 1 and plan.scratch[0] == 1
     scratch = None if small else plan.scratch
     return _Call(shape, batch, swapped, packed, geometry, scratch, plan.blocks, plan.grain, plan.words)
+
+
+def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
+    """Return the product's batch and layout, which is dense if none is given. Raises ValueError unless all fit."""
+    (a_shape, _, numbers), (b_shape, _, _) = a, b
+    if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
+        raise ValueError(
+            f"matmul: got {a_shape} and {b_shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
+        )
+    try:
+        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"matmul: got {a_shape} and {b_shape}; batch dimensions {a_shape[:-2]} and {b_shape[:-2]} must broadcast; "
+            "reshape or expand one"
+        ) from None
+    wanted = dense((*batch, a_shape[-2], b_shape[-1]), _SUMS[numbers])
+    if out is not None and (out[0] != wanted[0] or out[2] != wanted[2]):
+        raise ValueError(f"matmul: got out {out[2]} {out[0]}; wanted {wanted[2]} {wanted[0]}")
+    return batch, wanted if out is None else out
+
+
+def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
+    """Say whether to compute the transpose, from B and A; `plain` as for `_plan`, elements of `size` bytes.
+
+    The kernel writes rows of C, whose columns should be contiguous. A few rows of A beside lines of B along the depth
+    are better on the right too: as the left operand those lines are read where they lie.
+    """
+    thin = plain and 1 < m <= TILE_ROWS and m < n and b_steps[0] == size
+    return n > 1 and (thin or out_steps[1] != size == out_steps[0])
 
 
 @register_jitable
@@ -630,45 +638,11 @@ def _strides(geometry: np.ndarray) -> tuple[int, ...]:
     return g[7], g[8], g[9], g[10], g[11], g[12], g[13], g[14], g[15]
 
 
-def _dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = [itemsize] * len(shape)
-    for d in range(len(shape) - 1, 0, -1):
-        strides[d - 1] = strides[d] * max(1, shape[d])
-    return tuple(strides)
-
-
-def _broadcast_batch(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
-    except ValueError:
-        raise ValueError(
-            f"matmul: got {a_shape} and {b_shape}; batch dimensions {a_shape[:-2]} and {b_shape[:-2]} must broadcast; "
-            "reshape or expand one"
-        ) from None
-
-
-def aligned(array: np.ndarray) -> np.ndarray:
-    """Return `array`, or a copy if its elements lie at odd addresses, as in packed records."""
-    return array if array.flags.aligned else array.copy()
-
-
-def _rows_are_regular(layout: _Layout) -> bool:
+def _rows_are_regular(layout: Layout) -> bool:
     """Say whether all but the last dimension can be taken as one."""
     shape, strides, _ = layout
     pairs = zip(shape[1:-1], strides[:-2], strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
-
-
-def batch_offsets(batch: tuple[int, ...], *operands: _Layout) -> np.ndarray:
-    """Return for every item of the batch the bytes from each operand's start to its matrix; dimensions broadcast."""
-    offsets = np.zeros((*batch, len(operands)), np.int64)
-    for column, operand in enumerate(operands):
-        shape, strides = operand[0][-3::-1], operand[1][-3::-1]
-        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True), start=1):
-            if size > 1:
-                steps = np.arange(size) * stride
-                offsets[..., column] += steps.reshape(size, *[1] * (axis - 1))
-    return offsets.reshape(-1, len(operands))
 
 
 class _Plan(NamedTuple):

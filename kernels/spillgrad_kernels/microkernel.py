@@ -7,7 +7,6 @@ With `NUMBA_DISABLE_JIT=1` plain NumPy twins stand in.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
-import ctypes
 import os
 from typing import Any
 
@@ -15,7 +14,8 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.compile import DISABLE_JIT, carray, cgutils, intrinsic, overload, register_jitable, types
+from spillgrad_kernels.compile import DISABLE_JIT, cgutils, intrinsic, overload, types
+from spillgrad_kernels.pointers import array_at
 
 
 def _tile_of_host() -> tuple[int, int]:
@@ -38,15 +38,6 @@ def _multiplies_pairs() -> bool:
     if asked_for is None:
         return VECTOR_BYTES == 64 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
     return VECTOR_BYTES == 64 and "+avx512bf16" in asked_for
-
-
-# NumPy's C interface: the first field of an array object, behind what every Python object begins with.
-_DATA_FIELD = object.__basicsize__
-
-
-def address_of(array: np.ndarray) -> int:
-    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost."""
-    return ctypes.c_size_t.from_address(id(array) + _DATA_FIELD).value
 
 
 def tile_columns(like: np.ndarray) -> int:
@@ -90,11 +81,6 @@ overload(sums_of)(lambda like: (lambda like: _SUMS) if like.dtype == types.uint3
 
 
 if DISABLE_JIT:
-
-    def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
-        """Return the `count` elements at `address` as a 1-D array."""
-        memory = (ctypes.c_byte * int(count * like.itemsize)).from_address(int(address))
-        return np.ndarray((count,), like.dtype, memoryview(memory))
 
     def widened(number: Any) -> Any:
         """Return a number as what its products add up in."""
@@ -152,13 +138,6 @@ if DISABLE_JIT:
 else:
 
     @intrinsic
-    def _pointer_at(typing_context: Any, like: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
-
-        return types.CPointer(like.dtype)(like, types.intp), codegen
-
-    @intrinsic
     def widened(typing_context: Any, number: Any) -> Any:
         """Return a number as what its products add up in."""
         is_half = number == types.uint16
@@ -171,11 +150,6 @@ else:
             return builder.bitcast(bits, ir.FloatType())
 
         return (types.float32 if is_half else number)(number), codegen
-
-    @register_jitable
-    def array_at(like: np.ndarray, address: int, count: int) -> Any:
-        """Return the `count` elements at `address` as a 1-D array."""
-        return carray(_pointer_at(like, address), count)
 
     class _BFloat(ir.types.Type):  # type: ignore[misc]
         """LLVM's bfloat, which llvmlite has no class for."""

@@ -11,7 +11,8 @@ import numpy as np
 from llvmlite import ir
 
 from spillgrad_kernels.compile import DISABLE_JIT, cgutils, intrinsic, types
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, tile_columns
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, tile_columns
+from spillgrad_kernels.pointers import array_at
 
 _TILE_VECTORS = 2
 # The rows of A are read from this many pointers at few distances: one pointer a row would not fit the registers.
