@@ -15,13 +15,12 @@ from llvmlite import ir
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, FLOATS, REASSOCIATE, intrinsic, jit, overload
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, tile_columns
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, multiply_strided, prefetch, tile_columns
 from spillgrad_kernels.packing import pack, round_up
 from spillgrad_kernels.pointers import aligned, array_at
 from spillgrad_kernels.random import _draw
 from spillgrad_kernels.reductions import row_dot
 from spillgrad_kernels.scalar_math import _bits, where
-from spillgrad_kernels.strided_microkernel import multiply_strided, prefetch
 from spillgrad_kernels.walk import batch_offsets, layout_of
 
 # A tile of scores, queries x keys: both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2) one
