@@ -20,7 +20,8 @@ from spillgrad_kernels.packing import pack, round_up
 from spillgrad_kernels.pointers import aligned, array_at
 from spillgrad_kernels.random import _draw
 from spillgrad_kernels.reductions import row_dot
-from spillgrad_kernels.scalar_math import _bits, where
+from spillgrad_kernels.scalar_math import where
+from spillgrad_kernels.vector_math import bits
 from spillgrad_kernels.walk import batch_offsets, layout_of
 
 # A tile of scores, queries x keys: both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2) one
@@ -86,7 +87,7 @@ def _exp2_below(x: Any) -> Any:
         p = first
         for coefficient in rest:
             p = p * r + coefficient
-        return (p * r + one) * _bits(integer(_bits(shifted) << shift))
+        return (p * r + one) * bits(integer(bits(shifted) << shift))
 
     return power
 

@@ -106,7 +106,9 @@ if DISABLE_JIT:
         """
         columns = tile_columns(like)
         rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
-        product = _numbers(array_at(like, a, k * TILE_ROWS).reshape(k, -1)).T @ rows
+        product = np.zeros((TILE_ROWS, columns), rows.dtype)
+        for elements, row in zip(_numbers(array_at(like, a, k * TILE_ROWS).reshape(k, -1)), rows, strict=True):
+            product += elements[:, None] * row  # in the order of k, as `multiply_in_place`: BLAS has one of its own
         for i in range(TILE_ROWS):
             added = array_at(sums_of(like), addend + i * addend_row, columns) if addend else 0
             array_at(sums_of(like), c + i * c_row, columns)[:] = added + product[i]

@@ -42,14 +42,14 @@ Matrix = tuple[int, int, int]
 
 
 @register_jitable
-def part(matrix: Matrix, i: int, j: int) -> Matrix:
+def _part(matrix: Matrix, i: int, j: int) -> Matrix:
     """Return the part of a matrix from row i and column j on; of none, none."""
     address, row, col = matrix
     return (address + i * row + j * col if address != 0 else address), row, col
 
 
 @register_jitable
-def transposed(matrix: Matrix) -> Matrix:
+def _transposed(matrix: Matrix) -> Matrix:
     """Return the transpose."""
     address, row, col = matrix
     return address, col, row
@@ -66,13 +66,13 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
 
 
 @register_jitable
-def depth_of(like: np.ndarray, numbers: int) -> int:
+def _depth_of(like: np.ndarray, numbers: int) -> int:
     """Return how many elements hold as many numbers along the depth."""
     return (numbers + numbers_in(like) - 1) // numbers_in(like)
 
 
 @jit
-def multiply_block(
+def _multiply_block(
     like: np.ndarray,
     height: int,
     width: int,
@@ -95,8 +95,8 @@ def multiply_block(
     _, c_row, c_col = c
     for j in range(0, width, columns):
         for i in range(0, height, TILE_ROWS):
-            place = part(c, i, j)[0]
-            added, addend_row, _ = part(addend, i, j)
+            place = _part(c, i, j)[0]
+            added, addend_row, _ = _part(addend, i, j)
             fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
             multiply_panels(
                 like,
@@ -128,10 +128,10 @@ def _small_product(like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: Matri
         base = addend if k0 == 0 else c
         for j in range(0, n, columns):
             for i in range(0, m, TILE_ROWS):
-                corner, a_row, a_col = part(a, i, k0)
-                rows_of_b, b_row, _ = part(b, k0, j)
-                place, c_row, _ = part(c, i, j)
-                added, added_row, _ = part(base, i, j)
+                corner, a_row, a_col = _part(a, i, k0)
+                rows_of_b, b_row, _ = _part(b, k0, j)
+                place, c_row, _ = _part(c, i, j)
+                added, added_row, _ = _part(base, i, j)
                 multiply_in_place(
                     like, min(TILE_ROWS, m - i), min(columns, n - j), min(DEPTH, k - k0), corner, a_row, a_col,
                     rows_of_b, b_row, place, c_row, added, added_row,
@@ -149,18 +149,18 @@ def _thin_product(
     packed = workspace + TILE_ROWS * tile_row
     for k0 in range(0, k, DEPTH):
         depth = min(DEPTH, k - k0)
-        source, b_row, b_col = part(b, k0, 0)
+        source, b_row, b_col = _part(b, k0, 0)
         packer(like)(like, columns, source, b_col, b_row, n, depth, packed)
         base = addend if k0 == 0 else c
         for i in range(0, m, TILE_ROWS):
             rows = min(TILE_ROWS, m - i)
-            corner, a_row, _ = part(a, i, k0)
+            corner, a_row, _ = _part(a, i, k0)
             multiply_in_place(
                 like, rows, n, depth, corner, a_row, size, packed, tile_row, workspace, tile_row, 0, 0
             )  # fmt: skip
             for r in range(rows):
                 sums = array_at(like, workspace + r * tile_row, n)
-                added, place, col = part(base, i + r, 0)[0], part(c, i + r, 0)[0], c[2]
+                added, place, col = _part(base, i + r, 0)[0], _part(c, i + r, 0)[0], c[2]
                 for s in range(n):
                     before = array_at(like, added + s * col, 1)[0] if added != 0 else like.dtype.type(0)
                     array_at(like, place + s * col, 1)[0] = before + sums[s]
@@ -186,22 +186,22 @@ def product(
         return
     packed_b = workspace + TILE_ROWS * columns * size
     # Packing A may write a vector beyond its end, so A comes last.
-    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(depth_of(like, k), DEPTH) * size
+    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
     step = DEPTH * numbers_in(like)
     for j0 in range(0, n, COLUMNS):
         width = min(COLUMNS, n - j0)
         for k0 in range(0, k, step):
             depth = min(step, k - k0)
-            source, along, across = part(b, k0, j0)
+            source, along, across = _part(b, k0, j0)
             packer(like)(like, columns, source, across, along, width, depth, packed_b)
             base = addend if k0 == 0 else c
             for i0 in range(0, m, ROWS):
                 height = min(ROWS, m - i0)
-                source, across, along = part(a, i0, k0)
+                source, across, along = _part(a, i0, k0)
                 packer(like)(like, TILE_ROWS, source, across, along, height, depth, packed_a)
-                multiply_block(
-                    like, height, width, depth_of(like, depth), packed_a, packed_b, part(c, i0, j0),
-                    part(base, i0, j0), workspace,
+                _multiply_block(
+                    like, height, width, _depth_of(like, depth), packed_a, packed_b, _part(c, i0, j0),
+                    _part(base, i0, j0), workspace,
                 )  # fmt: skip
 
 
@@ -240,8 +240,8 @@ def shared_product(
     tile = scratch + worker * tile_size
     packed, made, added = COUNTERS, COUNTERS + phases, COUNTERS + 2 * phases
     slab = DEPTH * numbers_in(workspace)
-    b_group = columns * min(depth_of(workspace, k), DEPTH) * size
-    a_group = rows * min(depth_of(workspace, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
+    b_group = columns * min(_depth_of(workspace, k), DEPTH) * size
+    a_group = rows * min(_depth_of(workspace, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
     b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
     place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
 
@@ -268,7 +268,7 @@ def shared_product(
                             wait_for(words, made + phase - 2, tiles_before)
                         if task < column_groups:
                             j = task * columns
-                            source, along, across = part(b, k0, j0 + j)
+                            source, along, across = _part(b, k0, j0 + j)
                             packer(workspace)(
                                 workspace, tile_columns(workspace), source, across, along, min(columns, width - j),
                                 depth, packed_b + task * b_group,
@@ -276,7 +276,7 @@ def shared_product(
                         else:
                             group = task - column_groups
                             i = group * rows
-                            source, across, along = part(a, i0 + i, k0)
+                            source, across, along = _part(a, i0 + i, k0)
                             packer(workspace)(
                                 workspace, TILE_ROWS, source, across, along, min(rows, height - i), depth,
                                 packed_a + group * a_group,
@@ -286,16 +286,16 @@ def shared_product(
                         at = task - packings
                         i, j = at % row_groups * rows, at // row_groups * columns
                         tall, wide = min(rows, height - i), min(columns, width - j)
-                        place = part(c, i0 + i, j0 + j)
+                        place = _part(c, i0 + i, j0 + j)
                         wait_for(words, packed + phase, packings)
                         wait_for(words, added + at, k0 // slab)
-                        multiply_block(
-                            workspace, tall, wide, depth_of(workspace, depth), packed_a + at % row_groups * a_group,
-                            packed_b + at // row_groups * b_group, place, part(base, i0 + i, j0 + j), tile,
+                        _multiply_block(
+                            workspace, tall, wide, _depth_of(workspace, depth), packed_a + at % row_groups * a_group,
+                            packed_b + at // row_groups * b_group, place, _part(base, i0 + i, j0 + j), tile,
                         )  # fmt: skip
                         if epilogue != NO_EPILOGUE and k0 + slab >= k:
                             _finish(
-                                epilogue, tall, wide, place, part(other, i0 + i, j0 + j), part(result, i0 + i, j0 + j)
+                                epilogue, tall, wide, place, _part(other, i0 + i, j0 + j), _part(result, i0 + i, j0 + j)
                             )
                         store(words, added + at, k0 // slab + 1)
                         fetch_add(words, made + phase, 1)
@@ -348,19 +348,19 @@ def _multiply_vector(
     for k0 in range(0, k, _VECTOR_CHUNK):
         depth = min(_VECTOR_CHUNK, k - k0)
         for d in range(depth):
-            chunk[d] = widened(array_at(numbers, part(x, k0 + d, 0)[0], 1)[0])
+            chunk[d] = widened(array_at(numbers, _part(x, k0 + d, 0)[0], 1)[0])
         base = addend if k0 == 0 else y
         for i0 in range(0, m, _VECTOR_CHUNK):
             rows = min(_VECTOR_CHUNK, m - i0)
             if a[2] == numbers.itemsize:
                 for i in range(rows):
-                    sums[i] = _dot(array_at(numbers, part(a, i0 + i, k0)[0], depth), chunk[:depth])
+                    sums[i] = _dot(array_at(numbers, _part(a, i0 + i, k0)[0], depth), chunk[:depth])
             else:
-                _combine_columns(like, rows, depth, part(a, i0, k0), chunk, sums)
+                _combine_columns(like, rows, depth, _part(a, i0, k0), chunk, sums)
             for i in range(rows):
-                added = part(base, i0 + i, 0)[0]
+                added = _part(base, i0 + i, 0)[0]
                 before = array_at(floats, added, 1)[0] if added != 0 else floats.dtype.type(0)
-                array_at(floats, part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
+                array_at(floats, _part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
 
 
 @jit
@@ -394,17 +394,17 @@ def separate_products(
         i = task % blocks % row_blocks * rows
         j = task % blocks // row_blocks * columns
         height, width = min(rows, m - i), min(columns, n - j)
-        left, right, place, added = part(a, i, 0), part(b, 0, j), part(c, i, j), part(addend, i, j)
+        left, right, place, added = _part(a, i, 0), _part(b, 0, j), _part(c, i, j), _part(addend, i, j)
         if n == 1:
             _multiply_vector(like, height, k, left, right, place, added, scratch)
         elif m == 1:
             _multiply_vector(
-                like, width, k, transposed(right), transposed(left), transposed(place), transposed(added), scratch
+                like, width, k, _transposed(right), _transposed(left), _transposed(place), _transposed(added), scratch
             )
         else:
             product(like, height, width, k, left, right, place, added, scratch)
         if epilogue != NO_EPILOGUE:
-            _finish(epilogue, height, width, place, part(other, i, j), part(result, i, j))
+            _finish(epilogue, height, width, place, _part(other, i, j), _part(result, i, j))
 
 
 @register_jitable
