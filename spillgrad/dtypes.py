@@ -54,6 +54,7 @@ _BY_NAME: dict[str, DType] = {
 }
 _KNOWN = frozenset(_BY_NAME.values())
 _FLOATING = frozenset({float16, bfloat16, float32, float64})
+HALF = frozenset({float16, bfloat16})
 _COMPLEX = frozenset({complex64, complex128})
 
 _default_float: DType = float32

@@ -13,15 +13,16 @@ import numpy as np
 from llvmlite import ir
 
 from spillgrad_kernels import memory
-from spillgrad_kernels.compile import CONTRACT, REASSOCIATE, intrinsic, jit, overload
+from spillgrad_kernels.compile import CONTRACT, FLOATS, REASSOCIATE, intrinsic, jit, overload
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.matmul import aligned, batch_offsets
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at, tile_columns
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, multiply_strided, prefetch, tile_columns
 from spillgrad_kernels.packing import pack, round_up
+from spillgrad_kernels.pointers import aligned, array_at
 from spillgrad_kernels.random import _draw
 from spillgrad_kernels.reductions import row_dot
-from spillgrad_kernels.scalar_math import _bits, where
-from spillgrad_kernels.strided_microkernel import multiply_strided, prefetch
+from spillgrad_kernels.scalar_math import where
+from spillgrad_kernels.vector_math import bits
+from spillgrad_kernels.walk import batch_offsets, layout_of
 
 # A tile of scores, queries x keys: both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2) one
 # of 96 x 192 ran 5 % slower, one of 192 x 384 as fast.
@@ -86,7 +87,7 @@ def _exp2_below(x: Any) -> Any:
         p = first
         for coefficient in rest:
             p = p * r + coefficient
-        return (p * r + one) * _bits(integer(_bits(shifted) << shift))
+        return (p * r + one) * bits(integer(bits(shifted) << shift))
 
     return power
 
@@ -627,7 +628,7 @@ def _checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, n
         raise ValueError(f"attention: got {shapes}; wanted the same dimensions before positions and features; expand")
     if k.shape[-2] != v.shape[-2] or not q.shape[-1] == k.shape[-1] > 0:
         raise ValueError(f"attention: got {shapes}; wanted (..., T, D), (..., S, D), (..., S, E) with D at least 1")
-    if q.dtype not in (np.float32, np.float64) or not q.dtype == k.dtype == v.dtype:
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"attention: got {q.dtype}, {k.dtype}, {v.dtype}; wanted all float32 or all float64; convert")
     return aligned(q), aligned(k), aligned(v)
 
@@ -680,5 +681,5 @@ def _common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     """
     starts = np.array([operand.ctypes.data for operand in operands], np.int64)
     strides = np.array([stride for operand in operands for stride in operand.strides[-2:]], np.int64)
-    places = batch_offsets(operands[0].shape[:-2], *[(o.shape, o.strides, o.dtype) for o in operands]) + starts
+    places = batch_offsets(operands[0].shape[:-2], *map(layout_of, operands)) + starts
     return np.empty(0, operands[0].dtype), np.empty(0, np.bool_), places, strides

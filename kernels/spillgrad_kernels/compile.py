@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # What a compiled kernel may do to floating point. Fused multiply-add only: NaN and infinity propagate as in NumPy.
 CONTRACT = {"contract"}
 # For reductions, whose sums must be reordered to be vectorised. Still no assumption about NaN, infinity or signed zero.
@@ -30,11 +32,15 @@ class Counts:
 
 counts = Counts()
 
+# The dtypes that kernels compute in; bfloat16 and float16 are converted.
+FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
+
 
 class Deferred:
     """Stands for what `make(compiler)` returns, in Python and inside kernels; `compiler` is the module of that name."""
 
     made: Any
+    launcher: Callable[..., None] | None = None  # a kernel's, from its first launch on: it goes with the kernel
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make

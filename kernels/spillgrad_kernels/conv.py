@@ -7,19 +7,18 @@ in memory and every element of the result is one sum in one order, whatever the 
 Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (the implicit matrix product).
 """
 
-import ctypes
 import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from spillgrad_kernels import memory, reductions
-from spillgrad_kernels.compile import DISABLE_JIT, REASSOCIATE, cgutils, intrinsic, jit, types
+from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.matmul import product, workspace_size
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, array_at
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.packing import round_up
+from spillgrad_kernels.pointers import array_at, copy_bytes
+from spillgrad_kernels.product import product, workspace_size
 from spillgrad_kernels.windows import Pair, Windows
 
 # Positions of a block of patches and rows (channel and tap) gathered at a time: 256 KiB of float32, which with its
@@ -34,27 +33,6 @@ _TASKS = 16
 _MIN_ROWS = 96
 # Columns of a weight gradient that one task adds up; beyond it, gathering the output's gradient again costs little.
 _WEIGHT_COLUMNS = 512
-
-
-if DISABLE_JIT:
-
-    def _copy_bytes(target: int, source: int, count: int) -> None:
-        """Copy memory between addresses."""
-        ctypes.memmove(int(target), int(source), int(count))
-
-else:
-
-    @intrinsic
-    def _copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-        """Copy memory between addresses: half the time of a loop over a row of an image."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            byte = ir.IntType(8).as_pointer()
-            target, source = (builder.inttoptr(address, byte) for address in arguments[:2])
-            cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp, types.intp), codegen
 
 
 @jit
@@ -132,7 +110,7 @@ def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: A
             target = np.intp(row.ctypes.data)
             for r in range(begin, ends[t]):
                 if step == 1:
-                    _copy_bytes(target + runs[r, 1] * size, source + runs[r, 0], runs[r, 2] * size)
+                    copy_bytes(target + runs[r, 1] * size, source + runs[r, 0], runs[r, 2] * size)
                 else:
                     run = row[runs[r, 1] : runs[r, 1] + runs[r, 2]]
                     seen = array_at(images, source + runs[r, 0], (runs[r, 2] - 1) * step + 1)
@@ -195,9 +173,9 @@ def _correlate(
                 _gather(images, group, channel, in_steps[1], runs, ends[:tap_count], patches[:deep])
                 at_results = np.intp(results.ctypes.data)
                 product(
-                    images, height, count, deep, a + channel * tap_count * size, depth * size, size,
-                    np.intp(patches.ctypes.data), block * size, size, at_results, block * size, size,
-                    at_results if channel > 0 else 0, block * size, workspace,
+                    images, height, count, deep, (a + channel * tap_count * size, depth * size, size),
+                    (np.intp(patches.ctypes.data), block * size, size), (at_results, block * size, size),
+                    (at_results if channel > 0 else 0, block * size, size), workspace,
                 )  # fmt: skip
             _find_runs(out, phases[f : f + 1], out_steps, grid, first, count, runs, ends)
             _scatter(results[:height], bias, group, first_output, out_steps[1], runs, ends[0], out)
@@ -233,9 +211,9 @@ def _correlate_gradients(
             _gather(images, group, channel, steps[1], runs, ends, patches[:deep])
             at_sums = np.intp(sums.ctypes.data)
             product(
-                images, outputs, deep, count, np.intp(gradients.ctypes.data), block * size, size,
-                np.intp(patches.ctypes.data), size, block * size, at_sums, sums.strides[0], size,
-                at_sums if first > part * chunk else 0, sums.strides[0], workspace,
+                images, outputs, deep, count, (np.intp(gradients.ctypes.data), block * size, size),
+                (np.intp(patches.ctypes.data), size, block * size), (at_sums, sums.strides[0], size),
+                (at_sums if first > part * chunk else 0, sums.strides[0], size), workspace,
             )  # fmt: skip
 
 

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.compile import DISABLE_JIT, c_function, intrinsic, jit, types
+from spillgrad_kernels.compile import DISABLE_JIT, intrinsic, jit, types
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.microkernel import array_at
-from spillgrad_kernels.pointers import data_of
-from spillgrad_kernels.walk import locate, plan
+from spillgrad_kernels.pointers import array_at, copy_bytes, data_of
+from spillgrad_kernels.walk import layout_of, locate, plan
 
 # The side of a square tile of a copy: whole cache lines of either array.
 _SIDE = 64
@@ -29,16 +28,11 @@ _INT64 = np.zeros(1, np.int64)
 
 if DISABLE_JIT:
 
-    def _move(target: int, source: int, count: int) -> None:
-        """Copy `count` bytes."""
-        ctypes.memmove(int(target), int(source), int(count))
-
     def _stream_line(target: int, source: int) -> None:
         """Copy a cache line past the caches; the target is aligned to it."""
         ctypes.memmove(int(target), int(source), _LINE)
 
 else:
-    _move = c_function("memcpy", 3)
 
     @intrinsic
     def _stream_line(typing_context: Any, target: Any, source: Any) -> Any:
@@ -56,22 +50,22 @@ else:
 
 
 @jit
-def _copy_bytes(start: int, stop: int, source: int, target: int, nbytes: int, streamed: bool) -> None:
+def _copy_dense(start: int, stop: int, source: int, target: int, nbytes: int, streamed: bool) -> None:
     """Copy blocks of dense memory; `source` and `target` are the ids of the arrays."""
     first, last = start * _BLOCK, min(stop * _BLOCK, nbytes)
     source, target = data_of(source), data_of(target)
     if not streamed:
-        _move(target + first, source + first, last - first)
+        copy_bytes(target + first, source + first, last - first)
         return
     # Lines of the target, which may begin anywhere: each block has those that begin in it.
     skewed = -target % _LINE
     if first == 0:
-        _move(target, source, min(skewed, last))
+        copy_bytes(target, source, min(skewed, last))
     for at in range(first + skewed, min(last + skewed, nbytes - _LINE + 1), _LINE):
         _stream_line(target + at, source + at)
     if last == nbytes:
         rest = (nbytes - skewed) % _LINE if nbytes > skewed else 0
-        _move(target + nbytes - rest, source + nbytes - rest, rest)
+        copy_bytes(target + nbytes - rest, source + nbytes - rest, rest)
 
 
 @jit
@@ -87,7 +81,7 @@ def _copy_tiles(start: int, stop: int, loops: Any, source: int, target: int, lik
         for r in range(place[2]):
             p, q = place[0] + r * down, place[1] + r * target_down
             if step == like.itemsize and target_step == like.itemsize:
-                _move(q, p, place[3] * step)
+                copy_bytes(q, p, place[3] * step)
                 continue
             for c in range(place[3]):
                 array_at(like, q + c * target_step, 1)[0] = array_at(like, p + c * step, 1)[0]
@@ -101,8 +95,7 @@ def copy(source: np.ndarray, target: np.ndarray) -> None:
     if source.flags.c_contiguous and target.flags.c_contiguous:
         nbytes = source.nbytes
         streamed = nbytes >= _STREAM_MIN_BYTES
-        parallel_for(_copy_bytes, -(-nbytes // _BLOCK), _GRAIN_BLOCKS, id(source), id(target), nbytes, streamed)
+        parallel_for(_copy_dense, -(-nbytes // _BLOCK), _GRAIN_BLOCKS, id(source), id(target), nbytes, streamed)
         return
-    layouts = [(a.shape, a.strides, a.dtype) for a in (source, target)]
-    walk = plan(source.shape, layouts, _SIDE)
+    walk = plan(source.shape, (layout_of(source), layout_of(target)), _SIDE)
     parallel_for(_copy_tiles, walk.tiles, walk.grain, walk.loops, id(source), id(target), _WORDS[source.itemsize])

@@ -17,9 +17,8 @@ from spillgrad_kernels.copying import copy
 from spillgrad_kernels.dispatch import Kernel, parallel_for
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.memory import allocator
-from spillgrad_kernels.microkernel import array_at
-from spillgrad_kernels.pointers import data_of
-from spillgrad_kernels.walk import Layout, Shape, locate, plan
+from spillgrad_kernels.pointers import array_at, data_of
+from spillgrad_kernels.walk import Layout, Shape, dense, layout_of, locate, plan
 
 
 def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
@@ -65,7 +64,7 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
     exec(compile(source, f"<{name}>", "exec"), namespace)
     constants = sorted((key, repr(value)) for key, value in body.constants.items())
     digest = hashlib.sha256(f"{source}{constants}".encode()).hexdigest()[:12]
-    return jit(namespace["kernel"], name=f"elementwise.{name}.{pattern}.{digest}")  # type: ignore[no-any-return]
+    return jit(namespace["kernel"], name=f"elementwise.{name}.{pattern}.{digest}")
 
 
 # What a loop may name besides the functions of formulas: conversions, and its own needs.
@@ -136,7 +135,7 @@ def prepare(
         if out[0] != shape:
             raise ValueError(f"{name}: got out of shape {out[0]}; the result has shape {shape}")
     kinds = [np.dtype(dtype) for dtype in dtypes]
-    arrays = [*operands, *(outs or [_dense(shape, kind) for kind in kinds])]
+    arrays = [*operands, *(outs or [dense(shape, kind) for kind in kinds])]
     walk = plan(shape, arrays)
     copied = {
         i: _own_order(walk.order, len(shape), a[0])
@@ -144,7 +143,7 @@ def prepare(
         if step not in (0, a[2].itemsize)
     }
     if copied:
-        walk = plan(shape, [_dense(a[0], a[2], copied.get(i)) if i in copied else a for i, a in enumerate(arrays)])
+        walk = plan(shape, [dense(a[0], a[2], copied.get(i)) if i in copied else a for i, a in enumerate(arrays)])
     pattern = "".join("s" if step == 0 else "v" for step in walk.steps[: len(operands)])
     if not isinstance(formula, Trace):
         number = next((layout[2] for layout in operands if layout[2].kind == "f"), arrays[-1][2])
@@ -163,15 +162,6 @@ def _own_order(order: Shape, ndim: int, shape: Shape) -> Shape:
     return tuple([d - lead for d in order if d >= lead])
 
 
-def _dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
-    """Return the layout without gaps whose dimensions lie in memory in a given order, outermost first."""
-    strides, stride = [0] * len(shape), dtype.itemsize
-    for d in reversed(range(len(shape)) if order is None else order):
-        strides[d] = stride
-        stride *= shape[d]
-    return shape, tuple(strides), dtype
-
-
 def compute(
     formula: Formula | Trace, name: str, operands: Sequence[np.ndarray], dtypes: tuple[Any, ...],
     outs: tuple[np.ndarray, ...] = (),
@@ -182,10 +172,8 @@ def compute(
     be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
     """
     operands = [np.asarray(a) for a in operands]  # a NumPy scalar has all an array has, but its memory
-    layouts = tuple([(a.shape, a.strides, a.dtype) for a in operands])
-    return prepare(formula, name, dtypes, layouts, tuple([(a.shape, a.strides, a.dtype) for a in outs])).run(
-        operands, outs
-    )
+    call = prepare(formula, name, dtypes, tuple(map(layout_of, operands)), tuple(map(layout_of, outs)))
+    return call.run(operands, outs)
 
 
 def elementwise(

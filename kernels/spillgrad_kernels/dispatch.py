@@ -6,16 +6,14 @@ no parallel compilation, no threading layer and no care after a fork.
 """
 
 import atexit
-import functools
 import inspect
 import os
-from collections.abc import Callable
 from typing import Any
 
 from spillgrad_kernels.compile import DISABLE_JIT, jit
 from spillgrad_kernels.team import Team, launch, takes_worker
 
-Kernel = Callable[..., Any]
+Kernel = Any  # what `compile.jit` returns
 
 # Shares handed out per thread: enough that an uneven one does not leave the other cores idle.
 _SHARES_PER_THREAD = 4
@@ -58,13 +56,12 @@ os.register_at_fork(after_in_child=_forget_team)
 atexit.register(_stop_team)
 
 
-@functools.cache
-def _launcher(kernel: Kernel) -> Callable[..., None]:
-    """Return `launcher(team, count, grain, threads, *operands)`, compiled: it costs one call from Python.
+def _make_launcher(kernel: Kernel) -> None:
+    """Set `kernel.launcher(team, count, grain, threads, *operands)`, compiled: it costs one call from Python.
 
     Kernels differ in how many operands they have, so its source is written for each number.
     """
-    names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]  # type: ignore[attr-defined]
+    names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]
     source = f"""
 def launcher(team, count, grain, threads, {", ".join(names)}):
     threads = min(threads, (count + grain - 1) // grain)
@@ -72,10 +69,11 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     if launch(team, kernel, count, max(grain, (count + shares - 1) // shares), threads - 1, ({", ".join(names)},)):
         raise MemoryError("a kernel found no memory for its scratch space")
 """
-    name = f"{kernel.py_func.kernel_name}.launcher"  # type: ignore[attr-defined]
-    namespace: dict[str, Any] = {"kernel": kernel, "launch": launch, "__name__": __name__}
+    name = f"{kernel.py_func.kernel_name}.launcher"
+    # What is compiled refers to these names for as long as it lives: to `kernel` itself, neither would ever die.
+    namespace: dict[str, Any] = {"kernel": kernel.made, "launch": launch, "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
-    return jit(namespace["launcher"], name=name).made  # type: ignore[no-any-return]
+    kernel.launcher = jit(namespace["launcher"], name=name).made
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:
@@ -99,4 +97,6 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
     if threads > _team_size:
         _team.grow(threads - 1)
         _team_size = threads
-    _launcher(kernel)(_team.address, count, grain, threads, *operands)
+    if kernel.launcher is None:
+        _make_launcher(kernel)
+    kernel.launcher(_team.address, count, grain, threads, *operands)

@@ -6,7 +6,6 @@ Where an input has no derivative, the operation does not propagate gradients to 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,10 @@ def row(name: str, forward: Formula, *, result: str = "same", **derivatives: For
     ROWS[name] = Row(name, forward, derivatives, result)
 
 
-_zero: Callable[..., Any] = lambda g: 0 * g  # noqa: E731  piecewise constant functions: a zero gradient, as in PyTorch
+def _zero(g: Any) -> Any:
+    """The gradient of what is constant between steps: 0, where 0 * g would be NaN for an infinite g, as in PyTorch."""
+    return where(g > g, g, 0)
+
 
 # Arithmetic
 row("add", lambda self, other: self + other, self=lambda g: g, other=lambda g: g)
@@ -95,7 +97,15 @@ row(
     "rsqrt", lambda self: 1 / sqrt(self), result="float",
     self=lambda g, result: -0.5 * g * (result * result * result),
 )  # fmt: skip
-row("lerp", lambda self, end, weight: self + weight * (end - self),
+
+
+def _lerp(self: Any, end: Any, weight: Any) -> Any:
+    difference = end - self
+    # From the nearer end: weights of 0 and 1 give the ends themselves.
+    return where(abs(weight) < 0.5, self + weight * difference, end - difference * (1 - weight))
+
+
+row("lerp", _lerp,
     self=lambda g, weight: g * (1 - weight), end=lambda g, weight: g * weight,
     weight=lambda g, self, end: g * (end - self))  # fmt: skip
 
@@ -116,10 +126,26 @@ row("tan", lambda self: tan(self), result="float", self=lambda g, result: g * (1
 row("asin", lambda self: asin(self), result="float", self=lambda g, self: g / sqrt(1 - self * self))
 row("acos", lambda self: acos(self), result="float", self=lambda g, self: -g / sqrt(1 - self * self))
 row("atan", lambda self: atan(self), result="float", self=lambda g, self: g / (1 + self * self))
+
+
+# g * other / (self**2 + other**2) and -g * self / (...), by the larger of the two, whose square might leave the range.
+def _atan2_self(g: Any, self: Any, other: Any) -> Any:
+    steep = abs(self) > abs(other)
+    larger, smaller = where(steep, self, other), where(steep, other, self)
+    ratio = smaller / larger
+    return where((self == 0) & (other == 0), 0, g * where(steep, ratio, 1) / (larger * (1 + ratio * ratio)))
+
+
+def _atan2_other(g: Any, self: Any, other: Any) -> Any:
+    steep = abs(self) > abs(other)
+    larger, smaller = where(steep, self, other), where(steep, other, self)
+    ratio = smaller / larger
+    return where((self == 0) & (other == 0), 0, -g * where(steep, 1, ratio) / (larger * (1 + ratio * ratio)))
+
+
 row(
     "atan2", lambda self, other: atan2(self, other), result="float",
-    self=lambda g, self, other: where((self == 0) & (other == 0), 0, g * (other / (self * self + other * other))),
-    other=lambda g, self, other: where((self == 0) & (other == 0), 0, -g * (self / (self * self + other * other))),
+    self=_atan2_self, other=_atan2_other,
 )  # fmt: skip
 row("sinh", lambda self: sinh(self), result="float", self=lambda g, self: g * cosh(self))
 row("cosh", lambda self: cosh(self), result="float", self=lambda g, self: g * sinh(self))
@@ -137,7 +163,7 @@ row(
 
 # Activations
 row("sigmoid", lambda self: sigmoid(self), result="float", self=lambda g, result: g * (result * (1 - result)))
-row("relu", lambda self: where(self < 0, 0, self), self=lambda g, result: where(result > 0, g, 0))
+row("relu", lambda self: where(self < 0, 0, self), self=lambda g, result: where(result <= 0, 0, g))
 row(
     "leaky_relu", lambda self, negative_slope: where(self < 0, self * negative_slope, self),
     self=lambda g, self, negative_slope: where(self > 0, g, g * negative_slope),

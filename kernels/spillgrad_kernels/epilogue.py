@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from spillgrad_kernels.compile import DISABLE_JIT, intrinsic, jit, types
 from spillgrad_kernels.formula import FUNCTIONS, Formula, trace
-from spillgrad_kernels.microkernel import array_at
+from spillgrad_kernels.pointers import array_at
 
 Epilogue = int | Callable[..., None]
 NO_EPILOGUE: Epilogue = 0

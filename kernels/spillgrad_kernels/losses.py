@@ -79,7 +79,7 @@ def _cross_entropy_backward(
         else:
             hard = (1.0 - smoothing) * weight[t]
             scale = dx.dtype.type(g * (hard + smoothing / classes * total_weight))
-            spread = g * uniform
+            spread = g * uniform if smoothing != 0.0 else uniform  # 0 of an infinite gradient too
             for j in range(classes):
                 dx[j] = scale * exp(x[j] - log_total) - spread * weight[j]
             dx[t] -= g * hard
@@ -127,7 +127,7 @@ def _logits_to_gradients(
                 loss += smoothing * log_total - uniform * plain_sum
             losses[i] = loss
             scale = x.dtype.type(g / total)
-            spread = x.dtype.type(g * uniform)
+            spread = x.dtype.type(g * uniform if smoothing != 0.0 else 0.0)  # 0 of an infinite gradient too
             for j in range(classes):
                 x[j] = x[j] * scale - spread
             x[t] -= x.dtype.type(g * (1.0 - smoothing))

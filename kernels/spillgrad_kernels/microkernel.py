@@ -7,7 +7,6 @@ With `NUMBA_DISABLE_JIT=1` plain NumPy twins stand in.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
-import ctypes
 import os
 from typing import Any
 
@@ -15,7 +14,8 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.compile import DISABLE_JIT, carray, cgutils, intrinsic, overload, register_jitable, types
+from spillgrad_kernels.compile import DISABLE_JIT, cgutils, intrinsic, overload, types
+from spillgrad_kernels.pointers import array_at
 
 
 def _tile_of_host() -> tuple[int, int]:
@@ -30,6 +30,8 @@ def _tile_of_host() -> tuple[int, int]:
 
 VECTOR_BYTES, TILE_ROWS = _tile_of_host()
 _TILE_VECTORS = 2
+# Where A lies strided, its rows are read from this many pointers at few distances: one a row would not fit registers.
+_POINTERS = 2
 
 
 def _multiplies_pairs() -> bool:
@@ -38,15 +40,6 @@ def _multiplies_pairs() -> bool:
     if asked_for is None:
         return VECTOR_BYTES == 64 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
     return VECTOR_BYTES == 64 and "+avx512bf16" in asked_for
-
-
-# NumPy's C interface: the first field of an array object, behind what every Python object begins with.
-_DATA_FIELD = object.__basicsize__
-
-
-def address_of(array: np.ndarray) -> int:
-    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost."""
-    return ctypes.c_size_t.from_address(id(array) + _DATA_FIELD).value
 
 
 def tile_columns(like: np.ndarray) -> int:
@@ -91,11 +84,6 @@ overload(sums_of)(lambda like: (lambda like: _SUMS) if like.dtype == types.uint3
 
 if DISABLE_JIT:
 
-    def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
-        """Return the `count` elements at `address` as a 1-D array."""
-        memory = (ctypes.c_byte * int(count * like.itemsize)).from_address(int(address))
-        return np.ndarray((count,), like.dtype, memoryview(memory))
-
     def widened(number: Any) -> Any:
         """Return a number as what its products add up in."""
         if number.dtype != np.uint16:
@@ -118,7 +106,9 @@ if DISABLE_JIT:
         """
         columns = tile_columns(like)
         rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
-        product = _numbers(array_at(like, a, k * TILE_ROWS).reshape(k, -1)).T @ rows
+        product = np.zeros((TILE_ROWS, columns), rows.dtype)
+        for elements, row in zip(_numbers(array_at(like, a, k * TILE_ROWS).reshape(k, -1)), rows, strict=True):
+            product += elements[:, None] * row  # in the order of k, as `multiply_in_place`: BLAS has one of its own
         for i in range(TILE_ROWS):
             added = array_at(sums_of(like), addend + i * addend_row, columns) if addend else 0
             array_at(sums_of(like), c + i * c_row, columns)[:] = added + product[i]
@@ -136,6 +126,17 @@ if DISABLE_JIT:
             added = array_at(like, addend + i * addend_row, columns) if addend else 0
             array_at(like, c + i * c_row, columns)[:] = added + total
 
+    def multiply_strided(
+        like: np.ndarray, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int, c: int, c_row: int,
+        accumulate: bool,
+    ) -> None:  # fmt: skip
+        """Do as `multiply_panels` with A read through any strides, setting C or, with `accumulate`, adding to it."""
+        columns, addend = tile_columns(like), c if accumulate else 0
+        multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, c_row)
+
+    def prefetch(address: int) -> None:
+        """Ask for the cache line at `address`, which need not be readable."""
+
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
         """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
         array_at(like, target, width)[:] = array_at(like, source, width)
@@ -152,13 +153,6 @@ if DISABLE_JIT:
 else:
 
     @intrinsic
-    def _pointer_at(typing_context: Any, like: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
-
-        return types.CPointer(like.dtype)(like, types.intp), codegen
-
-    @intrinsic
     def widened(typing_context: Any, number: Any) -> Any:
         """Return a number as what its products add up in."""
         is_half = number == types.uint16
@@ -172,11 +166,6 @@ else:
 
         return (types.float32 if is_half else number)(number), codegen
 
-    @register_jitable
-    def array_at(like: np.ndarray, address: int, count: int) -> Any:
-        """Return the `count` elements at `address` as a 1-D array."""
-        return carray(_pointer_at(like, address), count)
-
     class _BFloat(ir.types.Type):  # type: ignore[misc]
         """LLVM's bfloat, which llvmlite has no class for."""
 
@@ -188,6 +177,12 @@ else:
 
         def __hash__(self) -> int:
             return hash(_BFloat)
+
+    def _prefetch(builder: Any, address: Any, to_write: bool) -> None:
+        i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.inttoptr(address, pointer), i32(int(to_write)), i32(3), i32(1)])
 
     class _Emitter:
         """Writes vector instructions of one element type."""
@@ -238,6 +233,9 @@ else:
         def load(self, address: Any, lanes: int = 0) -> Any:
             return self._load(address, ir.VectorType(self.scalar, lanes or self.lanes))
 
+        def load_nth(self, address: Any, vector: int) -> Any:
+            return self.load(self.shifted(address, vector * self.lanes))
+
         def load_sums(self, address: Any) -> Any:
             return self._load(address, self.sums)
 
@@ -277,12 +275,6 @@ else:
             mask = ir.VectorType(ir.IntType(1), self.lanes)
             return self.builder.select(flag, ir.Constant(mask, [1] * self.lanes), ir.Constant(mask, [0] * self.lanes))
 
-        def prefetch(self, address: Any, to_write: bool = True) -> None:
-            i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-            function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-            self.builder.call(function, [self.builder.inttoptr(address, pointer), i32(int(to_write)), i32(3), i32(1)])
-
         def splat(self, address: Any) -> Any:
             undefined = ir.Constant(self.vector, ir.Undefined)
             value = self._load(address, self.scalar)
@@ -293,18 +285,20 @@ else:
             return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), lanes))
 
         def sums_of_products(
-            self, k: Any, a: tuple[Any, Any], b: tuple[Any, Any], a_at: Any, b_at: Any, vectors: int
+            self, k: Any, a: tuple[list[Any], Any], b: tuple[Any, Any], a_at: Any, b_at: Any, vectors: int
         ) -> dict[tuple[int, int], Any]:
             """Return a tile's vectors: for each row i and vector j the sum over k of A's element i times B's vector j.
 
-            `a` and `b` are address and step; `a_at` gives the address of an element, `b_at` loads a vector.
+            `a` is addresses and their step, `b` an address and its step; `a_at` gives the address of an element, `b_at`
+            loads a vector.
             """
             builder, integer = self.builder, k.type
             tile = [(i, j) for i in range(TILE_ROWS) for j in range(vectors)]
             entry, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("done")
             builder.branch(loop)
             builder.position_at_end(loop)
-            step, pa, pb = builder.phi(integer), builder.phi(integer), builder.phi(integer)
+            step, pb = builder.phi(integer), builder.phi(integer)
+            pa = [builder.phi(integer) for _ in a[0]]
             sums = {at: builder.phi(self.sums) for at in tile}
             b_vectors = [b_at(pb, j) for j in range(vectors)]
             updated = {}
@@ -313,11 +307,10 @@ else:
                 for j in range(vectors):
                     updated[i, j] = self.fma(a_element, b_vectors[j], sums[i, j])
             next_step = builder.add(step, ir.Constant(integer, 1))
-            following_b = builder.add(pb, b[1])
             for phi, first, following in (
                 (step, ir.Constant(integer, 0), next_step),
-                (pa, a[0], builder.add(pa, a[1])),
-                (pb, b[0], following_b),
+                (pb, b[0], builder.add(pb, b[1])),
+                *((p, start, builder.add(p, a[1])) for p, start in zip(pa, a[0], strict=True)),
                 *((sums[at], self.zero, updated[at]) for at in tile),
             ):
                 phi.add_incoming(first, entry)
@@ -325,6 +318,20 @@ else:
             builder.cbranch(builder.icmp_signed("<", next_step, k), loop, done)
             builder.position_at_end(done)
             return updated
+
+        def store_tile(self, sums: dict[tuple[int, int], Any], c: Any, c_row: Any, added: tuple[Any, ...]) -> None:
+            """Set a tile of C to `sums`, plus a tile if it is `added`: its address, bytes between rows, and whether."""
+            builder = self.builder
+            addend, addend_row, flag = added
+            with builder.if_else(flag) as (add, overwrite):
+                for branch, is_add in ((add, True), (overwrite, False)):
+                    with branch:
+                        for (i, j), value in sums.items():
+                            if is_add:
+                                row = builder.add(addend, builder.mul(addend_row, ir.Constant(addend_row.type, i)))
+                                value = builder.fadd(self.load_sums(self.shifted(row, j * self.lanes)), value)
+                            row = builder.add(c, builder.mul(c_row, ir.Constant(c_row.type, i)))
+                            self.store(value, self.shifted(row, j * self.lanes))
 
         def interleave(self, x: Any, y: Any) -> list[Any]:
             pairs = [lane for i in range(self.lanes) for lane in (i, i + self.lanes)]
@@ -348,29 +355,50 @@ else:
             # The tile of C is needed only at the end: fetch it into the cache meanwhile.
             for i in range(TILE_ROWS):
                 row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                emit.prefetch(row)
-                emit.prefetch(emit.shifted(row, (_TILE_VECTORS - 1) * emit.lanes))
-            updated = emit.sums_of_products(
-                k,
-                (a, ir.Constant(integer, TILE_ROWS * emit.bytes)),
-                (b, b_row),
-                lambda pa, i: emit.shifted(pa, i),
-                lambda pb, j: emit.load(emit.shifted(pb, j * emit.lanes)),
-                _TILE_VECTORS,
-            )
+                _prefetch(builder, row, to_write=True)
+                _prefetch(builder, emit.shifted(row, (_TILE_VECTORS - 1) * emit.lanes), to_write=True)
+            sums = emit.sums_of_products(
+                k, ([a], ir.Constant(integer, TILE_ROWS * emit.bytes)), (b, b_row),
+                lambda pa, i: emit.shifted(pa[0], i), emit.load_nth, _TILE_VECTORS,
+            )  # fmt: skip
             adds = builder.icmp_signed("!=", addend, ir.Constant(integer, 0))
-            with builder.if_else(adds) as (add, overwrite):
-                for branch, is_add in ((add, True), (overwrite, False)):
-                    with branch:
-                        for (i, j), value in updated.items():
-                            if is_add:
-                                row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
-                                value = builder.fadd(emit.load_sums(emit.shifted(row, j * emit.lanes)), value)
-                            row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                            emit.store(value, emit.shifted(row, j * emit.lanes))
+            emit.store_tile(sums, c, c_row, (addend, addend_row, adds))
             return context.get_dummy_value()
 
         return types.void(like, *[types.intp] * 8), codegen
+
+    @intrinsic
+    def multiply_strided(
+        typing_context: Any, like: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any, c_row: Any,
+        accumulate: Any,
+    ) -> Any:  # fmt: skip
+        """Do as `multiply_panels` with A read through any strides, setting C or, with `accumulate`, adding to it."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _, k, a, a_row, a_col, b, b_row, c, c_row, accumulate = arguments
+            emit = _Emitter(builder, like.dtype)
+            rows_apiece = TILE_ROWS // _POINTERS
+            distances = [builder.mul(a_row, ir.Constant(k.type, i)) for i in range(TILE_ROWS)]
+            starts = [builder.add(a, distances[p * rows_apiece]) for p in range(_POINTERS)]
+            sums = emit.sums_of_products(
+                k, (starts, a_col), (b, b_row),
+                lambda pa, i: builder.add(pa[i // rows_apiece], distances[i % rows_apiece]),
+                emit.load_nth, _TILE_VECTORS,
+            )  # fmt: skip
+            emit.store_tile(sums, c, c_row, (c, c_row, cgutils.is_not_null(builder, accumulate)))
+            return context.get_dummy_value()
+
+        return types.void(like, *[types.intp] * 8, types.boolean), codegen
+
+    @intrinsic
+    def prefetch(typing_context: Any, address: Any) -> Any:
+        """Ask for the cache line at `address`, which need not be readable."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _prefetch(builder, arguments[0], to_write=False)
+            return context.get_dummy_value()
+
+        return types.void(types.intp), codegen
 
     @intrinsic
     def multiply_in_place(
@@ -402,11 +430,11 @@ else:
 
                         def b_at(pb: Any, j: int, masks: Any = masks, vectors: int = vectors) -> Any:
                             # Where rows are long, no processor foresees that the next tile begins beside this one.
-                            emit.prefetch(emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
+                            _prefetch(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
                             return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
 
                         sums = emit.sums_of_products(
-                            k, (a, a_col), (b, b_row), lambda pa, i: builder.add(pa, offsets[i]), b_at, vectors
+                            k, ([a], a_col), (b, b_row), lambda pa, i: builder.add(pa[0], offsets[i]), b_at, vectors
                         )
                         for i in range(TILE_ROWS):
                             with builder.if_then(builder.icmp_signed("<", ir.Constant(integer, i), rows)):

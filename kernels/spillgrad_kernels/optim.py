@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.compile import FLOATS, REASSOCIATE, jit
 from spillgrad_kernels.dispatch import Kernel, parallel_for
-from spillgrad_kernels.microkernel import array_at
-from spillgrad_kernels.pointers import data_of
+from spillgrad_kernels.pointers import array_at, data_of
 from spillgrad_kernels.scalar_math import where
 
 # Elements per unit of work: a multiple of every vector width, so that only the last unit has a tail.
 _CHUNK = 4096
 # Elements worth a thread of their own: 3 to 6 microseconds of work.
 _GRAIN = 2 * _CHUNK
-
-_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 Rule = Callable[..., None]
 
@@ -108,7 +105,7 @@ def _over_arrays(rule: Any) -> Kernel:
                 numbers[row],
             )
 
-    return jit(kernel, name=f"{getattr(rule, 'py_func', rule).kernel_name}.over_arrays")  # type: ignore[no-any-return]
+    return jit(kernel, name=f"{getattr(rule, 'py_func', rule).kernel_name}.over_arrays")
 
 
 def run(updates: Iterable[Update]) -> None:
@@ -161,7 +158,7 @@ def _update(
         raise ValueError(
             f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
         )
-    if param.dtype not in _DTYPES or any(array.dtype != param.dtype for array in (grad, *state)):
+    if param.dtype not in FLOATS or any(array.dtype != param.dtype for array in (grad, *state)):
         listed = ", ".join(str(a.dtype) for a in (param, grad, *state))
         raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
     return Update(rule, param, grad if grad.flags.c_contiguous else np.ascontiguousarray(grad), state, numbers)
@@ -240,7 +237,7 @@ def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []
-    if flat[0].dtype not in _DTYPES or any(a.dtype != flat[0].dtype for a in flat):
+    if flat[0].dtype not in FLOATS or any(a.dtype != flat[0].dtype for a in flat):
         listed = ", ".join(sorted({str(a.dtype) for a in flat}))
         raise TypeError(f"sums_of_squares: got {listed}; all must be float32, or all float64")
     starts = [0, *itertools.accumulate(-(-a.size // _CHUNK) for a in flat)]

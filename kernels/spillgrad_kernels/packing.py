@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from spillgrad_kernels.compile import jit, overload, register_jitable, types
-from spillgrad_kernels.microkernel import HALVES, VECTOR_BYTES, array_at, copy_tile_line, transpose_block
+from spillgrad_kernels.microkernel import HALVES, VECTOR_BYTES, copy_tile_line, transpose_block
+from spillgrad_kernels.pointers import array_at
 
 # Panels that are packed together where lines lie side by side.
 _PANEL_RUN = 8

@@ -21,6 +21,32 @@ Shape = tuple[int, ...]
 Layout = tuple[Shape, Shape, np.dtype[Any]]
 
 
+def layout_of(array: np.ndarray) -> Layout:
+    """Return how an array lies in memory."""
+    return array.shape, array.strides, array.dtype
+
+
+def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
+    """Return the layout without gaps whose dimensions lie in memory in a given order, outermost first."""
+    strides, stride = [0] * len(shape), dtype.itemsize
+    for d in reversed(range(len(shape)) if order is None else order):
+        strides[d] = stride
+        stride *= shape[d]
+    return shape, tuple(strides), dtype
+
+
+def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
+    """Return for every item of the batch the bytes from each operand's start to its matrix; dimensions broadcast."""
+    offsets = np.zeros((*batch, len(operands)), np.int64)
+    for column, operand in enumerate(operands):
+        shape, strides = operand[0][-3::-1], operand[1][-3::-1]
+        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True), start=1):
+            if size > 1:
+                steps = np.arange(size) * stride
+                offsets[..., column] += steps.reshape(size, *[1] * (axis - 1))
+    return offsets.reshape(-1, len(operands))
+
+
 class Walk(NamedTuple):
     """How to walk arrays of given layouts: `loops` for the kernel, how many tiles, and the elements of one.
 

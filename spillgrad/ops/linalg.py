@@ -17,15 +17,13 @@ from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
+from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.memory import empty
 
-# Dtypes whose products kernels compute as they are.
-_COMPUTED = (dtypes.float32, dtypes.float64)
-
 
 def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
-    if self.dtype in _COMPUTED:
+    if self.dtype in FLOATS:
         return kernels.matmul(self, other)
     if self.dtype.kind in "biu":
         return np.matmul(self, other)  # type: ignore[no-any-return]
@@ -202,7 +200,7 @@ def linear(
     for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
         if operand is not None and operand.dtype != input.dtype:
             raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
-    if input.dtype in _COMPUTED and (activation is not None or residual is not None):
+    if input.dtype in FLOATS and (activation is not None or residual is not None):
         return _fused_linear(input, weight, bias, activation, residual)
     if not input.is_floating_point():
         product = matmul(input, t(weight))

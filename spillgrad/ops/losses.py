@@ -10,7 +10,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import abs, div, mul, softplus, square, sub, where
+from spillgrad.ops.elementwise import abs, clamp, div, mul, relu, softplus, square, sub, where
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul
@@ -392,10 +392,11 @@ def _l1_loss(input: Any, target: Any) -> Any:
 
 
 @fuse
-def _huber_loss(input: Any, target: Any, delta: Any) -> Any:
+def _huber_loss(input: Any, target: Any, delta: Any, slope: Any) -> Any:
     difference = input - target
-    distance: Any = abs(difference)
-    return where(distance < delta, square(difference) * 0.5, (distance - 0.5 * delta) * delta)
+    # Two parts that are added: where one is chosen of two, the other's gradient may be 0 times infinity.
+    near = square(clamp(difference, -delta, delta)) * (0.5 * slope / delta)
+    return near + relu(abs(difference) - delta) * slope
 
 
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -415,7 +416,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
-    return _reduced("huber_loss", _huber_loss(input, target, float(delta)), reduction)
+    return _reduced("huber_loss", _huber_loss(input, target, float(delta), float(delta)), reduction)
 
 
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
@@ -425,4 +426,6 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
     """
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss: got beta={beta}; wanted a number from 0 on")
-    return l1_loss(input, target, reduction) if beta == 0 else div(huber_loss(input, target, reduction, beta), beta)
+    if beta == 0:
+        return l1_loss(input, target, reduction)
+    return _reduced("smooth_l1_loss", _huber_loss(input, target, float(beta), 1.0), reduction)

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
+from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.copying import copy
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.formula import Formula
@@ -16,12 +17,8 @@ from spillgrad_kernels.memory import empty
 # An array or a tuple of arrays.
 Result = TypeVar("Result")
 
-_HALF = frozenset({dtypes.float16, dtypes.bfloat16})
-
-
 # Bytes from which several threads copy faster than one, which at 512 KiB takes as long as waking another (20 us).
 _SHARED_MIN_BYTES = 1 << 21
-_COMPILED = frozenset({dtypes.float32, dtypes.float64})
 
 
 def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
@@ -41,7 +38,7 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
         if source.dtype == target.dtype:
             copy(np.broadcast_to(source, target.shape), target)
             return
-        if target.dtype in _COMPILED and (source.dtype in _COMPILED or source.dtype.kind in "biu"):
+        if target.dtype in FLOATS and (source.dtype in FLOATS or source.dtype.kind in "biu"):
             elementwise(_itself, "convert", [np.broadcast_to(source, target.shape)], target.dtype, target)
             return
     with np.errstate(all="ignore"):
@@ -54,7 +51,7 @@ def _itself(self: Any) -> Any:
 
 def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
     """Return the dtype in which kernels compute values of `dtype`. Raises DtypeError for complex numbers."""
-    if dtype in _HALF:
+    if dtype in dtypes.HALF:
         return dtypes.float32
     if dtypes.is_complex(dtype):
         raise DtypeError(
@@ -83,9 +80,9 @@ def on_floats(kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = Fal
     if dtype is None:
         found = ", ".join(str(a.dtype) for a in arrays if isinstance(a, np.ndarray))
         raise DtypeError(f"got {found}; wanted floating-point numbers: convert with .to(dtype)")
-    if dtype not in _HALF:
+    if dtype not in dtypes.HALF:
         return kernel(*arrays)
-    widened = [cast(a, dtypes.float32) if isinstance(a, np.ndarray) and a.dtype in _HALF else a for a in arrays]
+    widened = [cast(a, dtypes.float32) if isinstance(a, np.ndarray) and a.dtype in dtypes.HALF else a for a in arrays]
     results: Any = kernel(*widened)
 
     def narrowed(result: Any) -> Any:

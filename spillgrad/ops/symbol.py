@@ -17,8 +17,6 @@ from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.program import Program, Step, Value
 
-_HALF = frozenset({dtypes.float16, dtypes.bfloat16})
-
 
 class Recorder:
     """The program that the operations on its symbols become; `name` is the function's."""
@@ -96,7 +94,7 @@ def computed(dtype: dtypes.DType) -> dtypes.DType:
     """Return the dtype in which a kernel holds values of `dtype`. Raises DtypeError for complex numbers."""
     if dtypes.is_complex(dtype):
         raise DtypeError(f"fuse: got {dtype}; pass real and imaginary parts")
-    return dtypes.float32 if dtype in _HALF else dtype
+    return dtypes.float32 if dtype in dtypes.HALF else dtype
 
 
 _TO: dict[str, tuple[Formula, Formula]] = {

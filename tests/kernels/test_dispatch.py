@@ -1,15 +1,17 @@
 """Kernel launches on a team of threads: every element once, whoever launches, and through forks and exits."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
 from spillgrad_kernels import dispatch
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.compile import DISABLE_JIT, jit
 from spillgrad_kernels.dispatch import parallel_for
 
 
@@ -35,6 +37,20 @@ def threads():
     before = dispatch.get_num_threads()
     yield dispatch.set_num_threads
     dispatch.set_num_threads(before)
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="there are no launchers")
+def test_a_launcher_goes_with_its_kernel():
+    def fill(start, stop, out):
+        out[start:stop] = 1
+
+    kernel, out = jit(fill), np.zeros(9)
+    parallel_for(kernel, out.size, 1, out)
+    assert out.all()
+    launcher = weakref.ref(kernel.launcher)
+    del kernel
+    gc.collect()
+    assert launcher() is None
 
 
 @pytest.mark.parametrize("grain", [1, 3, 1000, 10_000])

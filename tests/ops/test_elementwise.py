@@ -356,6 +356,35 @@ def test_gradients_at_kinks_are_pytorchs(function, inputs, wanted):
         np.testing.assert_allclose(x.grad.numpy(), expected, 1e-12)
 
 
+# The gradients that arrive, and what PyTorch passes on; for atan2 the limit, which PyTorch misses.
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    ("function", "inputs", "arriving", "wanted"),
+    [
+        *(
+            (function, [[1.5, 0.0, math.inf, math.nan]], [math.inf, -math.inf, math.nan, 1.0], [[0, 0, 0, 0]])
+            for function in (sg.floor, sg.ceil, sg.round, sg.trunc, sg.sign)
+        ),
+        (sg.floor_divide, [[5.0, 1.0], [2.0, 0.0]], [math.inf, math.nan], [[0, 0], [0, 0]]),
+        (sg.relu, [[math.nan, math.nan, -1.0]], [1.0, math.nan, math.inf], [[1, math.nan, 0]]),
+        (sg.atan2, [[1e-30, 0.0], [0.0, 1e-30]], [1.0, 1.0], [[0, 1e30], [-1e30, 0]]),
+        (sg.atan2, [[3e25, 1.0], [4e25, math.inf]], [1.0, 1.0], [[1.6e-26, 0], [-1.2e-26, 0]]),
+        (sg.atan2, [[math.nan, 0.0], [0.0, 0.0]], [1.0, math.inf], [[math.nan, 0], [math.nan, 0]]),
+    ],
+)
+def test_gradients_at_special_values_are_those_of_the_function(function, inputs, arriving, wanted, create_graph):
+    leaves = [sg.tensor(v).requires_grad_() for v in inputs]
+    got = sg.grad(function(*leaves), leaves, sg.tensor(arriving), create_graph=create_graph)
+    for gradient, expected in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(gradient.detach().numpy(), expected, 1e-6)
+
+
+def test_lerp_reaches_both_ends():
+    start, end = sg.tensor([1e8, -3.0]), sg.tensor([1.25, 1e8])
+    assert sg.lerp(start, end, 0.0).tolist() == start.tolist()
+    assert sg.lerp(start, end, 1.0).tolist() == end.tolist()
+
+
 @pytest.mark.parametrize("exponent", [1, 2, 3, 0.5, -1, 4, 2.5, True])
 def test_a_power_is_the_same_whichever_shortcut_computes_it(exponent):
     x = np.array([0.5, 1.5, 2.0])

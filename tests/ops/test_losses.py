@@ -308,6 +308,46 @@ def test_where_prediction_and_target_agree_the_second_derivative_is_that_of_the_
     np.testing.assert_allclose(sg.grad(slope, x)[0].item(), second, 1e-15)
 
 
+@pytest.mark.parametrize(
+    ("loss", "slope"), [(partial(losses.huber_loss, delta=0.5), 0.5), (partial(losses.smooth_l1_loss, beta=0.5), 1.0)]
+)
+@pytest.mark.parametrize("arriving", [1.0, math.inf])
+def test_the_slope_of_the_robust_losses_is_bounded_however_large_the_difference(loss, slope, arriving):
+    x = sg.tensor([math.inf, -math.inf, 3e38, -1e30, 0.25, math.nan]).requires_grad_()
+    (gradient,) = sg.grad(loss(x, sg.zeros(6), "none"), x, sg.full((6,), arriving))
+    near = 0.25 * slope / 0.5
+    wanted = [s * arriving for s in (slope, -slope, slope, -slope, near, math.nan)]
+    np.testing.assert_allclose(gradient.numpy(), np.float32(wanted), 1e-6)
+
+
+def test_the_smooth_loss_of_the_largest_difference_is_finite():
+    assert losses.smooth_l1_loss(sg.tensor([3e38]), sg.zeros(1), beta=4.0).item() == np.float32(3e38)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_cross_entropy_of_ignored_targets_alone_is_nan_in_the_mean_and_has_gradients_of_0(reduction, label_smoothing):
+    options = {"ignore_index": 7, "reduction": reduction, "label_smoothing": label_smoothing}
+    target, weight = sg.tensor([7, 7]), sg.ones(4, 3).requires_grad_()
+    for x, function in (
+        (sg.ones(2, 4).requires_grad_(), lambda x: losses.cross_entropy(x, target, **options)),
+        (sg.ones(2, 3).requires_grad_(), lambda x: losses.linear_cross_entropy(x, weight, target, **options)),
+    ):
+        loss = function(x)
+        np.testing.assert_array_equal(loss.detach().numpy(), np.nan if reduction == "mean" else np.zeros(loss.shape))
+        (gradient,) = sg.grad(loss, x, sg.ones(*loss.shape))
+        np.testing.assert_array_equal(gradient.numpy(), np.zeros(x.shape))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_infinite_gradient_of_cross_entropy_stays_infinite(fused):
+    x = sg.tensor([[0.5, -1.0, 2.0]]).requires_grad_()
+    target, same = sg.tensor([1]), sg.eye(3)
+    loss = losses.linear_cross_entropy(x, same, target) if fused else losses.cross_entropy(x, target)
+    (gradient,) = sg.grad(loss, x, sg.tensor(math.inf))
+    np.testing.assert_array_equal(gradient.numpy(), [[math.inf, -math.inf if fused else math.nan, math.inf]])
+
+
 X, T = sg.zeros(2, 3), sg.tensor([0, 1])
 
 
