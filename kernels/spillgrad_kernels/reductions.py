@@ -84,7 +84,7 @@ def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., An
     return instruction  # type: ignore[no-any-return]
 
 
-_larger_number = _number_extreme(maximum, "llvm.maxnum")
+larger_number = _number_extreme(maximum, "llvm.maxnum")
 _smaller_number = _number_extreme(minimum, "llvm.minnum")
 
 
@@ -98,7 +98,7 @@ def row_max(row: Any) -> Any:
     largest, undefined = row.dtype.type(-np.inf), False
     for j in range(row.size):
         undefined |= row[j] != row[j]
-        largest = _larger_number(largest, row[j])
+        largest = larger_number(largest, row[j])
     return where(undefined, row.dtype.type(np.nan), largest)
 
 

@@ -160,6 +160,16 @@ def _prepare(team: int) -> None:
     store(team, _RUN, _address_of_run())
 
 
+def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    """Return a tuple whose arrays have no reference count: threads that change one counter wait for each other."""
+    for i, kind in enumerate(kinds.types):
+        if isinstance(kind, types.Array):
+            array = context.make_array(kind)(context, builder, builder.extract_value(values, i))
+            array.meminfo = cgutils.get_null_value(array.meminfo.type)
+            values = builder.insert_value(values, array._getvalue(), i)
+    return values
+
+
 @intrinsic
 def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any, helpers: Any, operands: Any) -> Any:
     """Run `kernel(start, stop, *operands)`, or `kernel(start, stop, worker, *operands)`, over [0, count).
@@ -172,7 +182,7 @@ def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any,
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         team, _, count, length, helpers, values = arguments
-        slot = cgutils.alloca_once_value(builder, values)
+        slot = cgutils.alloca_once_value(builder, _uncounted(context, builder, operands, values))
         entry = ir.Function(builder.module, _function_type(4), builder.module.get_unique_name("entry"))
         entry.linkage = "internal"
         inside = ir.IRBuilder(entry.append_basic_block())

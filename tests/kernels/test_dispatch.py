@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels import dispatch
-from spillgrad_kernels.compile import DISABLE_JIT, jit
+from spillgrad_kernels.compile import DISABLE_JIT, intrinsic, jit, types
 from spillgrad_kernels.dispatch import parallel_for
 
 
@@ -61,6 +61,30 @@ def test_every_element_is_worked_on_once(threads, number, count, grain):
     out = np.zeros(count + 1, np.int64)
     parallel_for(_increment, count, grain, out)
     np.testing.assert_array_equal(out, [1] * count + [0])
+
+
+@intrinsic
+def _is_counted(typing_context, array):
+    def codegen(context, builder, signature, arguments):
+        counter = context.make_array(array)(context, builder, arguments[0]).meminfo
+        return builder.icmp_unsigned("!=", counter, counter.type(None))
+
+    return types.boolean(array), codegen
+
+
+@jit
+def _note_counted(start, stop, a, b, out):
+    for i in range(start, stop):
+        out[i] = _is_counted(a) or _is_counted(b) or _is_counted(out)
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="what is not compiled counts no references")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_kernel_counts_no_references_to_its_operands_as_threads_would_wait_for_the_counter(threads, number):
+    threads(number)
+    out = np.ones(100, np.int64)
+    parallel_for(_note_counted, out.size, 1, np.zeros(3), np.zeros((2, 2), np.float32), out)
+    assert not out.any()
 
 
 def test_workers_are_no_more_than_there_is_scratch_for(threads):

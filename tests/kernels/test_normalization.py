@@ -71,6 +71,20 @@ def test_softmax_of_masked_and_undefined_rows_is_numpys():
     assert normalization.log_softmax(a, 1)[0, 1] == -np.inf
 
 
+@pytest.mark.parametrize("undefined", [np.nan, -np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 40, 63, 64, 99])
+def test_one_undefined_number_makes_its_row_undefined_and_no_other(place, undefined):
+    a = draw((3, 100), np.float32)
+    a[1, place] = undefined
+    for function in (normalization.softmax, normalization.log_softmax):
+        result = function(a, 1)
+        if undefined == np.inf:  # inf - inf there; the others are infinitely less likely
+            assert np.isnan(result[1, place])
+        else:
+            assert np.isnan(result[1]).all()
+        np.testing.assert_array_equal(result[[0, 2]], function(a[[0, 2]], 1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [-1e4, -1e30, -np.finfo(np.float32).max, -np.inf])
 def test_what_a_mask_hides_has_probability_zero_and_no_gradient(hidden, dtype):
@@ -146,13 +160,14 @@ def test_the_gradients_of_rms_norm_are_their_central_differences(has_weight, num
     np.testing.assert_allclose(dweight, numeric_gradient(lambda w: rms_norm(a, w, 1e-5), full, grad), atol=1e-8)
 
 
-def test_float32_gradients_agree_with_float64_over_many_blocks_of_rows():
-    a, grad, weight = draw((1500, 257)), draw((1500, 257), seed=1), draw(257, seed=2)
+@pytest.mark.parametrize("n", [257, 1024])
+def test_float32_gradients_agree_with_float64_over_many_blocks_of_rows(n):
+    a, grad, weight = draw((1500, n)), draw((1500, n), seed=1), draw(n, seed=2)
     results = []
     for dtype in (np.float32, np.float64):
         x, g, w = a.astype(dtype), grad.astype(dtype), weight.astype(dtype)
-        _, mean, rstd = normalization.layer_norm(x, 257, w, None, 1e-5)
-        _, rms = normalization.rms_norm(x, 257, w, 1e-5)
+        _, mean, rstd = normalization.layer_norm(x, n, w, None, 1e-5)
+        _, rms = normalization.rms_norm(x, n, w, 1e-5)
         results.append(
             normalization.layer_norm_backward(g, x, w, mean, rstd) + normalization.rms_norm_backward(g, x, w, rms)
         )
