@@ -26,17 +26,17 @@ def run_backward(
 
     Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
     """
-    nodes = list(reachable([root.node for root in roots if root.node is not None]))
+    nodes = list(reachable([node for node, _ in roots if node is not None]))
     waiting: dict[int, int] = {id(node): 0 for node in nodes}
     for node in nodes:
-        for edge in node.edges:
-            if edge.node is not None:
-                waiting[id(edge.node)] += 1
+        for source, _ in node.edges:
+            if source is not None:
+                waiting[id(source)] += 1
     needed = None if inputs is None else _leading_to(nodes, inputs)
     wanted: dict[int, list[int]] = {}  # node -> positions in `inputs` whose gradient is one of its output gradients
     if inputs is not None and not accumulate:
-        for position, edge in enumerate(inputs):
-            wanted.setdefault(id(edge.node), []).append(position)
+        for position, (source, _) in enumerate(inputs):
+            wanted.setdefault(id(source), []).append(position)
     captured: list[Any] = [None] * (0 if inputs is None else len(inputs))
 
     arrived: dict[int, list[Any]] = {}
@@ -51,20 +51,21 @@ def run_backward(
             results: Sequence[Any] = ()
             node.run_tensor_hooks(grads)
             for position in wanted.get(id(node), ()):
-                captured[position] = grads[inputs[position].output_nr]  # type: ignore[index]
+                captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             if _runs(node, needed, inputs, accumulate):
                 results = _checked(node, node.run(grads))
                 if not retain_graph:
                     node.release()
             del grads
             for position, edge in enumerate(node.edges):
-                if edge.node is None:
+                source = edge[0]
+                if source is None:
                     continue
                 if position < len(results) and results[position] is not None:
                     _deliver(arrived, edge, results[position])
-                waiting[id(edge.node)] -= 1
-                if waiting[id(edge.node)] == 0:
-                    heapq.heappush(ready, _entry(edge.node))
+                waiting[id(source)] -= 1
+                if waiting[id(source)] == 0:
+                    heapq.heappush(ready, _entry(source))
             del results
     return captured
 
@@ -76,23 +77,24 @@ def _entry(node: Node) -> tuple[bool, int, Node]:
 
 
 def _deliver(arrived: dict[int, list[Any]], edge: Edge, grad: Any) -> None:
-    if edge.node is None:
+    node, output_nr = edge
+    if node is None:
         return
-    grads = arrived.get(id(edge.node))
+    grads = arrived.get(id(node))
     if grads is None:
-        grads = arrived[id(edge.node)] = [None] * len(edge.node.outputs)
-    before = grads[edge.output_nr]
-    grads[edge.output_nr] = grad if before is None else add_gradients(before, grad)
+        grads = arrived[id(node)] = [None] * len(node.outputs)
+    before = grads[output_nr]
+    grads[output_nr] = grad if before is None else add_gradients(before, grad)
 
 
 def _leading_to(nodes: list[Node], inputs: Sequence[Edge]) -> set[int]:
     """Return the ids of nodes through which a gradient must pass to reach one of `inputs`."""
-    targets = {id(edge.node) for edge in inputs}
+    targets = {id(target) for target, _ in inputs}
     users: dict[int, list[Node]] = {}
     for node in nodes:
-        for edge in node.edges:
-            if edge.node is not None:
-                users.setdefault(id(edge.node), []).append(node)
+        for source, _ in node.edges:
+            if source is not None:
+                users.setdefault(id(source), []).append(node)
     needed: set[int] = set()
     stack = [user for target in targets for user in users.get(target, ())]
     while stack:
@@ -106,14 +108,14 @@ def _leading_to(nodes: list[Node], inputs: Sequence[Edge]) -> set[int]:
 def _runs(node: Node, needed: set[int] | None, inputs: Sequence[Edge] | None, accumulate: bool) -> bool:
     if needed is None or inputs is None or id(node) in needed:
         return True
-    return accumulate and isinstance(node, AccumulateGrad) and any(edge.node is node for edge in inputs)
+    return accumulate and isinstance(node, AccumulateGrad) and any(target is node for target, _ in inputs)
 
 
 def _checked(node: Node, results: list[Any]) -> list[Any]:
-    for i, (edge, grad) in enumerate(zip(node.edges, results, strict=True)):
-        if grad is None or edge.node is None:
+    for i, ((source, output_nr), grad) in enumerate(zip(node.edges, results, strict=True)):
+        if grad is None or source is None:
             continue
-        meta = edge.node.outputs[edge.output_nr]
+        meta = source.outputs[output_nr]
         if grad.shape != meta.shape:
             raise GraphError(
                 f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted "

@@ -9,7 +9,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.errors import GraphError, HookTypeError
 
@@ -34,16 +34,18 @@ def add_gradients(first: Any, second: Any) -> Any:
     return _add(first, second)
 
 
-class Edge(NamedTuple):
-    """Where a gradient flows: output `output_nr` of `node`; no node where no gradient is wanted."""
+# Where a gradient flows: a node and the number of one of its outputs; no node where no gradient is wanted. Recording
+# makes so many that a class of their own would show.
+Edge: TypeAlias = "tuple[Node | None, int]"
+NO_EDGE: Edge = (None, 0)
+
+
+class GradientEdge(NamedTuple):
+    """An edge as `get_gradient_edge` returns it, with names."""
 
     node: "Node | None"
     output_nr: int
 
-
-NO_EDGE = Edge(None, 0)
-# From a tuple of the fields: recording makes so many that the class's own constructor would show.
-new_edge: Callable[[tuple[Any, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 class OutputMeta(NamedTuple):
@@ -120,7 +122,7 @@ class Node:
     @property
     def next_functions(self) -> tuple[tuple["Node | None", int], ...]:
         """Return (node, output number) per input, (None, 0) where no gradient flows."""
-        return tuple((edge.node, edge.output_nr) for edge in self.edges)
+        return self.edges
 
     @property
     def metadata(self) -> dict[Any, Any]:
@@ -163,8 +165,9 @@ class Node:
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
         """Retain the gradient of another edge instead: an in-place change moved the tensor there."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
-        if store is not None and edge.node is not None:
-            edge.node.retain_gradient(edge.output_nr, store)
+        node, number = edge
+        if store is not None and node is not None:
+            node.retain_gradient(number, store)
 
     def tensor_hooks(self) -> dict[int, HookDict]:
         """Return the hooks on output tensors by output number."""
@@ -280,7 +283,7 @@ def reachable(roots: list[Node]) -> Iterator[Node]:
     while stack:
         node = stack.pop()
         yield node
-        for edge in node.edges:
-            if edge.node is not None and id(edge.node) not in seen:
-                seen[id(edge.node)] = edge.node
-                stack.append(edge.node)
+        for source, _ in node.edges:
+            if source is not None and id(source) not in seen:
+                seen[id(source)] = source
+                stack.append(source)

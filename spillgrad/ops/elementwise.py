@@ -4,16 +4,19 @@ Operands broadcast and promote as in PyTorch; a Python number never widens a ten
 tensor of its shape, which may be an operand or overlap one.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.node import OutputMeta
+from spillgrad.device import CPU
 from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, ShapeError
-from spillgrad.ops import inplace
+from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
@@ -21,6 +24,7 @@ from spillgrad.ops.numeric import as_array, run_formula
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.cpu import Call, prepare
+from spillgrad_kernels.dispatch import Kernel
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
 
@@ -30,14 +34,8 @@ Operand = Tensor | Number
 OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
 
-_FLOATS = frozenset({dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64})
 # Dtypes that kernels compute in as they are.
 _COMPILED = frozenset({dtypes.float32, dtypes.float64})
-# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
-_REMEMBERED = 1024
-_UNKNOWN = object()
-
-
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     for operand in operands:
         if isinstance(operand, np.ndarray) and operand.dtype != dtypes.bool_:
@@ -45,53 +43,120 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
 
 
-def _forward(row: Row) -> Callable[..., np.ndarray]:
-    return _loop(row.forward, row.name, row.result == "bool")
+# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
+_REMEMBERED = 1024
 
 
-def _loop(formula: Formula, name: str, gives_bool: bool = False) -> Callable[..., np.ndarray]:
-    """Return what computes a formula of arrays and numbers; it finds the loop of known layouts in one look."""
-    calls: dict[Any, Any] = {}  # a Call by layouts; None for what needs conversions
+class Plan(NamedTuple):
+    """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
 
-    def compute(*operands: Any) -> np.ndarray:
-        first = operands[0]
-        dtype = first.dtype if isinstance(first, np.ndarray) else None
-        if dtype not in _COMPILED:
-            dtype = _dtype_of(operands)
-        try:
-            if dtype in _COMPILED:
-                arrays, places = [], []
-                for operand in operands:
-                    array = operand if isinstance(operand, np.ndarray) else as_array(operand, dtype)
-                    arrays.append(array)
-                    places.append((array.shape, array.strides, array.dtype))
-                layouts = tuple(places)
-                call = calls.get(layouts, _UNKNOWN)
-                if call is _UNKNOWN:
-                    converted = any(found not in (dtype, dtypes.bool_) for _, _, found in layouts)
-                    result = np.dtype(np.bool_) if gives_bool else dtype
-                    call = None if converted else prepare(formula, name, (result,), layouts)
-                    if len(calls) >= _REMEMBERED:
-                        calls.clear()
-                    calls[layouts] = call
-                if call is not None:
-                    return _run(call, arrays)
-            return run_formula(formula, name, operands, dtype, dtypes.bool_ if gives_bool else dtype)
-        except ValueError as error:
-            raise _shape_error(name, operands) from error
-
-    return compute
+    code: Kernel
+    tiles: int
+    loops: int
+    dims: int
+    allocate: Callable[..., np.ndarray]
+    shape: tuple[int, ...]
+    dtype: dtypes.DType
+    large: Call | None  # what computes with several threads or copies, if that pays; otherwise `code` does
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
 
-def _run(call: Call, arrays: list[np.ndarray]) -> np.ndarray:
-    """Compute one result; too small a one for several threads without a launch, which costs half a microsecond."""
-    kernel, tiles, grain, loops, dims, shape, results, copied, _ = call
-    if copied or tiles > grain:
-        return call.run(arrays)[0]
-    allocate, dtype = results[0]
-    out = allocate(shape, dtype)
-    kernel(0, tiles, loops, dims, *map(id, arrays), id(out))
-    return out
+class Loop:
+    """A formula of arrays and numbers, and the plans for layouts that it has met."""
+
+    def __init__(self, formula: Formula, name: str, gives_bool: bool = False) -> None:
+        self.formula = formula
+        self.name = name
+        self.gives_bool = gives_bool
+        self.plans: dict[Any, Plan] = {}
+
+    @functools.cached_property
+    def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
+        """Return the result over arrays and numbers, and its plan; None for operands that no plan is for."""
+        count = len(parameters(self.formula))
+        names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
+        return generate.function(_compute_source(count), self.name, names)
+
+    def prepare(self, *operands: Any) -> bool:
+        """Make a plan for operands like these; return whether there is one: not where conversions are needed."""
+        arrays = _arrays_of(*operands)
+        if arrays is None:
+            return False
+        layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
+        dtype = _dtype_of(arrays)
+        if any(found not in (dtype, dtypes.bool_) for _, _, found in layouts):
+            return False
+        result = dtypes.bool_ if self.gives_bool else dtype
+        call = prepare(self.formula, self.name, (result,), layouts)
+        small = not call.copied and call.tiles <= call.grain
+        ((allocate, _),) = call.results
+        plan = Plan(
+            call.code if small else call.kernel, call.tiles, call.loops, call.dims, allocate, call.shape, result,
+            None if small else call, tuple([layout[::2] for layout in layouts]),
+            (OutputMeta(call.shape, result, CPU),),
+        )  # fmt: skip
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        self.plans[tuple([part for layout in layouts for part in layout])] = plan
+        return True
+
+    def result(self, *operands: Any) -> np.ndarray:
+        """Return the result over any arrays and numbers. Raises ShapeError when shapes do not broadcast."""
+        found = self.compute(*operands)
+        if found is None:
+            try:
+                found = self.compute(*operands) if self.prepare(*operands) else None
+                if found is None:
+                    dtype = _dtype_of(operands)
+                    result = dtypes.bool_ if self.gives_bool else dtype
+                    return run_formula(self.formula, self.name, operands, dtype, result)
+            except ValueError as error:
+                raise _shape_error(self.name, operands) from error
+        return found[0]
+
+
+def _compute_source(count: int) -> str:
+    """Return the code of `Loop.compute` for so many operands.
+
+    The key of a plan is how the operands lie in memory, in one look.
+    """
+    names = [f"a{i}" for i in range(count)]
+    return f"""def compute({", ".join(names)}):
+    if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
+        arrays = arrays_of({", ".join(names)})
+        if arrays is None:
+            return None
+        {", ".join(names)}, = arrays
+    plan = plans.get(({", ".join(f"{a}.shape, {a}.strides, {a}.dtype" for a in names)}))
+    if plan is None:
+        return None
+    code, tiles, loops, dims, allocate, shape, dtype, large, _, _ = plan
+    if large is not None:
+        return large.run(({", ".join(names)},))[0], plan
+    r0 = allocate(shape, dtype)
+    code(0, tiles, loops, dims, {", ".join(f"id({a})" for a in names)}, id(r0))
+    return r0, plan
+"""
+
+
+def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
+    """Return operands with numbers as arrays of the others' dtype; None where that is none kernels compute in."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
+            dtype = operand.dtype
+    if dtype not in _COMPILED:
+        return None
+    arrays = []
+    for operand in operands:
+        if isinstance(operand, np.ndarray):
+            arrays.append(operand)
+        elif type(operand) is float or type(operand) is int:
+            arrays.append(as_array(operand, dtype))
+        else:
+            return None
+    return tuple(arrays)
 
 
 def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
@@ -112,24 +177,36 @@ def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
-    names = parameters(formula)
-    compute = _loop(formula, f"{row.name}.{source}")
     if trace(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
+    loop = Loop(formula, f"{row.name}.{source}")
+    on_tensors = functools.cache(lambda: with_names(formula, tensor_functions()))
 
     def derivative(*values: Any) -> Tensor:
         *operands, shape = values
         if is_grad_enabled():
-            return sum_to(with_names(formula, tensor_functions())(*operands), shape)
-        arrays = [v._array if isinstance(v, Tensor) else v for v in operands]
-        return sum_to(Tensor.wrap(compute(*arrays)), shape)
+            return sum_to(on_tensors()(*operands), shape)
+        return sum_to(Tensor.wrap(loop.result(*[v._array if isinstance(v, Tensor) else v for v in operands])), shape)
 
-    return Derivative((source,), (*names, f"{source}_shape"), derivative)
+    return Derivative((source,), (*parameters(formula), f"{source}_shape"), derivative)
 
 
 def _operation(row: Row) -> Operation:
+    loop = Loop(row.forward, row.name, row.result == "bool")
     derivatives = tuple(_derivative(row, source, formula) for source, formula in row.derivatives.items())
-    operation = Operation(row.name, _forward(row), derivatives, parameters(row.forward))
+
+    def promoted(*operands: Any) -> tuple[Any, ...]:
+        return _promoted(row.name, operands)
+
+    def anew(*operands: Any) -> Tensor:
+        """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
+        operands = promoted(*operands)
+        arrays = [o._array if isinstance(o, Tensor) else o for o in operands]
+        return operation.computed(operands, loop.result(*arrays))
+
+    operation = Operation(
+        row.name, loop.compute, derivatives, parameters(row.forward), anew=anew, promoted=promoted
+    )  # fmt: skip
     operation.node_name = _NODE_NAMES.get(row.name, operation.node_name)
     return operation
 
@@ -197,35 +274,24 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
     ShapeError when shapes do not broadcast; with `out`, DtypeError or ShapeError when the result does not fit into it,
     GraphError when a gradient would have to be recorded, or its memory is read-only or expanded.
     """
-    if out is None and _share_a_float(operands):  # most calls: nothing to convert
-        return OPERATIONS[name](*operands)  # type: ignore[no-any-return]
-    row = ROWS[name]
+    if out is None:
+        return OPERATIONS[name].run(*operands)  # type: ignore[no-any-return]
+    return _compute_into(out, ROWS[name], _promoted(name, operands))
+
+
+def _promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return tensors and numbers of one dtype, of which at least one is a tensor; raise as `call` does."""
     tensors = [as_operand(name, o) for o in operands]
     conditions = 1 if name == "where" else 0
     dtype = _common_dtype(tensors[conditions:])
     if not dtypes.is_floating_point(dtype):
         _check_exact(name, dtype, tensors[conditions:])
-        if row.result == "float":
+        if ROWS[name].result == "float":
             dtype = dtypes.get_default_dtype()
     promoted = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
     if not any(isinstance(t, Tensor) for t in promoted) and not isinstance(tensors[0], Symbol):
         promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
-    if out is not None:
-        return _compute_into(out, row, (*tensors[:conditions], *promoted))
-    return OPERATIONS[name](*tensors[:conditions], *promoted)  # type: ignore[no-any-return]
-
-
-def _share_a_float(operands: tuple[Any, ...]) -> bool:
-    """Return whether operands are Python numbers and tensors of one floating dtype, which is then the result's."""
-    dtype = None
-    for operand in operands:
-        if isinstance(operand, Tensor):
-            if type(operand) is Symbol or (dtype is not None and operand._array.dtype is not dtype):
-                return False
-            dtype = operand._array.dtype
-        elif not isinstance(operand, int | float):
-            return False
-    return dtype in _FLOATS
+    return (*tensors[:conditions], *promoted)
 
 
 # Arithmetic that truth values do not have, in PyTorch neither.
@@ -292,14 +358,15 @@ def result_type(*operands: Operand) -> dtypes.DType:
 
 
 def _function(name: str, doc: str) -> Callable[..., Tensor]:
-    if len(parameters(ROWS[name].forward)) == 1:
+    operation = OPERATIONS[name]
+    if len(operation.parameters) == 1:
 
         def function(input: Any, *, out: Tensor | None = None) -> Tensor:
-            return call(name, input, out=out)
+            return operation.run(input) if out is None else call(name, input, out=out)  # type: ignore[no-any-return]
     else:
 
         def function(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            return call(name, input, other, out=out)
+            return operation.run(input, other) if out is None else call(name, input, other, out=out)  # type: ignore[no-any-return]
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc

@@ -140,7 +140,7 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
     base = tensor._base
     if base is not None:
         node = ChangedSlice(base, edge, geometry(tensor, base))
-        _move(base, Edge(node, 0))
+        _move(base, (node, 0))
         tensor._base_fn = node
     _move(tensor, edge)
 
@@ -148,7 +148,7 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
 def _move(tensor: Tensor, edge: Edge) -> None:
     if tensor._grad_fn is not None:
         tensor._grad_fn.hand_over_retained(tensor._output_nr, edge)
-    tensor.attach(edge.node, edge.output_nr)  # type: ignore[arg-type]
+    tensor.attach(*edge)  # type: ignore[arg-type]
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
@@ -177,9 +177,9 @@ class ChangedSlice(Node):
         (g,) = grads
         if g is None:
             return [None, None]
-        part = as_strided(g, self._place) if self.edges[1].node is not None else None
+        part = as_strided(g, self._place) if self.edges[1][0] is not None else None
         rest = None
-        if self.edges[0].node is not None:
+        if self.edges[0][0] is not None:
             rest = _rest_gradient(g, self._place)
         return [rest, part]
 
@@ -226,8 +226,8 @@ def _view_again(view: Tensor, base: Tensor) -> None:
     if node is None:
         view._grad_fn, view._requires_grad = None, base._requires_grad
         return
-    source = base.alias(Edge(node, base._output_nr))
-    _move(view, Edge(_StridedRead(source, view, geometry(view, base)), 0))
+    source = base.alias((node, base._output_nr))
+    _move(view, (_StridedRead(source, view, geometry(view, base)), 0))
 
 
 class _StridedRead(Node):
