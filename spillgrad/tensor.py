@@ -80,6 +80,8 @@ class Tensor:
     _grad_fn: Node | None = None
     _output_nr = 0
     _accumulator: Callable[[], AccumulateGrad | None] | None = None  # a leaf's is a weak reference
+    _leaf_hooks: HookDict | None = None
+    _post_accumulate_hooks: HookDict | None = None
     # A view knows the tensor it views: an in-place change of one moves the other in the graph.
     _base: "Tensor | None" = None
     _base_fn: Node | None = None
@@ -466,7 +468,7 @@ class Tensor:
             if is_grad_enabled():
                 self._grad = graph.add_gradients(self._grad, grad)
             else:
-                self._grad.add_(grad)
+                graph.accumulate_gradients(self._grad, grad)
         else:
             if not is_grad_enabled() and grad._grad_fn is not None:
                 grad = grad.detach()

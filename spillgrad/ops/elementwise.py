@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.grad_mode import is_grad_enabled, state
 from spillgrad.autograd.node import OutputMeta
 from spillgrad.device import CPU
 from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, ShapeError
@@ -34,6 +34,7 @@ Operand = Tensor | Number
 OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
 
+_FLOATS = frozenset({dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64})
 # Dtypes that kernels compute in as they are.
 _COMPILED = frozenset({dtypes.float32, dtypes.float64})
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
@@ -56,6 +57,7 @@ class Plan(NamedTuple):
     dims: int
     allocate: Callable[..., np.ndarray]
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: dtypes.DType
     large: Call | None  # what computes with several threads or copies, if that pays; otherwise `code` does
     inputs: tuple[Any, ...]
@@ -73,7 +75,10 @@ class Loop:
 
     @functools.cached_property
     def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
-        """Return the result over arrays and numbers, and its plan; None for operands that no plan is for."""
+        """Return the result over arrays and numbers, and its plan; None for operands that no plan is for.
+
+        With `out`, the result goes there; None also where it does not lie as fresh results do.
+        """
         count = len(parameters(self.formula))
         names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
         return generate.function(_compute_source(count), self.name, names)
@@ -84,6 +89,9 @@ class Loop:
         if arrays is None:
             return False
         layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
+        key = tuple([part for layout in layouts for part in layout])
+        if key in self.plans:
+            return True
         dtype = _dtype_of(arrays)
         if any(found not in (dtype, dtypes.bool_) for _, _, found in layouts):
             return False
@@ -92,25 +100,29 @@ class Loop:
         small = not call.copied and call.tiles <= call.grain
         ((allocate, _),) = call.results
         plan = Plan(
-            call.code if small else call.kernel, call.tiles, call.loops, call.dims, allocate, call.shape, result,
+            call.code if small else call.kernel, call.tiles, call.loops, call.dims, allocate, call.shape,
+            np.empty(call.shape, result).strides, result,
             None if small else call, tuple([layout[::2] for layout in layouts]),
             (OutputMeta(call.shape, result, CPU),),
         )  # fmt: skip
         if len(self.plans) >= _REMEMBERED:
             self.plans.clear()
-        self.plans[tuple([part for layout in layouts for part in layout])] = plan
+        self.plans[key] = plan
         return True
 
-    def result(self, *operands: Any) -> np.ndarray:
-        """Return the result over any arrays and numbers. Raises ShapeError when shapes do not broadcast."""
-        found = self.compute(*operands)
+    def result(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result over any arrays and numbers, in `out` where it fits there.
+
+        Raises ShapeError when shapes do not broadcast.
+        """
+        found = self.compute(*operands, out=out)
         if found is None:
             try:
-                found = self.compute(*operands) if self.prepare(*operands) else None
+                found = self.compute(*operands, out=out) if self.prepare(*operands) else None
                 if found is None:
                     dtype = _dtype_of(operands)
                     result = dtypes.bool_ if self.gives_bool else dtype
-                    return run_formula(self.formula, self.name, operands, dtype, result)
+                    return run_formula(self.formula, self.name, operands, dtype, result, out)
             except ValueError as error:
                 raise _shape_error(self.name, operands) from error
         return found[0]
@@ -122,7 +134,7 @@ def _compute_source(count: int) -> str:
     The key of a plan is how the operands lie in memory, in one look.
     """
     names = [f"a{i}" for i in range(count)]
-    return f"""def compute({", ".join(names)}):
+    return f"""def compute({", ".join(names)}, out=None):
     if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
         arrays = arrays_of({", ".join(names)})
         if arrays is None:
@@ -131,10 +143,16 @@ def _compute_source(count: int) -> str:
     plan = plans.get(({", ".join(f"{a}.shape, {a}.strides, {a}.dtype" for a in names)}))
     if plan is None:
         return None
-    code, tiles, loops, dims, allocate, shape, dtype, large, _, _ = plan
+    code, tiles, loops, dims, allocate, shape, strides, dtype, large, _, _ = plan
+    if out is None:
+        r0 = allocate(shape, dtype)
+    elif out.shape == shape and out.strides == strides and out.dtype == dtype:
+        r0 = out
+    else:
+        return None
     if large is not None:
-        return large.run(({", ".join(names)},))[0], plan
-    r0 = allocate(shape, dtype)
+        large.run(({", ".join(names)},), (r0,))
+        return r0, plan
     code(0, tiles, loops, dims, {", ".join(f"id({a})" for a in names)}, id(r0))
     return r0, plan
 """
@@ -163,10 +181,6 @@ def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
     return dtypes.bool_ if row.result == "bool" else _dtype_of(operands)
 
 
-def _compute(row: Row, operands: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
-    return run_formula(row.forward, row.name, operands, _dtype_of(operands), _result_dtype(row, operands), out)
-
-
 def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
     shapes = " and ".join(str(o.shape) for o in operands if isinstance(o, np.ndarray))
     return ShapeError(
@@ -180,19 +194,31 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     if trace(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
     loop = Loop(formula, f"{row.name}.{source}")
-    on_tensors = functools.cache(lambda: with_names(formula, tensor_functions()))
 
-    def derivative(*values: Any) -> Tensor:
-        *operands, shape = values
-        if is_grad_enabled():
-            return sum_to(on_tensors()(*operands), shape)
-        return sum_to(Tensor.wrap(loop.result(*[v._array if isinstance(v, Tensor) else v for v in operands])), shape)
+    @functools.cache
+    def on_tensors() -> Formula:
+        return with_names(formula, tensor_functions())
 
+    names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
+    derivative = generate.function(_derivative_source(len(parameters(formula))), loop.name, names)
     return Derivative((source,), (*parameters(formula), f"{source}_shape"), derivative)
 
 
+def _derivative_source(count: int) -> str:
+    """Return the code of a derivative that names so many values."""
+    values = [f"v{i}" for i in range(count)]
+    return f"""def derivative({", ".join(values)}, shape):
+    if state.enabled:
+        return sum_to(on_tensors()({", ".join(values)}), shape)
+    {"".join(f"a{i}, " for i in range(count))} = {"".join(f"{v}._array if isinstance({v}, Tensor) else {v}, " for v in values)}
+    found = loop.compute({", ".join(f"a{i}" for i in range(count))})
+    gradient = Tensor.wrap(loop.result({", ".join(f"a{i}" for i in range(count))}) if found is None else found[0])
+    return gradient if gradient._array.shape == shape else sum_to(gradient, shape)
+"""
+
+
 def _operation(row: Row) -> Operation:
-    loop = Loop(row.forward, row.name, row.result == "bool")
+    loop = LOOPS[row.name]
     derivatives = tuple(_derivative(row, source, formula) for source, formula in row.derivatives.items())
 
     def promoted(*operands: Any) -> tuple[Any, ...]:
@@ -214,6 +240,7 @@ def _operation(row: Row) -> Operation:
 # Variants of one function have its node's name, as in PyTorch.
 _NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0"}
 
+LOOPS = {name: Loop(row.forward, name, row.result == "bool") for name, row in ROWS.items()}
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
 
 
@@ -223,7 +250,7 @@ def tensor_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
-    arrays = tuple([o.array if isinstance(o, Tensor) else o for o in operands])
+    arrays = [o._array if isinstance(o, Tensor) else o for o in operands]
     shapes = {a.shape for a in arrays if isinstance(a, np.ndarray)}
     try:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
@@ -231,20 +258,30 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
         raise _shape_error(row.name, arrays) from error
     _check_out(row.name, out, shape, operands if row.derivatives else ())
     inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))
-    result = _compute(row, arrays, out.array if all(_same_or_apart(out.array, a) for a in arrays) else None)
+    direct = out._array if all([_same_or_apart(out._array, a) for a in arrays]) else None
+    result = LOOPS[row.name].result(*arrays, out=direct)
     if result is not out.array:
         np.copyto(out.array, result, casting="unsafe")
     return out  # type: ignore[no-any-return]
+
+
+def accumulate(total: Tensor, gradient: Tensor) -> None:
+    """Do `total.add_(gradient)` where nothing is recorded: backward does it for every leaf."""
+    into, array = total._array, gradient._array
+    if array.shape == into.shape and inplace.computes_in_place(total, (gradient,), {}) and _same_or_apart(into, array):
+        total._storage.version += 1
+        LOOPS["add"].result(into, array, out=into)
+    else:
+        total.add_(gradient)
 
 
 def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iterable[Any]) -> None:
     """Raise OperandError, ShapeError or GraphError for an `out` that cannot take a result of this shape."""
     if not isinstance(out, Tensor):
         raise OperandError(f"{name}: got out of {type(out).__name__}; wanted a tensor")
-    if out.shape != shape:
+    if out._array.shape != shape:
         raise ShapeError(f"{name}: got out of shape {out.shape}; the result has {shape}: give out that shape")
-    involved = (out, out._base, *differentiable)
-    if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in involved):
+    if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (out, out._base, *differentiable)):
         raise GraphError(
             f"{name}: got out= and a tensor that requires a gradient; what overwrites memory is not recorded: leave it "
             "away, or call in no_grad()"
@@ -253,7 +290,7 @@ def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iter
 
 def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
     """Return whether each element of the operand is read before, or never, overwritten."""
-    if not isinstance(operand, np.ndarray) or not np.may_share_memory(out, operand):
+    if operand is out or not isinstance(operand, np.ndarray) or not np.may_share_memory(out, operand):
         return True
     return out.__array_interface__ == operand.__array_interface__
 
@@ -281,6 +318,8 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
 
 def _promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return tensors and numbers of one dtype, of which at least one is a tensor; raise as `call` does."""
+    if _share_a_float(operands):  # most calls: nothing to convert
+        return operands
     tensors = [as_operand(name, o) for o in operands]
     conditions = 1 if name == "where" else 0
     dtype = _common_dtype(tensors[conditions:])
@@ -292,6 +331,19 @@ def _promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     if not any(isinstance(t, Tensor) for t in promoted) and not isinstance(tensors[0], Symbol):
         promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
     return (*tensors[:conditions], *promoted)
+
+
+def _share_a_float(operands: tuple[Any, ...]) -> bool:
+    """Return whether operands are Python numbers and tensors of one floating dtype, which is then the result's."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            if type(operand) is Symbol or (dtype is not None and operand._array.dtype is not dtype):
+                return False
+            dtype = operand._array.dtype
+        elif not isinstance(operand, int | float):
+            return False
+    return dtype in _FLOATS
 
 
 # Arithmetic that truth values do not have, in PyTorch neither.
@@ -423,11 +475,15 @@ isfinite = _function("isfinite", "Return whether elements are neither infinite n
 
 def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + alpha * other."""
+    if alpha == 1 and out is None:
+        return OPERATIONS["add"].run(input, other)  # type: ignore[no-any-return]
     return call("add", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 
 def sub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input - alpha * other."""
+    if alpha == 1 and out is None:
+        return OPERATIONS["sub"].run(input, other)  # type: ignore[no-any-return]
     return call("sub", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 
