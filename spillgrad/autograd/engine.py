@@ -28,7 +28,7 @@ def run_backward(
     """
     waiting = _uses([node for node, _ in roots if node is not None])
     needed = None if inputs is None else _leading_to(waiting, inputs)
-    wanted: dict[Node | None, list[int]] = {}  # positions in `inputs` whose gradient is one of a node's output gradients
+    wanted: dict[Node | None, list[int]] = {}  # positions in `inputs` whose gradient arrives at a node
     if inputs is not None and not accumulate:
         for position, (source, _) in enumerate(inputs):
             wanted.setdefault(source, []).append(position)

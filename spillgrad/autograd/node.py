@@ -8,7 +8,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.errors import GraphError, HookTypeError
@@ -53,7 +53,6 @@ class GradientEdge(NamedTuple):
 
     node: "Node | None"
     output_nr: int
-
 
 
 class OutputMeta(NamedTuple):

@@ -37,7 +37,7 @@ class SavedTensor:
     def __init__(
         self, tensor: Any, operation: str, slot: str, edge: Edge, node: Node | None = None, output_nr: int = 0
     ) -> None:  # fmt: skip
-        """Save `tensor`, whose gradient flows to `edge`; or, if it is an output of the node that saves it, to `node`."""
+        """Save `tensor`, whose gradient flows to `edge`, or, where the node saves its own output, to `node`."""
         self.operation = operation
         self.slot = slot
         self._array = tensor._array
@@ -96,7 +96,12 @@ class SavedTensor:
     @property
     def _value(self) -> Any:
         """The value without graph, where no hook packed it; a leaf as the object it is."""
-        return self._leaf if self._leaf is not None else tensor_type().wrap(self._array, self._storage)
+        return self._leaf if self._is_leaf else tensor_type().wrap(self._array, self._storage)
+
+    @property
+    def _is_leaf(self) -> bool:
+        """Whether the value is a leaf that still has the memory it had: its `data` may have been replaced."""
+        return self._leaf is not None and self._leaf._array is self._array
 
     @property
     def unpack_hook(self) -> Any:
@@ -127,7 +132,7 @@ class SavedTensor:
         if self._unpack is None:
             if self._storage.version != self._version:
                 raise self._changed(self._storage, self._array.shape, self._array.dtype)
-            if self._leaf is not None:
+            if self._is_leaf:
                 return self._leaf
             original = self._original() if self._original is not None else None
             if original is not None and original.gradient_edge() == self._edge:  # it is still where it was in the graph
@@ -147,11 +152,7 @@ class SavedTensor:
             )
         storage = self._storage()
         # A hook that copied may outlive a change of the original; one that looks at the same memory may not.
-        if (
-            storage is not None
-            and storage.version != self._version
-            and np.may_share_memory(value.array, storage.array)
-        ):
+        if storage is not None and storage.version != self._version and np.may_share_memory(value.array, storage.array):
             raise self._changed(storage, shape, dtype)
         return self._connected(value)
 

@@ -142,7 +142,7 @@ class Operation:
 
         Where no derivative names the output, its dtype and shape are all that count.
         """
-        return self._run_made(*arguments, result)
+        return self._run_made(result, *arguments)
 
     @functools.cached_property
     def structure(self) -> generate.Structure:
@@ -150,11 +150,10 @@ class Operation:
         positions = {name: i for i, name in enumerate(self.parameters)}
         named = {name for derivative in self.derivatives for name in derivative.parameters}
         planned = self.anew is not None  # a plan has the metadata of every input
+        derivatives = [(tuple([positions[name] for name in d.inputs]), d.parameters) for d in self.derivatives]
+        asked = [i for name, i in positions.items() if planned or {f"{name}_shape", f"{name}_dtype"} & named]
         return generate.Structure(
-            self.parameters, self.outputs, self.aux,
-            derivatives=tuple([(tuple([positions[name] for name in d.inputs]), d.parameters) for d in self.derivatives]),
-            metadata=tuple([i for name, i in positions.items() if planned or {f"{name}_shape", f"{name}_dtype"} & named]),
-            view=self.view, planned=planned,
+            self.parameters, self.outputs, self.aux, tuple(derivatives), tuple(asked), self.view, planned
         )  # fmt: skip
 
     def _generated(self, source: str) -> Callable[..., Any]:
@@ -163,7 +162,8 @@ class Operation:
     @functools.cached_property
     def _own_names(self) -> dict[str, Any]:
         """What the code of the call names and is this operation's own."""
-        own: dict[str, Any] = {"forward": self.forward, "anew": self.anew, "name": self.name, "symbolic": self._symbolic}
+        own: dict[str, Any] = {"name": self.name, "forward": self.forward}
+        own |= {"anew": self.anew, "symbolic": self._symbolic}
         if self.derivatives:
             own["NodeType"] = type(self.node_name, (OperationNode,), {"operation": self, "apply": self._apply()})
         return own
@@ -197,8 +197,10 @@ class OperationNode(Node):
                 saved.register_hooks(pack_hook, unpack_hook)
 
     def unpacked(self) -> dict[str, Any]:
-        """Return what was saved by name, unpacked in the order it was packed, whatever the order derivatives name."""
-        return {name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()}
+        """Return what was saved by name, unpacked in the order it was packed, whatever derivatives' order."""
+        return {
+            name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()
+        }
 
     def zeros(self, output_nr: int) -> Tensor:
         """Return the gradient of an output that nothing used."""
@@ -220,21 +222,24 @@ class OperationNode(Node):
         raise AttributeError(f"{self.name()} has no attribute {name!r}; it saved {', '.join(saved) or 'nothing'}")
 
 
-def _hold(gradient: Any, held: list[Any]) -> Any:
-    """Return an input's gradient, marked where somebody else may hold it, so that a leaf must copy it."""
+def _hold(gradient: Any, held: set[int]) -> Any:
+    """Return an input's gradient, marked where somebody else may hold it, so that a leaf must copy it.
+
+    `held` are the ids of such tensors.
+    """
     if gradient is None:
         return None
     if not isinstance(gradient, Tensor):
         (gradient,) = gradient
-    for other in held:
-        if gradient is other:
-            gradient.mark_shared()
-            break
-    held.append(gradient)
+    if id(gradient) in held:
+        gradient.mark_shared()
+    held.add(id(gradient))
     return gradient
 
 
-def _hold_all(gradients: Any, held: list[Any], results: list[Any], positions: tuple[int, ...]) -> None:
+def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: tuple[int, ...]) -> None:
+    if gradients is None or isinstance(gradients, Tensor):
+        gradients = (gradients,)
     for position, gradient in zip(positions, gradients, strict=True):
         results[position] = None if gradient is None else _hold(gradient, held)
 

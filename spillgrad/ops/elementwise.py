@@ -37,6 +37,8 @@ OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 _FLOATS = frozenset({dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64})
 # Dtypes that kernels compute in as they are.
 _COMPILED = frozenset({dtypes.float32, dtypes.float64})
+
+
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     for operand in operands:
         if isinstance(operand, np.ndarray) and operand.dtype != dtypes.bool_:
@@ -206,14 +208,12 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
 
 def _derivative_source(count: int) -> str:
     """Return the code of a derivative that names so many values."""
-    values = [f"v{i}" for i in range(count)]
-    return f"""def derivative({", ".join(values)}, shape):
+    values = ", ".join([f"v{i}" for i in range(count)])
+    arrays = ", ".join([f"v{i}._array if isinstance(v{i}, Tensor) else v{i}" for i in range(count)])
+    return f"""def derivative({values}, shape):
     if state.enabled:
-        return sum_to(on_tensors()({", ".join(values)}), shape)
-    {"".join(f"a{i}, " for i in range(count))} = {"".join(f"{v}._array if isinstance({v}, Tensor) else {v}, " for v in values)}
-    found = loop.compute({", ".join(f"a{i}" for i in range(count))})
-    gradient = Tensor.wrap(loop.result({", ".join(f"a{i}" for i in range(count))}) if found is None else found[0])
-    return gradient if gradient._array.shape == shape else sum_to(gradient, shape)
+        return sum_to(on_tensors()({values}), shape)
+    return sum_to(Tensor.wrap(loop.result({arrays})), shape)
 """
 
 
@@ -250,7 +250,7 @@ def tensor_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
-    arrays = [o._array if isinstance(o, Tensor) else o for o in operands]
+    arrays = tuple([o._array if isinstance(o, Tensor) else o for o in operands])
     shapes = {a.shape for a in arrays if isinstance(a, np.ndarray)}
     try:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
@@ -385,7 +385,7 @@ def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
 
 def as_operand(name: str, value: Any) -> Any:
     """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
-    if isinstance(value, Tensor | bool | int | float):
+    if isinstance(value, (Tensor, int, float)):
         return value
     if isinstance(value, np.ndarray):
         return Tensor.wrap(native(value))
@@ -414,11 +414,11 @@ def _function(name: str, doc: str) -> Callable[..., Tensor]:
     if len(operation.parameters) == 1:
 
         def function(input: Any, *, out: Tensor | None = None) -> Tensor:
-            return operation.run(input) if out is None else call(name, input, out=out)  # type: ignore[no-any-return]
+            return operation.run(input) if out is None else call(name, input, out=out)
     else:
 
         def function(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            return operation.run(input, other) if out is None else call(name, input, other, out=out)  # type: ignore[no-any-return]
+            return operation.run(input, other) if out is None else call(name, input, other, out=out)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc

@@ -132,6 +132,15 @@ def test_changing_a_saved_leaf_is_an_error():
         y.backward()
 
 
+def test_a_leaf_whose_data_was_replaced_was_saved_as_it_was():
+    x = leaf([3.0])
+    y = x * x
+    x.data = sg.Tensor(np.array([100.0]))
+    assert y.grad_fn._raw_saved_self.data.tolist() == [3.0] and y.grad_fn._saved_self.requires_grad
+    y.backward()
+    assert x.grad.tolist() == [6.0]
+
+
 # Freeing
 
 
