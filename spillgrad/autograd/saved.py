@@ -62,7 +62,8 @@ class SavedTensor:
     def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
         """Pack the value now with `pack_hook`; `unpack_hook` will bring it back.
 
-        Raises GraphError when hooks were set before, when the value is freed, or when the pack hook changes its input.
+        Raises GraphError when hooks were set before, when the value is freed or was changed in place, or when the pack
+        hook changes its input.
         """
         if self._freed:
             raise SavedTensorError(_FREED)
@@ -75,6 +76,8 @@ class SavedTensor:
             )
         value, storage = self._value, self._storage
         version = storage.version
+        if version != self._version:  # nobody could tell from what the hook makes of it
+            raise self._changed(storage, value.shape, value.dtype)
         outer = hooks.packing()
         hooks.set_packing(self.operation, self.slot)
         try:

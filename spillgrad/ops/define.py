@@ -191,10 +191,9 @@ class OperationNode(Node):
 
     def pack(self) -> None:
         """Let the innermost hooks pack what was saved."""
-        pack_hook, unpack_hook = hooks.stack.pairs[-1]
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
-                saved.register_hooks(pack_hook, unpack_hook)
+                saved.pack()
 
     def unpacked(self) -> dict[str, Any]:
         """Return what was saved by name, unpacked in the order it was packed, whatever derivatives' order."""
