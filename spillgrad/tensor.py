@@ -429,7 +429,9 @@ class Tensor:
             return graph.NO_EDGE
         accumulator = self._accumulator() if self._accumulator is not None else None
         if accumulator is None:
-            accumulator = AccumulateGrad(self)
+            accumulator = _new(AccumulateGrad)
+            accumulator.sequence = graph.next_sequence()
+            accumulator.variable = self
             self._accumulator = weakref.ref(accumulator)
         return accumulator, 0
 

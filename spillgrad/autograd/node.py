@@ -261,10 +261,7 @@ class AccumulateGrad(Node):
     The leaf holds its accumulator weakly, the graph strongly; so the leaf's hooks live with the leaf.
     """
 
-    def __init__(self, variable: Any) -> None:
-        self.sequence = next(_sequence)
-        self.variable = variable
-
+    variable: Any  # the leaf, which makes its accumulator
     rank = 0
     output_count = 1
 
