@@ -13,7 +13,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle, new_edge
+from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
 from spillgrad.device import CPU, Device
 from spillgrad.errors import ArgumentError, DtypeError, ExportError, GraphError, HookTypeError, OperandError
 from spillgrad.formatting import format_tensor
@@ -35,9 +35,17 @@ class Storage:
     aliased = False
     trainable = False
 
+    _uid: int | None = None
+
     def __init__(self, array: np.ndarray) -> None:
-        self.uid = next(_uids)
         self.array = array
+
+    @property
+    def uid(self) -> int:
+        """The number of this storage alone, given when first asked for."""
+        if self._uid is None:
+            self.__dict__.setdefault("_uid", next(_uids))  # two threads may ask at once
+        return self._uid  # type: ignore[return-value]
 
 
 class Tensor:
@@ -72,6 +80,8 @@ class Tensor:
     _grad_fn: Node | None = None
     _output_nr = 0
     _accumulator: Callable[[], AccumulateGrad | None] | None = None  # a leaf's is a weak reference
+    _leaf_hooks: HookDict | None = None
+    _post_accumulate_hooks: HookDict | None = None
     # A view knows the tensor it views: an in-place change of one moves the other in the graph.
     _base: "Tensor | None" = None
     _base_fn: Node | None = None
@@ -414,14 +424,16 @@ class Tensor:
         """Return where a gradient of this tensor flows: its node, or the place where a leaf's gradient accumulates."""
         grad_fn = self._grad_fn if self._base is None else self.grad_fn
         if grad_fn is not None:
-            return new_edge((grad_fn, self._output_nr))
+            return grad_fn, self._output_nr
         if not self._requires_grad:
             return graph.NO_EDGE
         accumulator = self._accumulator() if self._accumulator is not None else None
         if accumulator is None:
-            accumulator = AccumulateGrad(self)
+            accumulator = _new(AccumulateGrad)
+            accumulator.sequence = graph.next_sequence()
+            accumulator.variable = self
             self._accumulator = weakref.ref(accumulator)
-        return new_edge((accumulator, 0))
+        return accumulator, 0
 
     def attach(self, node: Node, output_nr: int) -> None:
         """Make the tensor output `output_nr` of `node`."""
@@ -429,14 +441,14 @@ class Tensor:
         self._output_nr = output_nr
         self._requires_grad = True
 
-    def alias(self, edge: Edge | None = None) -> "Tensor":
+    def alias(self, edge: Edge = graph.NO_EDGE) -> "Tensor":
         """Return another tensor over the same memory, without graph or with the given place in it."""
         tensor = Tensor.wrap(self._array, self._storage)
-        node = None if edge is None else edge.node
+        node, output_nr = edge
         if isinstance(node, AccumulateGrad):  # another look at a leaf: the leaf gets its gradient
             tensor._requires_grad, tensor._accumulator = True, lambda: node
-        elif edge is not None and node is not None:
-            tensor.attach(node, edge.output_nr)
+        elif node is not None:
+            tensor.attach(node, output_nr)
         return tensor
 
     def detach(self) -> "Tensor":
@@ -458,7 +470,7 @@ class Tensor:
             if is_grad_enabled():
                 self._grad = graph.add_gradients(self._grad, grad)
             else:
-                self._grad.add_(grad)
+                graph.accumulate_gradients(self._grad, grad)
         else:
             if not is_grad_enabled() and grad._grad_fn is not None:
                 grad = grad.detach()

@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from spillgrad.autograd.grad_mode import set_grad_enabled
-from spillgrad.autograd.node import AccumulateGrad, Edge, Node, add_gradients, reachable
+from spillgrad.autograd.grad_mode import state
+from spillgrad.autograd.node import AccumulateGrad, Edge, Node, add_gradients
 from spillgrad.errors import GraphError
 
 
@@ -26,100 +26,107 @@ def run_backward(
 
     Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
     """
-    nodes = list(reachable([root.node for root in roots if root.node is not None]))
-    waiting: dict[int, int] = {id(node): 0 for node in nodes}
-    for node in nodes:
-        for edge in node.edges:
-            if edge.node is not None:
-                waiting[id(edge.node)] += 1
-    needed = None if inputs is None else _leading_to(nodes, inputs)
-    wanted: dict[int, list[int]] = {}  # node -> positions in `inputs` whose gradient is one of its output gradients
+    waiting = _uses([node for node, _ in roots if node is not None])
+    needed = None if inputs is None else _leading_to(waiting, inputs)
+    wanted: dict[Node | None, list[int]] = {}  # positions in `inputs` whose gradient arrives at a node
     if inputs is not None and not accumulate:
-        for position, edge in enumerate(inputs):
-            wanted.setdefault(id(edge.node), []).append(position)
+        for position, (source, _) in enumerate(inputs):
+            wanted.setdefault(source, []).append(position)
     captured: list[Any] = [None] * (0 if inputs is None else len(inputs))
 
-    arrived: dict[int, list[Any]] = {}
+    arrived: dict[Node, list[Any]] = {}
     for root, grad in zip(roots, root_grads, strict=True):
         _deliver(arrived, root, grad)
-    ready = [_entry(node) for node in nodes if waiting[id(node)] == 0]
+    # Leaves first, which frees their gradients' buffers early; then the newest operation: the reverse of the forward
+    # order.
+    ready = [(node.rank, -node.sequence, node) for node, uses in waiting.items() if uses == 0]
     heapq.heapify(ready)
-    with set_grad_enabled(create_graph):
+    grad_mode, state.enabled = state.enabled, create_graph
+    try:
         while ready:
             node = heapq.heappop(ready)[2]
-            grads = arrived.pop(id(node), None) or [None] * len(node.outputs)
-            results: Sequence[Any] = ()
-            node.run_tensor_hooks(grads)
-            for position in wanted.get(id(node), ()):
-                captured[position] = grads[inputs[position].output_nr]  # type: ignore[index]
-            if _runs(node, needed, inputs, accumulate):
+            grads = arrived.pop(node, None) or [None] * node.output_count
+            if node._tensor_hooks is not None or node._retain_hooks is not None:
+                node.run_tensor_hooks(grads)
+            for position in wanted.get(node, ()) if wanted else ():
+                captured[position] = grads[inputs[position][1]]  # type: ignore[index]
+            results: Sequence[Any] | None = None
+            if needed is None or node in needed or (accumulate and _is_leaf_among(node, inputs)):
                 results = _checked(node, node.run(grads))
                 if not retain_graph:
                     node.release()
             del grads
             for position, edge in enumerate(node.edges):
-                if edge.node is None:
+                source = edge[0]
+                if source is None:
                     continue
-                if position < len(results) and results[position] is not None:
+                if results is not None and results[position] is not None:
                     _deliver(arrived, edge, results[position])
-                waiting[id(edge.node)] -= 1
-                if waiting[id(edge.node)] == 0:
-                    heapq.heappush(ready, _entry(edge.node))
+                waiting[source] -= 1
+                if waiting[source] == 0:
+                    heapq.heappush(ready, (source.rank, -source.sequence, source))
             del results
+    finally:
+        state.enabled = grad_mode
     return captured
 
 
-def _entry(node: Node) -> tuple[bool, int, Node]:
-    # Leaves first, which frees their gradients' buffers early; then the newest operation: the reverse of the forward
-    # order.
-    return (not isinstance(node, AccumulateGrad), -node.sequence, node)
+def _uses(roots: Sequence[Node]) -> dict[Node, int]:
+    """Return every node that backward from `roots` could visit, with the number of edges that lead to it."""
+    uses = dict.fromkeys(roots, 0)  # two roots may be outputs of one node
+    stack = list(uses)
+    while stack:
+        for source, _ in stack.pop().edges:
+            if source in uses:
+                uses[source] += 1
+            elif source is not None:
+                uses[source] = 1
+                stack.append(source)
+    return uses
 
 
-def _deliver(arrived: dict[int, list[Any]], edge: Edge, grad: Any) -> None:
-    if edge.node is None:
+def _deliver(arrived: dict[Node, list[Any]], edge: Edge, grad: Any) -> None:
+    node, output_nr = edge
+    if node is None:
         return
-    grads = arrived.get(id(edge.node))
+    grads = arrived.get(node)
     if grads is None:
-        grads = arrived[id(edge.node)] = [None] * len(edge.node.outputs)
-    before = grads[edge.output_nr]
-    grads[edge.output_nr] = grad if before is None else add_gradients(before, grad)
+        grads = arrived[node] = [None] * node.output_count
+    before = grads[output_nr]
+    grads[output_nr] = grad if before is None else add_gradients(before, grad)
 
 
-def _leading_to(nodes: list[Node], inputs: Sequence[Edge]) -> set[int]:
-    """Return the ids of nodes through which a gradient must pass to reach one of `inputs`."""
-    targets = {id(edge.node) for edge in inputs}
-    users: dict[int, list[Node]] = {}
+def _leading_to(nodes: Sequence[Node] | dict[Node, int], inputs: Sequence[Edge]) -> set[Node]:
+    """Return the nodes through which a gradient must pass to reach one of `inputs`."""
+    users: dict[Node, list[Node]] = {}
     for node in nodes:
-        for edge in node.edges:
-            if edge.node is not None:
-                users.setdefault(id(edge.node), []).append(node)
-    needed: set[int] = set()
-    stack = [user for target in targets for user in users.get(target, ())]
+        for source, _ in node.edges:
+            if source is not None:
+                users.setdefault(source, []).append(node)
+    needed: set[Node] = set()
+    stack = [user for target in {target for target, _ in inputs if target} for user in users.get(target, ())]
     while stack:
         node = stack.pop()
-        if id(node) not in needed:
-            needed.add(id(node))
-            stack.extend(users.get(id(node), ()))
+        if node not in needed:
+            needed.add(node)
+            stack.extend(users.get(node, ()))
     return needed
 
 
-def _runs(node: Node, needed: set[int] | None, inputs: Sequence[Edge] | None, accumulate: bool) -> bool:
-    if needed is None or inputs is None or id(node) in needed:
-        return True
-    return accumulate and isinstance(node, AccumulateGrad) and any(edge.node is node for edge in inputs)
+def _is_leaf_among(node: Node, inputs: Sequence[Edge] | None) -> bool:
+    return isinstance(node, AccumulateGrad) and any(target is node for target, _ in inputs or ())
 
 
 def _checked(node: Node, results: list[Any]) -> list[Any]:
-    for i, (edge, grad) in enumerate(zip(node.edges, results, strict=True)):
-        if grad is None or edge.node is None:
+    for i, ((source, output_nr), grad) in enumerate(zip(node.edges, results, strict=True)):
+        if grad is None or source is None:
             continue
-        meta = edge.node.outputs[edge.output_nr]
-        if grad.shape != meta.shape:
+        shape, dtype, _ = source.outputs[output_nr]
+        if grad.shape != shape:
             raise GraphError(
-                f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted "
-                f"{meta.shape}; "
+                f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted {shape}; "
                 "a backward must return a gradient of its input's shape"
             )
-        if grad.dtype != meta.dtype:
-            results[i] = grad.to(meta.dtype)
+        if grad.dtype is not dtype and grad.dtype != dtype:
+            results[i] = grad.to(dtype)
     return results

@@ -13,36 +13,36 @@ class _GradMode(threading.local):
     enabled = True
 
 
-_mode = _GradMode()
+state = _GradMode()
 
 
 def is_grad_enabled() -> bool:
     """Return whether this thread records operations."""
-    return _mode.enabled
+    return state.enabled
 
 
 class set_grad_enabled(contextlib.ContextDecorator):
     """Record operations, or not, from now on; as a context manager, until its end; as a decorator, in its function."""
 
     def __init__(self, mode: bool) -> None:
-        self._before = _mode.enabled
+        self._before = state.enabled
         self._mode = bool(mode)
-        _mode.enabled = self._mode
+        state.enabled = self._mode
 
     def __call__(self, function: _Function) -> _Function:
-        _mode.enabled = self._before
+        state.enabled = self._before
         return super().__call__(function)
 
     def _recreate_cm(self) -> "set_grad_enabled":
         return set_grad_enabled(self._mode)
 
     def __enter__(self) -> None:
-        _mode.enabled = self._mode
+        state.enabled = self._mode
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _mode.enabled = self._before
+        state.enabled = self._before
 
 
 class _GradModeContext(contextlib.ContextDecorator):
@@ -60,13 +60,13 @@ class _GradModeContext(contextlib.ContextDecorator):
         return type(self)()  # a decorated function may run in several threads at once
 
     def __enter__(self) -> None:
-        self._before.append(_mode.enabled)
-        _mode.enabled = self._enabled
+        self._before.append(state.enabled)
+        state.enabled = self._enabled
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _mode.enabled = self._before.pop()
+        state.enabled = self._before.pop()
 
 
 class no_grad(_GradModeContext):

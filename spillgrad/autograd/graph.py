@@ -2,8 +2,7 @@
 
 from spillgrad.autograd.cpu_hooks import save_on_cpu
 from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
-from spillgrad.autograd.node import Edge as GradientEdge
-from spillgrad.autograd.node import Node, RemovableHandle
+from spillgrad.autograd.node import GradientEdge, Node, RemovableHandle
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor
 
@@ -21,4 +20,4 @@ __all__ = [
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
     """Return where a gradient of `tensor` flows: its node (or its leaf's accumulator) and output number."""
-    return tensor.gradient_edge()
+    return GradientEdge(*tensor.gradient_edge())

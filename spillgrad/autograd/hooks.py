@@ -22,27 +22,27 @@ class _HookStack(threading.local):
         self.packing: tuple[str, str] = ("", "")
 
 
-_stack = _HookStack()
+stack = _HookStack()
 
 
 def current() -> HookPair | None:
     """Return the pair that applies to what this thread saves now, or None."""
-    return _stack.pairs[-1] if _stack.pairs else None
+    return stack.pairs[-1] if stack.pairs else None
 
 
 def depth() -> int:
     """Return how many pairs this thread has entered and not left."""
-    return len(_stack.pairs)
+    return len(stack.pairs)
 
 
 def packing() -> tuple[str, str]:
     """Return operation and slot of the value being packed in this thread; empty strings where unknown."""
-    return _stack.packing
+    return stack.packing
 
 
 def set_packing(operation: str, slot: str) -> None:
     """Say which value the pack hook called next is about."""
-    _stack.packing = (operation, slot)
+    stack.packing = (operation, slot)
 
 
 class saved_tensors_hooks:
@@ -61,15 +61,15 @@ class saved_tensors_hooks:
         self.unpack_hook = unpack_hook
 
     def __enter__(self) -> Any:
-        if _stack.disabled:
-            raise GraphError(_stack.disabled[-1])
-        _stack.pairs.append(HookPair(self.pack_hook, self.unpack_hook))
+        if stack.disabled:
+            raise GraphError(stack.disabled[-1])
+        stack.pairs.append(HookPair(self.pack_hook, self.unpack_hook))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _stack.pairs.pop()
+        stack.pairs.pop()
 
 
 class disable_saved_tensors_hooks:
@@ -82,11 +82,11 @@ class disable_saved_tensors_hooks:
         self._message = error_message
 
     def __enter__(self) -> None:
-        if _stack.pairs:
+        if stack.pairs:
             raise GraphError(self._message)
-        _stack.disabled.append(self._message)
+        stack.disabled.append(self._message)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _stack.disabled.pop()
+        stack.disabled.pop()

@@ -8,20 +8,23 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.errors import GraphError, HookTypeError
 
 # Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.
 _tensor_type: Any = None
 _add: Callable[[Any, Any], Any] = NotImplemented
+_add_in_place: Callable[[Any, Any], Any] = NotImplemented
 
 
-def register_tensor(tensor_type: Any, add: Callable[[Any, Any], Any]) -> None:
+def register_tensor(
+    tensor_type: Any, add: Callable[[Any, Any], Any], add_in_place: Callable[[Any, Any], Any]
+) -> None:  # fmt: skip
     """Tell the autograd core what a tensor is and how two gradients are added; called once at import."""
-    global _tensor_type, _add
-    _tensor_type, _add = tensor_type, add
+    global _tensor_type, _add, _add_in_place
+    _tensor_type, _add, _add_in_place = tensor_type, add, add_in_place
 
 
 def tensor_type() -> Any:
@@ -34,16 +37,22 @@ def add_gradients(first: Any, second: Any) -> Any:
     return _add(first, second)
 
 
-class Edge(NamedTuple):
-    """Where a gradient flows: output `output_nr` of `node`; no node where no gradient is wanted."""
+def accumulate_gradients(total: Any, gradient: Any) -> None:
+    """Add a gradient to another in place; grad mode is off."""
+    _add_in_place(total, gradient)
+
+
+# Where a gradient flows: a node and the number of one of its outputs; no node where no gradient is wanted. Recording
+# makes so many that a class of their own would show.
+Edge: TypeAlias = "tuple[Node | None, int]"
+NO_EDGE: Edge = (None, 0)
+
+
+class GradientEdge(NamedTuple):
+    """An edge as `get_gradient_edge` returns it, with names."""
 
     node: "Node | None"
     output_nr: int
-
-
-NO_EDGE = Edge(None, 0)
-# From a tuple of the fields: recording makes so many that the class's own constructor would show.
-new_edge: Callable[[tuple[Any, int]], Edge] = functools.partial(tuple.__new__, Edge)
 
 
 class OutputMeta(NamedTuple):
@@ -100,6 +109,8 @@ class Node:
 
     edges: tuple[Edge, ...] = ()
     outputs: tuple[OutputMeta, ...] = ()
+    sequence: int
+    rank = 1  # of the nodes that are ready, those of the lowest rank run first
     # Numbers of outputs that look at an input's memory while the user's own backward gives their gradient: no in-place
     # change of one side can be recorded for the other.
     custom_views: frozenset[int] = frozenset()
@@ -120,7 +131,7 @@ class Node:
     @property
     def next_functions(self) -> tuple[tuple["Node | None", int], ...]:
         """Return (node, output number) per input, (None, 0) where no gradient flows."""
-        return tuple((edge.node, edge.output_nr) for edge in self.edges)
+        return self.edges
 
     @property
     def metadata(self) -> dict[Any, Any]:
@@ -163,12 +174,14 @@ class Node:
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
         """Retain the gradient of another edge instead: an in-place change moved the tensor there."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
-        if store is not None and edge.node is not None:
-            edge.node.retain_gradient(edge.output_nr, store)
+        node, number = edge
+        if store is not None and node is not None:
+            node.retain_gradient(number, store)
 
-    def tensor_hooks(self) -> dict[int, HookDict]:
-        """Return the hooks on output tensors by output number."""
-        return self._tensor_hooks or {}
+    @property
+    def output_count(self) -> int:
+        """The number of outputs."""
+        return len(self.outputs)
 
     def run(self, grads: list[Any]) -> list[Any]:
         """Apply the node between its pre- and post-hooks."""
@@ -182,7 +195,7 @@ class Node:
 
     def run_tensor_hooks(self, grads: list[Any]) -> None:
         """Let the hooks of the output tensors see, and replace in place, the gradients in `grads`."""
-        for output_nr, hooks in list(self.tensor_hooks().items()):
+        for output_nr, hooks in list((self._tensor_hooks or {}).items()):
             for hook in list(hooks.values()):
                 grad = grads[output_nr]
                 if grad is None:
@@ -248,39 +261,27 @@ class AccumulateGrad(Node):
     The leaf holds its accumulator weakly, the graph strongly; so the leaf's hooks live with the leaf.
     """
 
-    def __init__(self, variable: Any) -> None:
-        self.sequence = next(_sequence)
-        self.variable = variable
+    variable: Any  # the leaf, which makes its accumulator
+    rank = 0
+    output_count = 1
 
     @property
     def outputs(self) -> tuple[OutputMeta, ...]:  # type: ignore[override]
         """What a gradient must look like; made when backward asks, which is far less often than accumulators are."""
         variable = self.variable
-        return (OutputMeta(variable.shape, variable.dtype, variable.device),)
+        return (new_output((variable.shape, variable.dtype, variable.device)),)
 
-    def tensor_hooks(self) -> dict[int, HookDict]:
-        hooks = getattr(self.variable, "_leaf_hooks", None)
-        return {} if hooks is None else {0: hooks}
+    @property
+    def _tensor_hooks(self) -> dict[int, HookDict] | None:  # type: ignore[override]
+        hooks = self.variable._leaf_hooks
+        return None if hooks is None else {0: hooks}
 
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads
         if grad is not None:
             with _accumulate_lock:
                 self.variable.accumulate_grad(grad)
-            hooks: HookDict | None = getattr(self.variable, "_post_accumulate_hooks", None)
+            hooks: HookDict | None = self.variable._post_accumulate_hooks
             for hook in list((hooks or {}).values()):
                 hook(self.variable)
         return []
-
-
-def reachable(roots: list[Node]) -> Iterator[Node]:
-    """Yield every node that backward from `roots` could visit, each once."""
-    seen = {id(root): root for root in roots}  # two roots may be outputs of one node
-    stack = list(seen.values())
-    while stack:
-        node = stack.pop()
-        yield node
-        for edge in node.edges:
-            if edge.node is not None and id(edge.node) not in seen:
-                seen[id(edge.node)] = edge.node
-                stack.append(edge.node)

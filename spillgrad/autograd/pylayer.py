@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from spillgrad.autograd.node import NO_EDGE, Edge, Node, OutputMeta
+from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.errors import GradientMismatchError, GraphError, OperandError
 from spillgrad.ops.broadcast import sum_to
@@ -144,7 +144,7 @@ class CustomNode(Node):
             raise self._kind._error(
                 f"{self.name()}: backward returned {type(gradient).__name__} as gradient {i}; wanted a Tensor or None"
             )
-        if gradient is None or self.edges[i].node is None:
+        if gradient is None or self.edges[i][0] is None:
             return None
         shape, dtype = self._metas[i]
         if gradient.shape != shape:
@@ -279,7 +279,7 @@ class _Custom:
                 refuse(value, f"{cls.__name__} ({cls._in_place_hint})")
             value.bump_version()
             if node is not None and differentiable:
-                record_change(value, Edge(node, number))
+                record_change(value, (node, number))
             elif node is not None:
                 value.detach_()
             return value
@@ -305,10 +305,13 @@ class _Custom:
                 output = outputs[place]
                 # An input that was returned, and not as an in-place change, is saved as the input it is.
                 if output is tensor or not _among(tensor, inputs.tensors):
-                    saved.append(SavedTensor(output, node, node.name(), str(i), node._slots[place]))
+                    saved.append(SavedTensor(output, node.name(), str(i), NO_EDGE, node, node._slots[place]))
                     continue
-            saved.append(SavedTensor(tensor, node, node.name(), str(i)))
+            saved.append(SavedTensor(tensor, node.name(), str(i), tensor.gradient_edge()))
         ctx._to_save = None if ctx._to_save is None else ()
+        for value in saved:
+            if value is not None:
+                value.pack()
 
 
 class Function(_Custom):
@@ -425,7 +428,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            return value.alias(Edge(_OnceOnly(backward.__qualname__, inputs, value), 0))
+            return value.alias((_OnceOnly(backward.__qualname__, inputs, value), 0))
 
         return tuple(map(guarded, returned)) if isinstance(returned, tuple | list) else guarded(returned)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.node import AccumulateGrad, Edge, Node, tensor_type
+from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, tensor_type
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 
 _FREED = (
@@ -29,38 +29,32 @@ class SavedTensor:
     _leaf: Any = None
     _node: Any = None
     _output_nr = 0
-    _edge: Edge | None = None
+    _edge = NO_EDGE
     _original: Any = None
     _packed: Any = None
     _unpack: Any = None
 
     def __init__(
-        self, tensor: Any, node: Node, operation: str, slot: str, output_nr: int | None = None,
-        edge: Edge | None = None,
+        self, tensor: Any, operation: str, slot: str, edge: Edge, node: Node | None = None, output_nr: int = 0
     ) -> None:  # fmt: skip
-        """Save `tensor` for `node`; `output_nr` says which of the node's outputs it is, None for an input.
-
-        `edge` is where the gradient of an input flows, if the caller knows.
-        """
+        """Save `tensor`, whose gradient flows to `edge`, or, where the node saves its own output, to `node`."""
         self.operation = operation
         self.slot = slot
         self._array = tensor._array
         self._storage = storage = tensor._storage
         self._version = storage.version
         storage.aliased = True
-        if output_nr is not None:
-            self._requires_grad = True
+        if node is not None:
             self._node = weakref.ref(node)
             self._output_nr = output_nr
+        elif type(edge[0]) is AccumulateGrad:
+            self._leaf = tensor
         else:
-            if edge is None and tensor.requires_grad:
-                edge = tensor.gradient_edge()
-            self._requires_grad = edge is not None
-            if edge is not None and isinstance(edge.node, AccumulateGrad):
-                self._leaf = tensor
-            else:
-                self._original = weakref.ref(tensor)
-                self._edge = edge
+            self._original = weakref.ref(tensor)
+            self._edge = edge
+
+    def pack(self) -> None:
+        """Let the innermost hooks, if there are any, pack the value."""
         pair = hooks.current()
         if pair is not None:
             self.register_hooks(pair.pack, pair.unpack)
@@ -68,7 +62,8 @@ class SavedTensor:
     def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
         """Pack the value now with `pack_hook`; `unpack_hook` will bring it back.
 
-        Raises GraphError when hooks were set before, when the value is freed, or when the pack hook changes its input.
+        Raises GraphError when hooks were set before, when the value is freed or was changed in place, or when the pack
+        hook changes its input.
         """
         if self._freed:
             raise SavedTensorError(_FREED)
@@ -81,6 +76,8 @@ class SavedTensor:
             )
         value, storage = self._value, self._storage
         version = storage.version
+        if version != self._version:  # nobody could tell from what the hook makes of it
+            raise self._changed(storage, value.shape, value.dtype)
         outer = hooks.packing()
         hooks.set_packing(self.operation, self.slot)
         try:
@@ -102,7 +99,12 @@ class SavedTensor:
     @property
     def _value(self) -> Any:
         """The value without graph, where no hook packed it; a leaf as the object it is."""
-        return self._leaf if self._leaf is not None else tensor_type().wrap(self._array, self._storage)
+        return self._leaf if self._is_leaf else tensor_type().wrap(self._array, self._storage)
+
+    @property
+    def _is_leaf(self) -> bool:
+        """Whether the value is a leaf that still has the memory it had: its `data` may have been replaced."""
+        return self._leaf is not None and self._leaf._array is self._array
 
     @property
     def unpack_hook(self) -> Any:
@@ -119,7 +121,8 @@ class SavedTensor:
     def release(self) -> None:
         """Free the value."""
         self._freed = True
-        self._array = self._storage = self._packed = self._leaf = self._edge = None
+        self._array = self._storage = self._packed = self._leaf = None
+        self._edge = NO_EDGE
 
     def unpack(self) -> Any:
         """Return the saved tensor, connected to the graph where it was.
@@ -130,11 +133,12 @@ class SavedTensor:
         if self._freed:
             raise SavedTensorError(_FREED)
         if self._unpack is None:
-            self._check_version(self._storage, self._array.shape, self._array.dtype)
-            if self._leaf is not None:
+            if self._storage.version != self._version:
+                raise self._changed(self._storage, self._array.shape, self._array.dtype)
+            if self._is_leaf:
                 return self._leaf
             original = self._original() if self._original is not None else None
-            if original is not None and self._still_connects(original):
+            if original is not None and original.gradient_edge() == self._edge:  # it is still where it was in the graph
                 return original
             return self._connected(self._value)
         value = self._unpack(self._packed)
@@ -151,32 +155,21 @@ class SavedTensor:
             )
         storage = self._storage()
         # A hook that copied may outlive a change of the original; one that looks at the same memory may not.
-        if storage is not None and np.may_share_memory(value.array, storage.array):
-            self._check_version(storage, shape, dtype)
+        if storage is not None and storage.version != self._version and np.may_share_memory(value.array, storage.array):
+            raise self._changed(storage, shape, dtype)
         return self._connected(value)
 
-    def _check_version(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> None:
-        if storage.version != self._version:
-            raise SavedTensorError(
-                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{dtype} {shape}, saved by {self.operation} as '{self.slot}', is at version "
-                f"{storage.version}; "
-                f"expected version {self._version} instead. Clone it before changing it, or use the "
-                f"out-of-place operation"
-            )
-
-    def _still_connects(self, original: Any) -> bool:
-        """Whether the object the operation saw is still where it was in the graph."""
-        if self._edge is None:
-            return not original.requires_grad
-        return bool(original.gradient_edge() == self._edge)
+    def _changed(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> SavedTensorError:
+        return SavedTensorError(
+            f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{dtype} {shape}, saved by {self.operation} as '{self.slot}', is at version {storage.version}; expected "
+            f"version {self._version} instead. Clone it before changing it, or use the out-of-place operation"
+        )
 
     def _connected(self, value: Any) -> Any:
-        if not self._requires_grad:
-            return value.alias()
         if self._leaf is not None:
             return value.alias(self._leaf.gradient_edge())
         if self._node is not None:
             node = self._node()
-            return value.alias() if node is None else value.alias(Edge(node, self._output_nr))
+            return value.alias() if node is None else value.alias((node, self._output_nr))
         return value.alias(self._edge)

@@ -194,7 +194,7 @@ def bind() -> None:
     methods |= _operators(methods)
     for name, method in methods.items():
         setattr(Tensor, name, method)
-    graph.register_tensor(Tensor, elementwise.add)
+    graph.register_tensor(Tensor, elementwise.add, elementwise.accumulate)
 
 
 bind()

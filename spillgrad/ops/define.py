@@ -13,6 +13,7 @@ What a derivative's parameters name is what is saved for backward:
 Derivatives take and return tensors and are themselves differentiable: with `create_graph` they run recorded.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +21,15 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.autograd import grad_mode, hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import NO_EDGE, Edge, Node, new_output, next_sequence
+from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.device import CPU
 from spillgrad.dtypes import is_floating_point
+from spillgrad.ops import generate
 from spillgrad.ops.symbol import Unrecorded, record
-from spillgrad.tensor import Tensor
+from spillgrad.tensor import Storage, Tensor
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,10 @@ def view_of(source: Tensor, array: np.ndarray) -> Tensor:
 class Operation:
     """A differentiable operation; calling it computes, and records where gradients are wanted.
 
-    `view` says that the output may share the first input's memory; it then shares its storage and version.
+    `view` says that the output may share the first input's memory; it then shares its storage and version. `anew` comes
+    with a forward function that returns a result and what is known of calls like it (a plan, with the metadata of a
+    node), or None where nothing is: `anew(*arguments)` then returns the output, and `promoted(*arguments)` says which
+    arguments a program records.
     """
 
     name: str
@@ -94,6 +100,8 @@ class Operation:
     outputs: tuple[str, ...] = ("result",)
     aux: tuple[str, ...] = ()
     view: bool = False
+    anew: Callable[..., Tensor] | None = None
+    promoted: Callable[..., tuple[Any, ...]] | None = None
     # Per derivative: the values it needs.
     saves: tuple[frozenset[str], ...] = field(init=False)
 
@@ -113,168 +121,88 @@ class Operation:
                     f"{self.name}: a derivative names {', '.join(unknown)}; it can name {', '.join(sorted(known))}"
                 )
         self.saves = tuple(frozenset(order).intersection(d.parameters) for d in self.derivatives)
-        self._wanted: dict[tuple[int, ...], tuple[tuple[int, str], ...]] = {}
-        self.positions = {name: i for i, name in enumerate(self.parameters)}
-        self.differentiable = tuple(self.positions[name] for d in self.derivatives for name in d.inputs)
-        self.metadata = tuple(
-            position
-            for name, position in self.positions.items()
-            if any(f"{name}_{what}" in d.parameters for d in self.derivatives for what in ("shape", "dtype"))
-        )
-        self._results = len(self.outputs) + len(self.aux)
         self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
         self.__doc__ = inspect.getdoc(self.forward)
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
-        try:
-            arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
-        except Unrecorded:  # a symbol has no array
-            return record(self.name, arguments)
-        results = self.forward(*arrays)
-        if self._results == 1:
-            results = (results,)
-        shown = results[: len(self.outputs)] if self.aux else results
-        if self.view and _share_memory(results[0], arrays[0]):
-            outputs = [view_of(arguments[0], array) for array in shown]
-        else:
-            outputs = [Tensor.wrap(array) for array in shown]
-        self._record_if_wanted(arguments, arrays, outputs, results[len(self.outputs) :])
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return self.run(*arguments)
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Any]:
+        """What a call runs, without the cost of one more; written when it is first asked for."""
+        return self._generated(generate.call_source(self.structure, made=False))
+
+    @functools.cached_property
+    def _run_made(self) -> Callable[..., Tensor]:
+        return self._generated(generate.call_source(self.structure, made=True))
 
     def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
         """Return the output tensor, recorded, of a call whose result a kernel of several operations already made.
 
         Where no derivative names the output, its dtype and shape are all that count.
         """
-        output = Tensor.wrap(result)
-        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
-        self._record_if_wanted(arguments, arrays, [output], ())
-        return output
+        return self._run_made(result, *arguments)
 
-    def _record_if_wanted(
-        self, arguments: Sequence[Any], arrays: Sequence[Any], outputs: list[Tensor], aux: Sequence[Any]
-    ) -> None:
-        if is_grad_enabled():
-            needs = []
-            for i in self.differentiable:
-                a = arguments[i]
-                if isinstance(a, Tensor) and (a._requires_grad if a._base is None else a.requires_grad):
-                    needs.append(i)
-            if needs:
-                self._record(arguments, arrays, outputs, aux, tuple(needs))
+    @functools.cached_property
+    def structure(self) -> generate.Structure:
+        """What the operation's code depends on."""
+        positions = {name: i for i, name in enumerate(self.parameters)}
+        named = {name for derivative in self.derivatives for name in derivative.parameters}
+        planned = self.anew is not None  # a plan has the metadata of every input
+        derivatives = [(tuple([positions[name] for name in d.inputs]), d.parameters) for d in self.derivatives]
+        asked = [i for name, i in positions.items() if planned or {f"{name}_shape", f"{name}_dtype"} & named]
+        return generate.Structure(
+            self.parameters, self.outputs, self.aux, tuple(derivatives), tuple(asked), self.view, planned
+        )  # fmt: skip
 
-    def wanted(self, needs: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
-        """Return what is saved when the inputs at positions `needs` want a gradient.
+    def _generated(self, source: str) -> Callable[..., Any]:
+        return generate.function(source, self.name, {**_NAMES, **self._own_names})
 
-        Position and name among inputs, outputs and auxiliaries, in that order.
-        """
-        found = self._wanted.get(needs)
-        if found is None:
-            names: set[str] = set()
-            for derivative, saved in zip(self.derivatives, self.saves, strict=True):
-                if any(self.positions[name] in needs for name in derivative.inputs):
-                    names |= saved
-            order = (*self.parameters, *self.outputs, *self.aux)
-            found = self._wanted[needs] = tuple((i, name) for i, name in enumerate(order) if name in names)
-        return found
+    @functools.cached_property
+    def _own_names(self) -> dict[str, Any]:
+        """What the code of the call names and is this operation's own."""
+        own: dict[str, Any] = {"name": self.name, "forward": self.forward}
+        own |= {"anew": self.anew, "symbolic": self._symbolic}
+        if self.derivatives:
+            own["NodeType"] = type(self.node_name, (OperationNode,), {"operation": self, "apply": self._apply()})
+        return own
 
-    def _record(
-        self,
-        arguments: Sequence[Any],
-        arrays: Sequence[Any],
-        outputs: list[Tensor],
-        aux: Sequence[Any],
-        needs: tuple[int, ...],
-    ) -> None:
-        node = OperationNode(self, arguments, arrays, outputs, needs)
-        for output_nr, meta in enumerate(node.outputs):
-            if is_floating_point(meta.dtype):
-                outputs[output_nr].attach(node, output_nr)
-        inputs = len(arguments)
-        for position, name in self.wanted(needs):
-            output_nr = position - inputs
-            if output_nr < 0:
-                edge = node.edges[position]
-                node.save(name, arguments[position], None, None if edge is NO_EDGE else edge)
-            elif output_nr < len(outputs):
-                node.save(name, outputs[output_nr], output_nr)
-            else:
-                node.save(name, Tensor.wrap(aux[output_nr - len(outputs)]))
+    def _apply(self) -> Callable[..., list[Any]]:
+        functions = {f"derivative{number}": derivative.function for number, derivative in enumerate(self.derivatives)}
+        return generate.function(generate.apply_source(self.structure), "apply", {**_NAMES, **functions})
+
+    def _symbolic(self, *arguments: Any) -> Any:
+        return record(self.name, arguments if self.promoted is None else self.promoted(*arguments))
 
 
 class OperationNode(Node):
-    """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show what it saved."""
+    """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show what it saved.
 
-    def __init__(
-        self,
-        operation: Operation,
-        arguments: Sequence[Any],
-        arrays: Sequence[Any],
-        outputs: Sequence[Tensor],
-        needs: tuple[int, ...],
-    ) -> None:
-        self.sequence = next_sequence()
-        self.operation = operation
-        edges = [NO_EDGE] * len(arguments)
-        for i in needs:
-            edges[i] = arguments[i].gradient_edge()
-        self.edges = tuple(edges)
-        self.outputs = tuple([new_output((o._array.shape, o._array.dtype, CPU)) for o in outputs])
-        inputs: list[Any] = [None] * len(arguments)
-        for position in operation.metadata:
-            array = arrays[position]
-            inputs[position] = (array.shape, array.dtype) if isinstance(array, np.ndarray) else ((), None)
-        self._inputs = inputs
-        self._saved: dict[str, Any] = {}
+    Each operation has a class of its own, whose `apply` is written for it; the operation's call fills in the rest.
+    """
+
+    operation: Operation
+    _saved: dict[str, Any]  # in the order of packing
+    _inputs: tuple[tuple[tuple[int, ...], Any], ...]  # shapes and dtypes of those inputs of which a derivative asks
 
     def name(self) -> str:
         return self.operation.node_name
 
-    def save(self, name: str, value: Any, output_nr: int | None = None, edge: Edge | None = None) -> None:
-        """Keep a tensor (packed by the active hooks) or an attribute under a slot's name."""
-        if isinstance(value, Tensor):
-            self._saved[name] = None  # the slot exists while its pack hook runs
-            self._saved[name] = SavedTensor(value, self, self.operation.name, name, output_nr, edge)
-        else:
-            self._saved[name] = value
+    def pack(self) -> None:
+        """Let the innermost hooks pack what was saved."""
+        for saved in self._saved.values():
+            if isinstance(saved, SavedTensor):
+                saved.pack()
 
-    def apply(self, grads: list[Any]) -> list[Any]:
-        results: list[Any] = [None] * len(self.edges)
-        if all(grad is None for grad in grads):
-            return results
-        # In the order they were packed, whatever the order in which derivatives name them.
-        values = {
+    def unpacked(self) -> dict[str, Any]:
+        """Return what was saved by name, unpacked in the order it was packed, whatever derivatives' order."""
+        return {
             name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()
         }
-        positions = self.operation.positions
-        held = [*grads, *values.values()]  # what somebody else may hold, so that a leaf must copy it
-        for derivative in self.operation.derivatives:
-            needs = tuple(self.edges[positions[name]].node is not None for name in derivative.inputs)
-            if not any(needs):
-                continue
-            gradient = derivative.function(*(self._value(name, grads, needs, values) for name in derivative.parameters))
-            parts = (gradient,) if gradient is None or isinstance(gradient, Tensor) else gradient
-            for name, part in zip(derivative.inputs, parts, strict=True):
-                if part is not None and any(part is other for other in held):
-                    part.mark_shared()
-                held.append(part)
-                results[positions[name]] = part
-        return results
 
-    def _value(self, name: str, grads: list[Any], needs: tuple[bool, ...], values: dict[str, Any]) -> Any:
-        if name in values:
-            return values[name]
-        if name == "g":
-            return self._zeros(0) if grads[0] is None else grads[0]
-        if name == "grads":
-            return tuple(self._zeros(i) if grad is None else grad for i, grad in enumerate(grads))
-        if name == "needs":
-            return needs
-        source, _, what = name.rpartition("_")
-        return self._inputs[self.operation.positions[source]][0 if what == "shape" else 1]
-
-    def _zeros(self, output_nr: int) -> Tensor:
+    def zeros(self, output_nr: int) -> Tensor:
+        """Return the gradient of an output that nothing used."""
         meta = self.outputs[output_nr]
         return Tensor.wrap(np.zeros(meta.shape, meta.dtype))
 
@@ -291,6 +219,38 @@ class OperationNode(Node):
             value = saved[name[7:]]
             return value.unpack() if isinstance(value, SavedTensor) else value
         raise AttributeError(f"{self.name()} has no attribute {name!r}; it saved {', '.join(saved) or 'nothing'}")
+
+
+def _hold(gradient: Any, held: set[int]) -> Any:
+    """Return an input's gradient, marked where somebody else may hold it, so that a leaf must copy it.
+
+    `held` are the ids of such tensors.
+    """
+    if gradient is None:
+        return None
+    if not isinstance(gradient, Tensor):
+        (gradient,) = gradient
+    if id(gradient) in held:
+        gradient.mark_shared()
+    held.add(id(gradient))
+    return gradient
+
+
+def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: tuple[int, ...]) -> None:
+    if gradients is None or isinstance(gradients, Tensor):
+        gradients = (gradients,)
+    for position, gradient in zip(positions, gradients, strict=True):
+        results[position] = None if gradient is None else _hold(gradient, held)
+
+
+# What generated code names, whatever the operation.
+_NAMES: dict[str, Any] = {
+    "CPU": CPU, "NO_EDGE": NO_EDGE, "SavedTensor": SavedTensor, "Storage": Storage, "Tensor": Tensor,
+    "Unrecorded": Unrecorded, "hold": _hold, "hold_all": _hold_all, "hooks": hooks.stack,
+    "is_floating_point": is_floating_point, "mode": grad_mode.state, "ndarray": np.ndarray, "new": object.__new__,
+    "new_output": new_output, "next_sequence": next_sequence, "share_memory": _share_memory, "view_of": view_of,
+    "wrap": Tensor.wrap,
+}  # fmt: skip
 
 
 def operation(

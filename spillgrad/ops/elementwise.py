@@ -4,16 +4,19 @@ Operands broadcast and promote as in PyTorch; a Python number never widens a ten
 tensor of its shape, which may be an operand or overlap one.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.grad_mode import is_grad_enabled, state
+from spillgrad.autograd.node import OutputMeta
+from spillgrad.device import CPU
 from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, ShapeError
-from spillgrad.ops import inplace
+from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
@@ -21,6 +24,7 @@ from spillgrad.ops.numeric import as_array, run_formula
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.cpu import Call, prepare
+from spillgrad_kernels.dispatch import Kernel
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
 
@@ -33,9 +37,6 @@ OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 _FLOATS = frozenset({dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64})
 # Dtypes that kernels compute in as they are.
 _COMPILED = frozenset({dtypes.float32, dtypes.float64})
-# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
-_REMEMBERED = 1024
-_UNKNOWN = object()
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
@@ -45,61 +46,141 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
 
 
-def _forward(row: Row) -> Callable[..., np.ndarray]:
-    return _loop(row.forward, row.name, row.result == "bool")
+# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
+_REMEMBERED = 1024
 
 
-def _loop(formula: Formula, name: str, gives_bool: bool = False) -> Callable[..., np.ndarray]:
-    """Return what computes a formula of arrays and numbers; it finds the loop of known layouts in one look."""
-    calls: dict[Any, Any] = {}  # a Call by layouts; None for what needs conversions
+class Plan(NamedTuple):
+    """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
 
-    def compute(*operands: Any) -> np.ndarray:
-        first = operands[0]
-        dtype = first.dtype if isinstance(first, np.ndarray) else None
-        if dtype not in _COMPILED:
-            dtype = _dtype_of(operands)
-        try:
-            if dtype in _COMPILED:
-                arrays, places = [], []
-                for operand in operands:
-                    array = operand if isinstance(operand, np.ndarray) else as_array(operand, dtype)
-                    arrays.append(array)
-                    places.append((array.shape, array.strides, array.dtype))
-                layouts = tuple(places)
-                call = calls.get(layouts, _UNKNOWN)
-                if call is _UNKNOWN:
-                    converted = any(found not in (dtype, dtypes.bool_) for _, _, found in layouts)
-                    result = np.dtype(np.bool_) if gives_bool else dtype
-                    call = None if converted else prepare(formula, name, (result,), layouts)
-                    if len(calls) >= _REMEMBERED:
-                        calls.clear()
-                    calls[layouts] = call
-                if call is not None:
-                    return _run(call, arrays)
-            return run_formula(formula, name, operands, dtype, dtypes.bool_ if gives_bool else dtype)
-        except ValueError as error:
-            raise _shape_error(name, operands) from error
-
-    return compute
+    code: Kernel
+    tiles: int
+    loops: int
+    dims: int
+    allocate: Callable[..., np.ndarray]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: dtypes.DType
+    large: Call | None  # what computes with several threads or copies, if that pays; otherwise `code` does
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
 
-def _run(call: Call, arrays: list[np.ndarray]) -> np.ndarray:
-    """Compute one result; too small a one for several threads without a launch, which costs half a microsecond."""
-    kernel, tiles, grain, loops, dims, shape, results, copied, _ = call
-    if copied or tiles > grain:
-        return call.run(arrays)[0]
-    allocate, dtype = results[0]
-    out = allocate(shape, dtype)
-    kernel(0, tiles, loops, dims, *map(id, arrays), id(out))
-    return out
+class Loop:
+    """A formula of arrays and numbers, and the plans for layouts that it has met."""
+
+    def __init__(self, formula: Formula, name: str, gives_bool: bool = False) -> None:
+        self.formula = formula
+        self.name = name
+        self.gives_bool = gives_bool
+        self.plans: dict[Any, Plan] = {}
+
+    @functools.cached_property
+    def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
+        """Return the result over arrays and numbers, and its plan; None for operands that no plan is for.
+
+        With `out`, the result goes there; None also where it does not lie as fresh results do.
+        """
+        count = len(parameters(self.formula))
+        names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
+        return generate.function(_compute_source(count), self.name, names)
+
+    def prepare(self, *operands: Any) -> bool:
+        """Make a plan for operands like these; return whether there is one: not where conversions are needed."""
+        arrays = _arrays_of(*operands)
+        if arrays is None:
+            return False
+        layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
+        key = tuple([part for layout in layouts for part in layout])
+        if key in self.plans:
+            return True
+        dtype = _dtype_of(arrays)
+        if any(found not in (dtype, dtypes.bool_) for _, _, found in layouts):
+            return False
+        result = dtypes.bool_ if self.gives_bool else dtype
+        call = prepare(self.formula, self.name, (result,), layouts)
+        small = not call.copied and call.tiles <= call.grain
+        ((allocate, _),) = call.results
+        plan = Plan(
+            call.code if small else call.kernel, call.tiles, call.loops, call.dims, allocate, call.shape,
+            np.empty(call.shape, result).strides, result,
+            None if small else call, tuple([layout[::2] for layout in layouts]),
+            (OutputMeta(call.shape, result, CPU),),
+        )  # fmt: skip
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        self.plans[key] = plan
+        return True
+
+    def result(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result over any arrays and numbers, in `out` where it fits there.
+
+        Raises ShapeError when shapes do not broadcast.
+        """
+        found = self.compute(*operands, out=out)
+        if found is None:
+            try:
+                found = self.compute(*operands, out=out) if self.prepare(*operands) else None
+                if found is None:
+                    dtype = _dtype_of(operands)
+                    result = dtypes.bool_ if self.gives_bool else dtype
+                    return run_formula(self.formula, self.name, operands, dtype, result, out)
+            except ValueError as error:
+                raise _shape_error(self.name, operands) from error
+        return found[0]
+
+
+def _compute_source(count: int) -> str:
+    """Return the code of `Loop.compute` for so many operands.
+
+    The key of a plan is how the operands lie in memory, in one look.
+    """
+    names = [f"a{i}" for i in range(count)]
+    return f"""def compute({", ".join(names)}, out=None):
+    if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
+        arrays = arrays_of({", ".join(names)})
+        if arrays is None:
+            return None
+        {", ".join(names)}, = arrays
+    plan = plans.get(({", ".join(f"{a}.shape, {a}.strides, {a}.dtype" for a in names)}))
+    if plan is None:
+        return None
+    code, tiles, loops, dims, allocate, shape, strides, dtype, large, _, _ = plan
+    if out is None:
+        r0 = allocate(shape, dtype)
+    elif out.shape == shape and out.strides == strides and out.dtype == dtype:
+        r0 = out
+    else:
+        return None
+    if large is not None:
+        large.run(({", ".join(names)},), (r0,))
+        return r0, plan
+    code(0, tiles, loops, dims, {", ".join(f"id({a})" for a in names)}, id(r0))
+    return r0, plan
+"""
+
+
+def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
+    """Return operands with numbers as arrays of the others' dtype; None where that is none kernels compute in."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
+            dtype = operand.dtype
+    if dtype not in _COMPILED:
+        return None
+    arrays = []
+    for operand in operands:
+        if isinstance(operand, np.ndarray):
+            arrays.append(operand)
+        elif type(operand) is float or type(operand) is int:
+            arrays.append(as_array(operand, dtype))
+        else:
+            return None
+    return tuple(arrays)
 
 
 def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
     return dtypes.bool_ if row.result == "bool" else _dtype_of(operands)
-
-
-def _compute(row: Row, operands: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
-    return run_formula(row.forward, row.name, operands, _dtype_of(operands), _result_dtype(row, operands), out)
 
 
 def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
@@ -112,24 +193,46 @@ def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
-    names = parameters(formula)
-    compute = _loop(formula, f"{row.name}.{source}")
     if trace(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
+    loop = Loop(formula, f"{row.name}.{source}")
 
-    def derivative(*values: Any) -> Tensor:
-        *operands, shape = values
-        if is_grad_enabled():
-            return sum_to(with_names(formula, tensor_functions())(*operands), shape)
-        arrays = [v._array if isinstance(v, Tensor) else v for v in operands]
-        return sum_to(Tensor.wrap(compute(*arrays)), shape)
+    @functools.cache
+    def on_tensors() -> Formula:
+        return with_names(formula, tensor_functions())
 
-    return Derivative((source,), (*names, f"{source}_shape"), derivative)
+    names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
+    derivative = generate.function(_derivative_source(len(parameters(formula))), loop.name, names)
+    return Derivative((source,), (*parameters(formula), f"{source}_shape"), derivative)
+
+
+def _derivative_source(count: int) -> str:
+    """Return the code of a derivative that names so many values."""
+    values = ", ".join([f"v{i}" for i in range(count)])
+    arrays = ", ".join([f"v{i}._array if isinstance(v{i}, Tensor) else v{i}" for i in range(count)])
+    return f"""def derivative({values}, shape):
+    if state.enabled:
+        return sum_to(on_tensors()({values}), shape)
+    return sum_to(Tensor.wrap(loop.result({arrays})), shape)
+"""
 
 
 def _operation(row: Row) -> Operation:
+    loop = LOOPS[row.name]
     derivatives = tuple(_derivative(row, source, formula) for source, formula in row.derivatives.items())
-    operation = Operation(row.name, _forward(row), derivatives, parameters(row.forward))
+
+    def promoted(*operands: Any) -> tuple[Any, ...]:
+        return _promoted(row.name, operands)
+
+    def anew(*operands: Any) -> Tensor:
+        """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
+        operands = promoted(*operands)
+        arrays = [o._array if isinstance(o, Tensor) else o for o in operands]
+        return operation.computed(operands, loop.result(*arrays))
+
+    operation = Operation(
+        row.name, loop.compute, derivatives, parameters(row.forward), anew=anew, promoted=promoted
+    )  # fmt: skip
     operation.node_name = _NODE_NAMES.get(row.name, operation.node_name)
     return operation
 
@@ -137,6 +240,7 @@ def _operation(row: Row) -> Operation:
 # Variants of one function have its node's name, as in PyTorch.
 _NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0"}
 
+LOOPS = {name: Loop(row.forward, name, row.result == "bool") for name, row in ROWS.items()}
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
 
 
@@ -146,7 +250,7 @@ def tensor_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
-    arrays = tuple([o.array if isinstance(o, Tensor) else o for o in operands])
+    arrays = tuple([o._array if isinstance(o, Tensor) else o for o in operands])
     shapes = {a.shape for a in arrays if isinstance(a, np.ndarray)}
     try:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
@@ -154,20 +258,30 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
         raise _shape_error(row.name, arrays) from error
     _check_out(row.name, out, shape, operands if row.derivatives else ())
     inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))
-    result = _compute(row, arrays, out.array if all(_same_or_apart(out.array, a) for a in arrays) else None)
+    direct = out._array if all([_same_or_apart(out._array, a) for a in arrays]) else None
+    result = LOOPS[row.name].result(*arrays, out=direct)
     if result is not out.array:
         np.copyto(out.array, result, casting="unsafe")
     return out  # type: ignore[no-any-return]
+
+
+def accumulate(total: Tensor, gradient: Tensor) -> None:
+    """Do `total.add_(gradient)` where nothing is recorded: backward does it for every leaf."""
+    into, array = total._array, gradient._array
+    if array.shape == into.shape and inplace.computes_in_place(total, (gradient,), {}) and _same_or_apart(into, array):
+        total._storage.version += 1
+        LOOPS["add"].result(into, array, out=into)
+    else:
+        total.add_(gradient)
 
 
 def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iterable[Any]) -> None:
     """Raise OperandError, ShapeError or GraphError for an `out` that cannot take a result of this shape."""
     if not isinstance(out, Tensor):
         raise OperandError(f"{name}: got out of {type(out).__name__}; wanted a tensor")
-    if out.shape != shape:
+    if out._array.shape != shape:
         raise ShapeError(f"{name}: got out of shape {out.shape}; the result has {shape}: give out that shape")
-    involved = (out, out._base, *differentiable)
-    if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in involved):
+    if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (out, out._base, *differentiable)):
         raise GraphError(
             f"{name}: got out= and a tensor that requires a gradient; what overwrites memory is not recorded: leave it "
             "away, or call in no_grad()"
@@ -176,7 +290,7 @@ def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iter
 
 def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
     """Return whether each element of the operand is read before, or never, overwritten."""
-    if not isinstance(operand, np.ndarray) or not np.may_share_memory(out, operand):
+    if operand is out or not isinstance(operand, np.ndarray) or not np.may_share_memory(out, operand):
         return True
     return out.__array_interface__ == operand.__array_interface__
 
@@ -197,22 +311,26 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
     ShapeError when shapes do not broadcast; with `out`, DtypeError or ShapeError when the result does not fit into it,
     GraphError when a gradient would have to be recorded, or its memory is read-only or expanded.
     """
-    if out is None and _share_a_float(operands):  # most calls: nothing to convert
-        return OPERATIONS[name](*operands)  # type: ignore[no-any-return]
-    row = ROWS[name]
+    if out is None:
+        return OPERATIONS[name].run(*operands)  # type: ignore[no-any-return]
+    return _compute_into(out, ROWS[name], _promoted(name, operands))
+
+
+def _promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return tensors and numbers of one dtype, of which at least one is a tensor; raise as `call` does."""
+    if _share_a_float(operands):  # most calls: nothing to convert
+        return operands
     tensors = [as_operand(name, o) for o in operands]
     conditions = 1 if name == "where" else 0
     dtype = _common_dtype(tensors[conditions:])
     if not dtypes.is_floating_point(dtype):
         _check_exact(name, dtype, tensors[conditions:])
-        if row.result == "float":
+        if ROWS[name].result == "float":
             dtype = dtypes.get_default_dtype()
     promoted = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
     if not any(isinstance(t, Tensor) for t in promoted) and not isinstance(tensors[0], Symbol):
         promoted[0] = Tensor.wrap(np.asarray(promoted[0], dtype))
-    if out is not None:
-        return _compute_into(out, row, (*tensors[:conditions], *promoted))
-    return OPERATIONS[name](*tensors[:conditions], *promoted)  # type: ignore[no-any-return]
+    return (*tensors[:conditions], *promoted)
 
 
 def _share_a_float(operands: tuple[Any, ...]) -> bool:
@@ -267,7 +385,7 @@ def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
 
 def as_operand(name: str, value: Any) -> Any:
     """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
-    if isinstance(value, Tensor | bool | int | float):
+    if isinstance(value, (Tensor, int, float)):
         return value
     if isinstance(value, np.ndarray):
         return Tensor.wrap(native(value))
@@ -292,14 +410,15 @@ def result_type(*operands: Operand) -> dtypes.DType:
 
 
 def _function(name: str, doc: str) -> Callable[..., Tensor]:
-    if len(parameters(ROWS[name].forward)) == 1:
+    operation = OPERATIONS[name]
+    if len(operation.parameters) == 1:
 
         def function(input: Any, *, out: Tensor | None = None) -> Tensor:
-            return call(name, input, out=out)
+            return operation.run(input) if out is None else call(name, input, out=out)
     else:
 
         def function(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            return call(name, input, other, out=out)
+            return operation.run(input, other) if out is None else call(name, input, other, out=out)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -356,11 +475,15 @@ isfinite = _function("isfinite", "Return whether elements are neither infinite n
 
 def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + alpha * other."""
+    if alpha == 1 and out is None:
+        return OPERATIONS["add"].run(input, other)  # type: ignore[no-any-return]
     return call("add", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 
 def sub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input - alpha * other."""
+    if alpha == 1 and out is None:
+        return OPERATIONS["sub"].run(input, other)  # type: ignore[no-any-return]
     return call("sub", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 

@@ -22,6 +22,7 @@ from spillgrad.ops.numeric import assign, cast
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.memory import empty
 
+_COMPILED = frozenset({dtypes.float32, dtypes.float64})
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 
 
@@ -32,7 +33,7 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     DtypeError when the result does not fit into the tensor.
     """
     if not _is_recorded(tensor, *arguments, *options.values()):
-        if _takes_out(function) and _computes_in_place(tensor, arguments, options):
+        if _takes_out(function) and computes_in_place(tensor, arguments, options):
             return function(tensor, *arguments, **options, out=tensor)
         write(tensor, name, function(tensor, *arguments, **options).array)
         return tensor
@@ -61,20 +62,19 @@ def _takes_out(function: Callable[..., Any]) -> bool:
     return "out" in inspect.signature(function).parameters
 
 
-def _computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Return whether the result is sure to fit into the tensor, so that it can be computed there."""
     array = tensor._array
-    return (
-        array.dtype in (dtypes.float32, dtypes.float64)
-        and array.flags.c_contiguous
-        and array.flags.writeable
-        and "out" not in options
-        and all(
-            isinstance(a, int | float)
-            or (isinstance(a, Tensor) and a.dtype == array.dtype and a.shape in (array.shape, ()))
-            for a in (*arguments, *options.values())
-        )
-    )
+    flags = array.flags
+    if array.dtype not in _COMPILED or not flags.c_contiguous or not flags.writeable or "out" in options:
+        return False
+    for a in (*arguments, *options.values()):
+        if isinstance(a, Tensor):
+            if a._array.dtype != array.dtype or a._array.shape not in (array.shape, ()):
+                return False
+        elif not isinstance(a, int | float):
+            return False
+    return True
 
 
 def refuse(tensor: Tensor, name: str) -> None:
@@ -116,23 +116,24 @@ def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes
     The version moves before the memory, so that whoever reads it meanwhile can tell. Raises ShapeError or DtypeError
     when the result does not fit into the tensor, GraphError when its memory cannot be written element by element.
     """
-    if shape != tensor.shape:
+    array = tensor._array
+    if shape != array.shape:
         raise ShapeError(
             f"{name}: the result has shape {shape}; an in-place result must keep the tensor's {tensor.shape}"
         )
-    if dtypes.category(dtype) > dtypes.category(tensor.dtype):
+    if dtype is not array.dtype and dtypes.category(dtype) > dtypes.category(array.dtype):
         raise DtypeError(f"{name}: result type {dtype} can't be cast to the tensor's {tensor.dtype}; convert it first")
-    if not tensor.array.flags.writeable:
+    if not array.flags.writeable:
         raise GraphError(f"{name}: the tensor's memory is read-only; clone() it first")
     if (
-        0 in tensor.array.strides
-        and tensor.numel() > 1
-        and any(stride == 0 and size > 1 for stride, size in zip(tensor.array.strides, tensor.shape, strict=True))
+        0 in array.strides
+        and array.size > 1
+        and any(stride == 0 and size > 1 for stride, size in zip(array.strides, shape, strict=True))
     ):
         raise GraphError(
             f"{name}: more than one element of the expanded tensor refers to one memory location; clone() it first"
         )
-    tensor.bump_version()
+    tensor._storage.version += 1
 
 
 def record_change(tensor: Tensor, edge: Edge) -> None:
@@ -140,7 +141,7 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
     base = tensor._base
     if base is not None:
         node = ChangedSlice(base, edge, geometry(tensor, base))
-        _move(base, Edge(node, 0))
+        _move(base, (node, 0))
         tensor._base_fn = node
     _move(tensor, edge)
 
@@ -148,7 +149,7 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
 def _move(tensor: Tensor, edge: Edge) -> None:
     if tensor._grad_fn is not None:
         tensor._grad_fn.hand_over_retained(tensor._output_nr, edge)
-    tensor.attach(edge.node, edge.output_nr)  # type: ignore[arg-type]
+    tensor.attach(*edge)  # type: ignore[arg-type]
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
@@ -177,9 +178,9 @@ class ChangedSlice(Node):
         (g,) = grads
         if g is None:
             return [None, None]
-        part = as_strided(g, self._place) if self.edges[1].node is not None else None
+        part = as_strided(g, self._place) if self.edges[1][0] is not None else None
         rest = None
-        if self.edges[0].node is not None:
+        if self.edges[0][0] is not None:
             rest = _rest_gradient(g, self._place)
         return [rest, part]
 
@@ -226,8 +227,8 @@ def _view_again(view: Tensor, base: Tensor) -> None:
     if node is None:
         view._grad_fn, view._requires_grad = None, base._requires_grad
         return
-    source = base.alias(Edge(node, base._output_nr))
-    _move(view, Edge(_StridedRead(source, view, geometry(view, base)), 0))
+    source = base.alias((node, base._output_nr))
+    _move(view, (_StridedRead(source, view, geometry(view, base)), 0))
 
 
 class _StridedRead(Node):

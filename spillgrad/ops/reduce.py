@@ -75,7 +75,7 @@ def _folded(
     def forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
         if not dtypes.is_floating_point(compute_dtype(self.dtype)):
             return np.asarray(numpy_function(self, axis=dims, keepdims=keepdim, **options))
-        return on_floats(lambda a: kernel(a, dims, keepdim), self)
+        return on_floats(kernel, self, dims, keepdim)
 
     return forward
 
@@ -95,9 +95,11 @@ _sum: Callable[..., Tensor] = operation(
 
 def _mean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
     def averaged(a: np.ndarray) -> np.ndarray:
-        total = kernels.sum(a, dims, keepdim)
-        with np.errstate(all="ignore"):  # the mean of no elements is NaN
-            total /= _count(a.shape, dims)
+        total, count = kernels.sum(a, dims, keepdim), _count(a.shape, dims)
+        if not count:
+            total.fill(np.nan)
+            return total
+        total /= count
         return total
 
     return on_floats(averaged, self)

@@ -70,6 +70,8 @@ def one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
 
 def _complete(name: str, shape: Shape, count: int) -> Shape:
     """Return the shape with its -1 worked out. Raises ShapeError when the number of elements does not fit."""
+    if math.prod(shape) == count and min(shape, default=0) >= 0:
+        return shape
     known = math.prod(s for s in shape if s != -1)
     unknown = shape.count(-1)
     fits = (
@@ -273,10 +275,10 @@ def expand_as(input: Tensor, other: Tensor) -> Tensor:
     return expand_to(input, other.shape)
 
 
-def _joined(*arrays_and_dim: Any) -> np.ndarray:
-    *arrays, dim = arrays_and_dim
+def _joined(*arrays_and_sizes: Any) -> np.ndarray:
+    *arrays, sizes, dim = arrays_and_sizes
     shape = list(arrays[0].shape)
-    shape[dim] = sum(a.shape[dim] for a in arrays)
+    shape[dim] = sum(sizes)
     out = empty(tuple(shape), arrays[0].dtype)
     np.concatenate(arrays, dim, out=out)
     return out
@@ -295,11 +297,11 @@ def _cat(count: int) -> Operation:
     """The concatenation of `count` tensors: one input slot each."""
     names = tuple(f"tensor{i}" for i in range(count))
 
-    def backward(g: Tensor, dim: int, *shapes: Shape) -> Any:
-        return g if count == 1 else split(g, [shape[dim] for shape in shapes], dim)
+    def backward(g: Tensor, sizes: Shape, dim: int) -> Any:
+        return g if count == 1 else split(g, sizes, dim)
 
-    derivative = Derivative(names, ("g", "dim", *(f"{name}_shape" for name in names)), backward)
-    return Operation("cat", _joined, (derivative,), (*names, "dim"))
+    derivative = Derivative(names, ("g", "sizes", "dim"), backward)
+    return Operation("cat", _joined, (derivative,), (*names, "sizes", "dim"))
 
 
 @functools.cache
@@ -340,7 +342,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
             or other.shape[:dim] + other.shape[dim + 1 :] != first.shape[:dim] + first.shape[dim + 1 :]
         ):
             raise ShapeError(f"cat: got {first.shape} and {other.shape}; all but dimension {dim} must match")
-    return _cat(len(parts))(*parts, dim)  # type: ignore[no-any-return]
+    sizes = tuple([x.shape[dim] for x in parts])
+    return _cat(len(parts))(*parts, sizes, dim)  # type: ignore[no-any-return]
 
 
 concat = concatenate = cat

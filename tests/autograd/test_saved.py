@@ -132,6 +132,31 @@ def test_changing_a_saved_leaf_is_an_error():
         y.backward()
 
 
+def test_a_changed_value_takes_no_hooks():
+    x = leaf([1.0])
+    y = x * 2
+    z = y * y
+    y.add_(1)
+    with pytest.raises(SavedTensorError, match="mul as 'self', is at version 1"):
+        z.grad_fn._raw_saved_self.register_hooks(lambda t: t.clone(), lambda t: t)
+
+
+def test_a_pack_hook_may_not_change_what_is_packed_next():
+    x, y = leaf([1.0]) * 1, leaf([2.0]) * 1
+    hooks = saved_tensors_hooks(lambda t: [t.clone(), y.detach().add_(1)][0], lambda t: t)
+    with hooks, pytest.raises(SavedTensorError, match="mul as 'other', is at version 1"):
+        x * y
+
+
+def test_a_leaf_whose_data_was_replaced_was_saved_as_it_was():
+    x = leaf([3.0])
+    y = x * x
+    x.data = sg.Tensor(np.array([100.0]))
+    assert y.grad_fn._raw_saved_self.data.tolist() == [3.0] and y.grad_fn._saved_self.requires_grad
+    y.backward()
+    assert x.grad.tolist() == [6.0]
+
+
 # Freeing
 
 
