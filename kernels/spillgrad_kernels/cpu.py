@@ -99,8 +99,8 @@ class Call(NamedTuple):
         if DISABLE_JIT:
             return self.kernel
         integers = (types.int64,) * (2 + len(self.kept))  # a range, the walk's two, and the arrays' ids
-        self.kernel.compile(integers)  # type: ignore[attr-defined]
-        return self.kernel.overloads[integers].entry_point  # type: ignore[attr-defined, no-any-return]
+        self.kernel.compile(integers)
+        return self.kernel.overloads[integers].entry_point
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
         """Compute into fresh memory or into `outs`."""

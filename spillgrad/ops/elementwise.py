@@ -23,6 +23,7 @@ from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_array, run_formula
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
+from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.cpu import Call, prepare
 from spillgrad_kernels.dispatch import Kernel
 from spillgrad_kernels.elementwise import ROWS, Row
@@ -32,11 +33,6 @@ Number = bool | int | float
 Operand = Tensor | Number
 # What operators compute with; anything else may know what to do with a tensor itself.
 OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
-
-
-_FLOATS = frozenset({dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64})
-# Dtypes that kernels compute in as they are.
-_COMPILED = frozenset({dtypes.float32, dtypes.float64})
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
@@ -166,7 +162,7 @@ def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
     for operand in operands:
         if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
             dtype = operand.dtype
-    if dtype not in _COMPILED:
+    if dtype not in FLOATS:
         return None
     arrays = []
     for operand in operands:
@@ -343,7 +339,7 @@ def _share_a_float(operands: tuple[Any, ...]) -> bool:
             dtype = operand._array.dtype
         elif not isinstance(operand, int | float):
             return False
-    return dtype in _FLOATS
+    return dtype in FLOATS or dtype in dtypes.HALF
 
 
 # Arithmetic that truth values do not have, in PyTorch neither.

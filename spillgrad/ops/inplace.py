@@ -20,9 +20,9 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast
 from spillgrad.tensor import Tensor, native, register_view_again
+from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.memory import empty
 
-_COMPILED = frozenset({dtypes.float32, dtypes.float64})
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 
 
@@ -66,7 +66,7 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
     """Return whether the result is sure to fit into the tensor, so that it can be computed there."""
     array = tensor._array
     flags = array.flags
-    if array.dtype not in _COMPILED or not flags.c_contiguous or not flags.writeable or "out" in options:
+    if array.dtype not in FLOATS or not flags.c_contiguous or not flags.writeable or "out" in options:
         return False
     for a in (*arguments, *options.values()):
         if isinstance(a, Tensor):

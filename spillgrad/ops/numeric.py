@@ -75,7 +75,7 @@ def on_floats(kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = Fal
     Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
     result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32.
     """
-    if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in _COMPILED:
+    if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in FLOATS:
         return kernel(*arrays)
     floating = (a.dtype for a in arrays if isinstance(a, np.ndarray) and dtypes.is_floating_point(a.dtype))
     dtype = next(floating, None)
