@@ -162,7 +162,7 @@ def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
     for operand in operands:
         if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
             dtype = operand.dtype
-    if dtype not in FLOATS:
+    if dtype is None or dtype not in FLOATS:
         return None
     arrays = []
     for operand in operands:
