@@ -17,6 +17,7 @@ from spillgrad.errors import SavedTensorError
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
+from spillgrad.storage.preflight import Preflight, preflight
 from spillgrad.storage.store import Handle, Label, StoreStats
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
@@ -148,6 +149,10 @@ class save_on_disk(hooks.saved_tensors_hooks):
     def flush(self) -> None:
         """Return when every live spilled tensor is in the files. Raises SpillError when one could not be written."""
         self._store.flush()
+
+    def preflight(self) -> Preflight:
+        """Return what the disk offers: free space, file system, measured speed; see `sg.storage.preflight`."""
+        return preflight(self._store.directory)
 
     @property
     def directory(self) -> Path:

@@ -11,6 +11,7 @@ from spillgrad.errors import SpillError
 from spillgrad.storage.bell import Bell
 from spillgrad.storage.cache import Cache
 from spillgrad.storage.entry import Entry
+from spillgrad.storage.journal import Journal
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label, closed_error, gone_error
 
@@ -31,13 +32,14 @@ class Account:
     the lock next looks at the posts.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, journal: Journal) -> None:
         self._make_locks()
+        self.journal = journal
         self.bell = Bell()  # wakes the writer's thread
         self.cache = Cache(budget_bytes, on_lease_end=self._lease_ended)
         self.entries: dict[int, Entry] = {}
         self.freed: list[Extent] = []  # extents that the writer gives back
-        self.waiting_puts = 0
+        self.waiting_puts = self.waiting_bytes = 0
         self.readers = 0
         # Failed writes that nobody was told of yet, by the array concerned; None for the files themselves.
         self.failures: dict[Entry | None, SpillError] = {}
@@ -134,7 +136,7 @@ class Account:
         self.cache = Cache(self.cache.budget_bytes, on_lease_end=self._lease_ended)
         self.entries, self._by_key, self.freed = {}, {}, []
         self._posted.clear()
-        self.live_bytes = self.readers = self.waiting_puts = 0
+        self.live_bytes = self.readers = self.waiting_puts = self.waiting_bytes = 0
         self.closing = True
         self.ended = why
 
@@ -156,6 +158,7 @@ class Account:
             self._by_key[key] = entry
         self.live_bytes += entry.nbytes
         self.cache.schedule.put(entry)
+        self.journal.pack(entry.sequence, entry.nbytes, entry.label)
         return entry
 
     def known(self, key: Hashable | None) -> Entry | None:
@@ -164,6 +167,7 @@ class Account:
         if entry is not None:
             entry.references += 1
             self.deduplicated_bytes += entry.nbytes
+            self.journal.note("share", entry.sequence)
         return entry
 
     def live_entry(self, who: str, handle: Handle) -> Entry:
@@ -188,6 +192,7 @@ class Account:
             del self._by_key[entry.key]
         self.live_bytes -= entry.nbytes
         self.failures.pop(entry, None)
+        self.journal.note("free", entry.sequence)
         self.cache.remove(entry)
         self.cache.schedule.drop(entry)
         if not self.entries:

@@ -13,6 +13,7 @@ from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
 from spillgrad.storage.account import Account, Post
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.entry import Entry
+from spillgrad.storage.journal import Journal
 from spillgrad.storage.lifecycle import Lifecycle
 from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
@@ -57,8 +58,9 @@ class DiskStore:
     ) -> None:
         if on_full not in ("raise", "ram"):
             raise ArgumentError(f"spill: got on_full={on_full!r}; wanted 'raise' or 'ram'")
-        self._account = Account(parse_bytes(ram_budget))
+        budget_bytes = parse_bytes(ram_budget)
         run = _make_run(directory)
+        self._account = Account(budget_bytes, Journal(run.path))
         self._directory = run.path
         self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
         self._lifecycle = Lifecycle(self._account, self._segments, run)
@@ -117,6 +119,8 @@ class DiskStore:
                     raise
             self._packed_bytes += array.nbytes
             warning = self._writer.warning()
+            if account.journal.is_behind:
+                self._writer.wake()
         if warning is not None:
             try:
                 warnings.warn(warning, stacklevel=2)

@@ -7,18 +7,23 @@ _RAM_FILE_SYSTEMS = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-def is_ram_disk(path: str | os.PathLike[str]) -> bool:
-    """Return whether files in `path` would occupy RAM; False where the system does not tell."""
+def file_system(path: str | os.PathLike[str]) -> str | None:
+    """Return the type of the file system that `path` is in, such as "ext4"; None where the system does not tell."""
     if not _MOUNTS.exists():
-        return False
+        return None
     device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in _MOUNTS.read_text(errors="replace").splitlines():
         # "36 35 98:0 /root /mount/point options [optional fields] - type source super_options"
-        mount, _, file_system = line.partition(" - ")
+        mount, _, about = line.partition(" - ")
         if mount.split()[2] == wanted:
-            return file_system.split()[0] in _RAM_FILE_SYSTEMS
-    return False
+            return about.split()[0]
+    return None
+
+
+def is_ram_disk(path: str | os.PathLike[str]) -> bool:
+    """Return whether files in `path` would occupy RAM; False where the system does not tell."""
+    return file_system(path) in _RAM_FILE_SYSTEMS
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:

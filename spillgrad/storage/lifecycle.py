@@ -54,6 +54,7 @@ class Lifecycle:
             return
         self._ended = True
         self._account.clear()
+        self._account.journal.close()
         try:
             self._segments.close()
             self._run.remove()
@@ -69,6 +70,7 @@ class Lifecycle:
     def forget_parent(self, parent: int) -> None:
         """In a forked child: the files and threads are the parent's; nothing here works any more."""
         self._ended = True
+        self._account.journal.close()
         self._account.forget(
             SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
         )

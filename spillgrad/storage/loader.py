@@ -68,6 +68,7 @@ class Loader:
             while entry.loading:
                 self._account.changed.wait()
             self.wait_s += time.perf_counter() - started
+            self._account.journal.took("wait", entry.sequence, started, ', "in": "get"')
 
     def load(self, entry: Entry) -> np.ndarray:
         """Read `entry`, begun, for a caller who needs it now. Called without the lock."""
@@ -75,17 +76,21 @@ class Loader:
         array = None
         try:
             array = self.read(entry)
+            self._account.journal.took("read", entry.sequence, started)
         finally:
             with self._account.lock:
                 self.wait_s += time.perf_counter() - started
+                self._account.journal.took("wait", entry.sequence, started, ', "in": "get"')
                 self.end(entry, array, handed_out=True)
         return array
 
     def prefetch(self, entry: Entry) -> None:
         """Read `entry`, begun, for whoever will need it. Called without the lock, in the prefetcher's thread."""
         array = None
+        started = time.perf_counter()
         try:
             array = self.read(entry)
+            self._account.journal.took("read", entry.sequence, started, ', "ahead": true')
         except (SpillError, MemoryError):
             # Who needs it reads it again and is told. It is not among the absent ones now, nor tried here again.
             return

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.storage.chunks import PAGE_BYTES
-from spillgrad.storage.direct_io import open_direct
+from spillgrad.storage.disk_speed import open_direct
 
 
 class PayloadFile:

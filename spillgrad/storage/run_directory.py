@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from spillgrad.errors import SpillError
+from spillgrad.storage.journal import JOURNAL_NAME, OLD_JOURNAL_NAME
 
 LOCK_NAME = ".lock"
 RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
@@ -30,7 +31,8 @@ def segment_name(number: int) -> str:
 
 def is_run_file(name: str) -> bool:
     """Return whether a run makes files of this name; no other file is ever removed."""
-    return name == LOCK_NAME or _SEGMENT_NAME.fullmatch(name) is not None
+    ours = (LOCK_NAME, JOURNAL_NAME, OLD_JOURNAL_NAME)
+    return name in ours or _SEGMENT_NAME.fullmatch(name) is not None
 
 
 def identity(path: Path) -> tuple[int, int]:

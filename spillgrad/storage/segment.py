@@ -65,6 +65,11 @@ class Extent:
     checksum: int | None = None  # of what was written
     described: bool = False  # the file says what it holds
 
+    @property
+    def where(self) -> str:
+        """What the journal says of the place."""
+        return f', "segment": {json.dumps(os.path.basename(self.segment.path))}, "dataset": "{self.dataset}"'
+
     def write(self, array: np.ndarray) -> None:
         """Store the bytes of a C-contiguous array. Raises OSError when the disk refuses."""
         self.segment.write(self, array)

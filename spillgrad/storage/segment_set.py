@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.storage.direct_io import direct_io_pays
+from spillgrad.storage.disk_speed import speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label
@@ -116,7 +116,7 @@ class SegmentSet:
                 segment.capacity_bytes = max(segment.capacity_bytes, nbytes)
                 return segment
         if self._direct_io is None:
-            self._direct_io = direct_io_pays(self._directory)
+            self._direct_io = speeds(self._directory).direct_io_pays
         path = os.fspath(self._directory / segment_name(self._made))
         capacity_bytes = max(self._segment_bytes, nbytes)
         segment = Segment(path, capacity_bytes, direct_io=self._direct_io, checksums=self._checksums)

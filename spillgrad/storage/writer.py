@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.io_error import io_error
+from spillgrad.storage.journal import WRITE_EVERY_S
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.segment_set import SegmentSet
@@ -63,7 +65,7 @@ class Writer:
         self._to_flush: collections.deque[Entry] = collections.deque()
         self.written_bytes = 0
         self.wait_s = 0.0
-        self._moving = 0
+        self._moving = self._moving_bytes = 0
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
 
@@ -112,6 +114,7 @@ class Writer:
             return True
         started = time.perf_counter()
         account.waiting_puts += 1
+        account.waiting_bytes += nbytes
         try:
             while not cache.make_room(nbytes):
                 if cache.pinned_bytes + nbytes > cache.budget_bytes:
@@ -124,7 +127,9 @@ class Writer:
                     return True
         finally:
             account.waiting_puts -= 1
+            account.waiting_bytes -= nbytes
             self.wait_s += time.perf_counter() - started
+            account.journal.took("wait", account.sequence, started, ', "in": "put"')
         return True
 
     def write_through(self, entry: Entry, array: np.ndarray) -> None:
@@ -141,6 +146,7 @@ class Writer:
                 raise entry.error
         finally:
             self.wait_s += time.perf_counter() - started
+            self._account.journal.took("wait", entry.sequence, started, ', "in": "put"')
 
     def flush(self) -> None:
         """Return when every array put before is in the files and plain h5py can read them."""
@@ -172,18 +178,29 @@ class Writer:
                 flush = self._flush_asked if entry is None and self._can_flush() else None
             if closing:
                 break
+            if account.journal.is_behind:
+                account.journal.write()
             for extent in freed:
                 self._segments.free(extent)
             if entry is not None:
                 self._place(entry)
             elif flush is not None:
                 self._flush(flush)
-            elif not account.bell.wait(self._keep_empty_s if self._segments.has_unused() else None):
-                self._segments.remove_unused()
+            else:
+                self._sleep()
         with account.lock:
             while (account.readers or self._moving) and not account.ended:
                 account.changed.wait()
             self._on_end()
+
+    def _sleep(self) -> None:
+        """Wait for something to do, and tidy up when nothing comes for a while."""
+        account = self._account
+        if account.journal.waits:
+            if not account.bell.wait(WRITE_EVERY_S):
+                account.journal.write()
+        elif not account.bell.wait(self._keep_empty_s if self._segments.has_unused() else None):
+            self._segments.remove_unused()
 
     def _next(self) -> Entry | None:
         """Choose what to write next, and begin with it."""
@@ -202,11 +219,15 @@ class Writer:
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
                 entry = wanted if wanted in cache.dirty else None
-            if entry is None and self._flush_done == self._flush_asked and (ahead or account.waiting_puts):
+            # Beyond what those who wait need, nothing is written that could stay.
+            wanted_bytes = account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
+            needed = account.waiting_puts and self._moving_bytes < wanted_bytes
+            if entry is None and self._flush_done == self._flush_asked and (ahead or needed):
                 entry = cache.dirty.lowest()
         if entry is not None:
             account.cache.begin_write(entry)
             self._moving += 1
+            self._moving_bytes += entry.nbytes
         return entry
 
     def _can_flush(self) -> bool:
@@ -228,8 +249,10 @@ class Writer:
         """Store the bytes of an array, which can be got meanwhile."""
         error = None
         unchanged = True
+        started = time.perf_counter()
         try:
             extent.write(cast(np.ndarray, entry.array))
+            self._account.journal.took("write", entry.sequence, started, extent.where)
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:
@@ -243,6 +266,7 @@ class Writer:
         account = self._account
         with account.lock:
             self._moving -= 1
+            self._moving_bytes -= entry.nbytes
             entry.writing = False
             if error is not None:
                 self._write_failed(entry, error)
@@ -262,6 +286,7 @@ class Writer:
 
     def _write_failed(self, entry: Entry, error: SpillError) -> None:
         account, cache = self._account, self._account.cache
+        account.journal.note("fail", entry.sequence, f', "reason": {json.dumps(str(error))}')
         if entry.references <= 0:
             cache.remove(entry)
         elif not entry.retried:

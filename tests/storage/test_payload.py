@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spillgrad.storage import direct_io
+from spillgrad.storage import disk_speed
 from spillgrad.storage.chunks import PAGE_BYTES
+from spillgrad.storage.disk_speed import Speed, Speeds
 from spillgrad.storage.payload import PayloadFile
 
 RNG = np.random.default_rng(0)
@@ -71,16 +72,34 @@ def test_a_file_that_cannot_grow_raises(tmp_path: Path, direct: bool):
 
 
 def test_a_file_system_without_direct_files_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(direct_io, "O_DIRECT", 0)
-    monkeypatch.setattr(direct_io, "_known", {})
-    assert direct_io.open_direct(tmp_path, os.O_RDONLY) is None
-    assert not direct_io.direct_io_pays(tmp_path)
+    monkeypatch.setattr(disk_speed, "O_DIRECT", 0)
+    monkeypatch.setattr(disk_speed, "_known", {})
+    assert disk_speed.open_direct(tmp_path, os.O_RDONLY) is None
+    found = disk_speed.speeds(tmp_path)
+    assert found.cached is not None
+    assert found.direct is None
+    assert not found.direct_io_pays
 
 
 def test_a_file_system_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(direct_io, "_known", {})
+    monkeypatch.setattr(disk_speed, "_known", {})
     (tmp_path / "other").mkdir()
-    first = direct_io.direct_io_pays(tmp_path)
-    monkeypatch.setattr(direct_io, "_measure", lambda directory: pytest.fail("measured again"))
-    assert direct_io.direct_io_pays(tmp_path / "other") is first
+    first = disk_speed.speeds(tmp_path)
+    monkeypatch.setattr(disk_speed, "_measure", lambda directory: pytest.fail("measured again"))
+    assert disk_speed.speeds(tmp_path / "other") is first
     assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+
+
+@pytest.mark.parametrize(
+    ("direct", "pays"),
+    [
+        (Speed(1e9, 1e9, 1e-10), True),
+        (Speed(1e9, 1e9, 3e-10), False),  # takes more of the processor
+        (Speed(1e8, 1e8, 1e-10), False),  # a disk so slow that the page cache had better hide it
+        (None, False),
+    ],
+)
+def test_direct_files_are_used_where_they_take_less_of_the_processor_and_the_disk_is_fast(
+    direct: Speed | None, pays: bool
+):
+    assert Speeds(Speed(4e9, 4e9, 2e-10), direct).direct_io_pays is pays

@@ -169,6 +169,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout
+        assert process.stdout.readline().startswith("spilling to out/run-")
         assert process.stdout.readline().startswith("step 1/100000")
         process.send_signal(stop)
         printed, complaints = process.communicate(timeout=60)

@@ -68,6 +68,7 @@ def run(options: TrainOptions) -> bool:
     with _output_directory(options) as out:
         if budget_bytes is not None:
             training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget_bytes)
+            show_line(console, f"spilling to {training.spill.preflight()}")
         records, duration_s = _train(training, console, out)
         if training.step < settings.steps:
             data = ["--data", str(options.data)] if options.data else []

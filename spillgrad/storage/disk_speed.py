@@ -1,0 +1,113 @@
+"""How fast a disk is, and what its work takes of the processor: through the page cache, and past it."""
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# 0 where the system knows no such flag: then direct files cannot be opened.
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
+
+# As large as arrays are: smaller pieces cost more each, and stay in caches.
+_BUFFER_BYTES = 4 << 20
+_BUFFERS = 4
+_ROUNDS = 3
+# Beyond this ratio of times the disk is so slow that a step would wait for it: the page cache may hide that.
+_SLOWEST = 20.0
+
+
+class Speed(NamedTuple):
+    """What writing and reading take; `busy_s_per_byte` is the processor's time to do both."""
+
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    busy_s_per_byte: float
+
+    def seconds(self, nbytes: int) -> float:
+        """Return how long one thread takes to write so many bytes and to read them."""
+        return nbytes / self.write_bytes_per_s + nbytes / self.read_bytes_per_s
+
+
+class Speeds(NamedTuple):
+    """The speed through the page cache and past it; None where it could not be measured, or the system cannot."""
+
+    cached: Speed | None
+    direct: Speed | None
+
+    @property
+    def direct_io_pays(self) -> bool:
+        """Whether direct I/O takes less of the processor's time, on a disk that is not too slow for it."""
+        if self.cached is None or self.direct is None:
+            return False
+        is_fast_enough = self.direct.seconds(1) < _SLOWEST * self.cached.seconds(1)
+        return is_fast_enough and self.direct.busy_s_per_byte < self.cached.busy_s_per_byte
+
+
+def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
+    """Open a file past the page cache; None where the file system cannot. Raises OSError for any other reason."""
+    if not O_DIRECT:
+        return None
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return None
+
+
+def speeds(directory: Path) -> Speeds:
+    """Return how fast files in `directory` are, from writing and reading 16 MiB three times.
+
+    Each file system is measured once in a process.
+    Raises OSError when there is no such directory.
+    """
+    device = os.stat(directory).st_dev
+    if device not in _known:
+        _known[device] = _measure(directory)
+    return _known[device]
+
+
+_known: dict[int, Speeds] = {}
+
+
+def _measure(directory: Path) -> Speeds:
+    if not _O_TMPFILE:
+        return Speeds(None, None)
+    flags = os.O_RDWR | _O_TMPFILE
+    try:
+        cached = _speed(os.open(directory, flags | os.O_CLOEXEC, 0o600))
+        direct = open_direct(directory, flags)
+        return Speeds(cached, None if direct is None else _speed(direct))
+    except OSError:  # a full disk, perhaps: whoever stores something will be told
+        return Speeds(None, None)
+
+
+def _speed(descriptor: int) -> Speed:
+    """Measure a file at its best, and close it."""
+    nbytes = _BUFFERS * _BUFFER_BYTES
+    try:
+        with mmap.mmap(-1, _BUFFER_BYTES) as memory, memoryview(memory) as buffer:
+            for page in range(0, _BUFFER_BYTES, mmap.PAGESIZE):
+                buffer[page] = 1  # or all would be the system's one page of zeros
+            costs = []
+            for _ in range(_ROUNDS):
+                os.ftruncate(descriptor, 0)  # blocks that are there already would cost less
+                began_busy_s = time.thread_time()
+                write_s = _duration(os.pwritev, descriptor, buffer)
+                read_s = _duration(os.preadv, descriptor, buffer)
+                costs.append((write_s, read_s, time.thread_time() - began_busy_s))
+        write_s, read_s, busy_s = map(min, zip(*costs, strict=True))
+        return Speed(nbytes / write_s, nbytes / read_s, busy_s / nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def _duration(call: Callable[[int, list[Any], int], int], descriptor: int, buffer: memoryview) -> float:
+    began_s = time.perf_counter()
+    for i in range(_BUFFERS):
+        call(descriptor, [buffer], i * _BUFFER_BYTES)
+    return time.perf_counter() - began_s
