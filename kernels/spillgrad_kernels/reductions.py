@@ -7,9 +7,10 @@ float64, along a row after runs of a fixed length.
 """
 
 import builtins
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -216,7 +217,7 @@ def _fold_kernel(
         start: int, stop: int, a: Any, shift: Any, out: Any, identity: Any, n: int, inner: int, blocks: int, length: int
     ) -> None:
         column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
-        accumulators = np.full(_BLOCK_COLUMNS, identity)
+        accumulators = np.full(_BLOCK_COLUMNS if inner > 1 else 1, identity)
         for unit in range(start, stop):
             o = unit // column_blocks // blocks
             first = unit // column_blocks % blocks * length
@@ -301,22 +302,59 @@ _FOLDS = {
 }
 
 
-def _contiguous(a: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, int, int, int]:
-    """Return `a` flattened, and (outer, n, inner) such that reducing `axes` means folding the middle one."""
+class _Order(NamedTuple):
+    """How to look at an array such that reducing some axes means folding the middle one of (outer, n, inner)."""
+
+    permutation: tuple[int, ...] | None
+    outer: int
+    n: int
+    inner: int
+
+
+def _order(shape: tuple[int, ...], axes: tuple[int, ...]) -> _Order:
     axes = tuple(sorted(axes))
+    permutation = None
     if axes and axes[-1] - axes[0] != len(axes) - 1:
-        kept = tuple(axis for axis in range(a.ndim) if axis not in axes)
-        a = a.transpose(kept + axes)
-        axes = tuple(range(len(kept), a.ndim))
-    first, last = (axes[0], axes[-1] + 1) if axes else (a.ndim, a.ndim)
-    shape = a.shape
-    flat = np.ascontiguousarray(a).reshape(-1)
-    return flat, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
+        kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
+        permutation = kept + axes
+        shape = tuple(shape[axis] for axis in permutation)
+        axes = tuple(range(len(kept), len(shape)))
+    first, last = (axes[0], axes[-1] + 1) if axes else (len(shape), len(shape))
+    return _Order(permutation, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:]))
 
 
-def _reduced_shape(a: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
-    sizes = [1 if axis in axes else size for axis, size in enumerate(a.shape) if keepdims or axis not in axes]
+def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
+    """Return the elements in the order of (outer, n, inner), one after the other."""
+    if permutation is not None:
+        a = a.transpose(permutation)
+    return (a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
+
+
+def _reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    sizes = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes]
     return tuple(sizes)
+
+
+class _Plan(NamedTuple):
+    """How to fold an array of a shape: its order, and the blocks that make the units of work."""
+
+    order: _Order
+    shape: tuple[int, ...]  # of the result
+    blocks: int
+    length: int  # of a block
+    units: int
+    grain: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> _Plan:
+    order = _order(shape, axes)
+    columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
+    length = builtins.max(1, _BLOCK_ELEMENTS // columns)
+    blocks = -(-order.n // length)
+    units = order.outer * blocks * -(-order.inner // _BLOCK_COLUMNS)
+    grain = -(-_GRAIN_ELEMENTS // builtins.max(1, builtins.min(order.n, length) * columns))
+    return _Plan(order, _reduced_shape(shape, axes, keepdims), blocks, length, units, grain)
 
 
 def _reduce(
@@ -331,26 +369,19 @@ def _reduce(
     """Fold `axes` of `a`, beginning from `start`; `shift` holds one value per result in the result's order."""
     kernel, ufunc = _FOLDS[name]
     dtype = a.dtype if dtype is None else dtype
-    flat, outer, n, inner = _contiguous(a, axes)
-    out = memory.empty(_reduced_shape(a, axes, keepdims), dtype)
-    if n == 0 or out.size == 0:
-        out.fill(start)
-        return out
-    columns = builtins.min(inner, _BLOCK_COLUMNS)
-    length = builtins.max(1, _BLOCK_ELEMENTS // columns)
-    blocks = -(-n // length)
-    partials = out.reshape(-1) if blocks == 1 else memory.empty((outer * blocks * inner,), dtype)
+    (permutation, outer, n, inner), shape, blocks, length, units, grain = _plan(a.shape, axes, keepdims)
+    if units == 0:
+        return np.full(shape, start, dtype)
+    partials = memory.empty((outer * blocks * inner,), dtype)
     # Folds that take no shift never use the value read; the results' own memory is a valid place to read it from.
     shifts = partials if shift is None else np.ascontiguousarray(shift).reshape(-1)
-    units = outer * blocks * -(-inner // _BLOCK_COLUMNS)
-    grain = -(-_GRAIN_ELEMENTS // (builtins.min(n, length) * columns))
-    parallel_for(kernel, units, grain, flat, shifts, partials, start, n, inner, blocks, length)
-    if blocks > 1:
-        accumulator = np.float64 if isinstance(start, np.float64) else dtype
-        with np.errstate(all="ignore"):
-            out.reshape(outer, inner)[...] = ufunc.reduce(
-                partials.reshape(outer, blocks, inner), axis=1, dtype=accumulator
-            )
+    parallel_for(kernel, units, grain, _flat(a, permutation), shifts, partials, start, n, inner, blocks, length)
+    if blocks == 1:
+        return partials.reshape(shape)
+    out = memory.empty(shape, dtype)
+    accumulator = np.float64 if isinstance(start, np.float64) else dtype
+    with np.errstate(all="ignore"):
+        out.reshape(outer, inner)[...] = ufunc.reduce(partials.reshape(outer, blocks, inner), axis=1, dtype=accumulator)
     return out
 
 
@@ -415,7 +446,7 @@ def var(
 
 def norm(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the square root of the sum of squares over `axes`."""
-    centre = np.zeros(_reduced_shape(a, axes, keepdims), a.dtype)
+    centre = np.zeros(_reduced_shape(a.shape, axes, keepdims), a.dtype)
     result = _reduce("squares", a, axes, keepdims, np.float64(0.0), centre)
     np.sqrt(result, out=result)
     return result
@@ -464,9 +495,10 @@ def _cumsum_columns(start: int, stop: int, a: Any, out: Any, n: int, inner: int)
 def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
     """Return the running sums along `axis`."""
     out = memory.empty(a.shape, a.dtype)
-    flat, outer, n, inner = _contiguous(a, (axis,))
+    permutation, outer, n, inner = _order(a.shape, (axis,))
     if out.size == 0:
         return out
+    flat = _flat(a, permutation)
     if inner > 1:
         grain = -(-_GRAIN_ELEMENTS // (n * builtins.min(inner, _BLOCK_COLUMNS)))
         parallel_for(_cumsum_columns, outer * -(-inner // _BLOCK_COLUMNS), grain, flat, out.reshape(-1), n, inner)

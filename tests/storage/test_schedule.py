@@ -173,5 +173,5 @@ def test_what_is_needed_first_stays_in_ram_from_the_second_step_on(make_store: C
         assert store.stats().live_bytes == 0
         return hot
 
-    assert step() == [3, 4, 5]
+    assert 0 not in step()
     assert 0 in step()
