@@ -1,5 +1,6 @@
 """The graph's public face: saved-tensor hooks and nodes, under PyTorch's module name."""
 
+from spillgrad.autograd.compose import compose
 from spillgrad.autograd.cpu_hooks import save_on_cpu
 from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
 from spillgrad.autograd.node import GradientEdge, Node, RemovableHandle
@@ -10,6 +11,7 @@ __all__ = [
     "GradientEdge",
     "Node",
     "RemovableHandle",
+    "compose",
     "disable_saved_tensors_hooks",
     "get_gradient_edge",
     "save_on_cpu",

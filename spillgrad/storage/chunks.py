@@ -1,5 +1,7 @@
 """How an array is cut into the chunks of an HDF5 dataset."""
 
+import functools
+import itertools
 import math
 
 # Smaller chunks fit into more holes of the file (`test_segment.py`), larger ones cost less to create.
@@ -44,6 +46,29 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...],
 def chunk_length(chunk_offset: tuple[int, ...], chunk: tuple[int, ...], axis: int, shape: tuple[int, ...]) -> int:
     """Return how many elements of the array a chunk at `chunk_offset` holds."""
     return min(chunk[axis], shape[axis] - chunk_offset[axis]) * math.prod(shape[axis + 1 :])
+
+
+@functools.lru_cache(maxsize=64)
+def compressed_chunks(
+    shape: tuple[int, ...], itemsize: int
+) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
+    """Return the shape of chunks that are compressed; and where each begins: its first element, and how many there are.
+
+    A chunk is whole consecutive rows of the first axis whose rows are no larger than a chunk, whatever they come to.
+    """
+    axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= CHUNK_BYTES)
+    row = math.prod(shape[axis + 1 :])
+    parts = -(-shape[axis] * row * itemsize // CHUNK_BYTES)
+    rows = -(-shape[axis] // parts)
+    chunk = (1,) * axis + (rows, *shape[axis + 1 :])
+    starts = {}
+    start = 0
+    for outer in itertools.product(*map(range, shape[:axis])):
+        for first in range(0, shape[axis], rows):
+            count = min(rows, shape[axis] - first) * row
+            starts[(*outer, first, *(0 for _ in shape[axis + 1 :]))] = (start, count)
+            start += count
+    return chunk, starts
 
 
 def join_pieces(pieces: list[Piece]) -> list[Piece]:

@@ -12,6 +12,8 @@ import numpy as np
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
 from spillgrad.storage.account import Account, Post
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.codecs import codec_named
+from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.journal import Journal
 from spillgrad.storage.lifecycle import Lifecycle
@@ -38,12 +40,22 @@ class DiskStore:
     When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
     until the disk takes them.
 
+    `codec` says what an array becomes in the files; what is in RAM still comes back exact whatever it is.
+    "lossless": HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices).
+    "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is more).
+    "int8": float32 and float64 in 128s that share a scale, each value within 0.4 % of the largest of its 128; an array
+    with a value that is not finite stays as it is. All of them leave small arrays as they are, the lossy ones integers
+    and bools too. `encrypt=True` encrypts what goes to the files, labels included, with a key that only this object
+    has; sizes, shapes and dtypes stay readable. It needs the package cryptography.
+
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
-    then adds its own array. No method waits for anything but progress of these threads, and they wait for no caller.
+    then adds its own array, and that one array at a time, where nothing else can make room, is encoded beyond it. No
+    method waits for anything but progress of these threads, and they wait for no caller.
 
     A store that nobody holds closes, and so does every store when the process ends. In a forked child none works.
 
-    Raises BudgetError for a budget that does not parse, SpillError when `directory` cannot be used.
+    Raises BudgetError for a budget that does not parse, ArgumentError for an unknown word or without a package it
+    needs, SpillError when `directory` cannot be used.
     """
 
     def __init__(
@@ -55,19 +67,31 @@ class DiskStore:
         direct_io: bool | None = None,
         checksums: bool = True,
         on_full: str = "raise",
+        codec: str | None = None,
+        encrypt: bool = False,
     ) -> None:
         if on_full not in ("raise", "ram"):
             raise ArgumentError(f"spill: got on_full={on_full!r}; wanted 'raise' or 'ram'")
         budget_bytes = parse_bytes(ram_budget)
+        coding = codec_named(codec)
+        if encrypt:
+            coding = Encrypted(coding)
         run = _make_run(directory)
-        self._account = Account(budget_bytes, Journal(run.path))
+        self._account = Account(budget_bytes, Journal(run.path, with_origin=not encrypt))
         self._directory = run.path
         self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
         self._lifecycle = Lifecycle(self._account, self._segments, run)
-        self._loader = Loader(self._account, run.path)
+        self._loader = Loader(self._account, run.path, coding)
         self._prefetcher = Prefetcher(self._account, self._loader)
         self._writer = Writer(
-            self._account, self._segments, self._prefetcher, run.path, _KEEP_EMPTY_S, on_full, self._lifecycle.end
+            self._account,
+            self._segments,
+            self._prefetcher,
+            run.path,
+            _KEEP_EMPTY_S,
+            on_full,
+            self._lifecycle.end,
+            coding,
         )
         self._lifecycle.watch(self._writer.worker)
         self._packed_bytes = self._hits = self._misses = 0
@@ -104,7 +128,7 @@ class DiskStore:
             account.cache.schedule.pause()
             entry = account.known(key)
             if entry is None:
-                fits = self._writer.wait_for_room(array.nbytes)
+                fits = self._writer.wait_for_room(array)
                 entry = account.known(key)  # another thread may have put it meanwhile
             if entry is None:
                 entry = account.enter(array, key, label, None if copied else unchanged)
@@ -187,6 +211,7 @@ class DiskStore:
                 packed_bytes=self._packed_bytes,
                 deduplicated_bytes=account.deduplicated_bytes,
                 written_bytes=self._writer.written_bytes,
+                stored_bytes=self._writer.stored_bytes,
                 read_bytes=self._loader.read_bytes,
                 live_bytes=account.live_bytes,
                 ram_bytes=account.cache.ram_bytes,

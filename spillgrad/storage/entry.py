@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 import numpy as np
 
 from spillgrad.errors import SpillError
+from spillgrad.storage.codecs import Encoded
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label
 
@@ -16,6 +17,7 @@ class Entry(Handle):
 
     __slots__ = (
         "array",
+        "encoded",
         "error",
         "extent",
         "key",
@@ -25,6 +27,7 @@ class Entry(Handle):
         "readers",
         "references",
         "retried",
+        "staged_bytes",
         "unchanged",
         "uncounted",
         "writing",
@@ -43,6 +46,8 @@ class Entry(Handle):
         self.readers = 0  # reads of the extent under way: it must not be freed
         self.loading = False
         self.retried = False  # its first write failed
+        self.encoded: Encoded | None = None  # while what it becomes is on its way to disk
+        self.staged_bytes = 0  # reserved for that
         self.writing = False
         self.uncounted = False  # its memory is the caller's, who waits in `put` for the write
 
@@ -51,6 +56,11 @@ class Entry(Handle):
         """Whether it can and must be read to be had."""
         in_ram = self.loading or self.array is not None or self.lease is not None
         return self.extent is not None and not in_ram
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes that reading it takes beside its own."""
+        return 0 if self.extent is None else self.extent.staging_bytes
 
     @property
     def unwritten(self) -> bool:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spillgrad.storage.store import Label
+from spillgrad.storage.store import NO_LABEL, Label
 
 FORMAT_VERSION = 1
 JOURNAL_NAME = "journal.jsonl"
@@ -44,8 +44,10 @@ class Journal:
     Nothing depends on the journal: where the disk refuses it, lines are lost, and the journal says how many.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, with_origin: bool = True) -> None:
+        """Make the journal of a run; without `with_origin`, `op`, `slot`, `module` and `step` are null."""
         self._directory = directory
+        self._with_origin = with_origin
         self._lines: collections.deque[str] = collections.deque()
         self._began_s = time.perf_counter()
         self._began = datetime.datetime.now(datetime.UTC).isoformat()
@@ -59,6 +61,7 @@ class Journal:
 
     def pack(self, array: int, nbytes: int, label: Label) -> None:
         """Note that an array came."""
+        label = label if self._with_origin else NO_LABEL
         step = "null" if label.step is None else label.step  # not in the cache's key: it is new in every step
         origin = _origin(label.op, label.slot, label.module)
         self.note("pack", array, f', "bytes": {nbytes}, {origin}, "step": {step}')

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.account import Account
+from spillgrad.storage.codecs import Codec, Undecodable
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.io_error import io_error
 from spillgrad.storage.segment import Extent
@@ -21,8 +22,9 @@ class Loader:
     want it wait for `changed` instead of reading it too. `begin*` and `end*` are called with the lock held.
     """
 
-    def __init__(self, account: Account, directory: Path) -> None:
+    def __init__(self, account: Account, directory: Path, codec: Codec | None) -> None:
         self._account = account
+        self._codec = codec
         self._directory = directory
         self.read_bytes = 0
         self.wait_s = 0.0
@@ -48,13 +50,16 @@ class Loader:
 
     def begin_read(self, entry: Entry, pinned: bool) -> None:
         """Reserve room to read `entry` and keep its extent from being freed."""
-        self._account.cache.make_room(entry.nbytes)
-        self._account.cache.reserve(entry.nbytes, pinned)
+        cache, staging_bytes = self._account.cache, entry.staging_bytes
+        cache.make_room(entry.nbytes + staging_bytes)
+        cache.reserve(staging_bytes)
+        cache.reserve(entry.nbytes, pinned)
         entry.readers += 1
         self._account.readers += 1
 
     def end_read(self, entry: Entry) -> None:
-        """Let the extent go; the reserved room is the caller's to give back."""
+        """Let the extent go; the room reserved for the array is the caller's to give back."""
+        self._account.cache.unreserve(entry.staging_bytes)
         entry.readers -= 1
         self._account.readers -= 1
         if entry.references <= 0:
@@ -106,8 +111,16 @@ class Loader:
         Raises SpillCorruptionError, or SpillError when it cannot be read.
         """
         array = memory.empty(entry.shape, entry.dtype)
+        extent = cast(Extent, entry.extent)  # not freed while it has a reader
         try:
-            cast(Extent, entry.extent).read(array)  # not freed while it has a reader
+            if extent.encoding is None or self._codec is None:
+                extent.read(array)
+            else:
+                stored = memory.empty((extent.encoding.nbytes,), np.uint8)
+                extent.read(stored)
+                self._codec.decode(stored, extent.encoding, entry, array)
+        except Undecodable as error:
+            raise extent.corrupt(str(error)) from error
         except SpillError:
             raise
         except OSError as error:

@@ -55,15 +55,19 @@ class Prefetcher:
         cache = self._account.cache
         while self._requested:
             wanted = next(iter(self._requested))
-            if wanted.on_disk_only and wanted.references > 0 and wanted.nbytes <= cache.budget_bytes:
-                return wanted if cache.make_room(wanted.nbytes, for_rank=wanted.rank) else None
+            if wanted.on_disk_only and wanted.references > 0 and _needs(wanted) <= cache.budget_bytes:
+                return wanted if cache.make_room(_needs(wanted), for_rank=wanted.rank) else None
             del self._requested[wanted]
         cursor = cache.schedule.cursor
         if cursor is None:
             return None
         entry = cache.absent.below(cursor)
-        while entry is not None and entry.nbytes > cache.budget_bytes:
+        while entry is not None and _needs(entry) > cache.budget_bytes:
             entry = cache.absent.below(entry.rank)
-        if entry is None or not cache.make_room(entry.nbytes, for_rank=entry.rank):
+        if entry is None or not cache.make_room(_needs(entry), for_rank=entry.rank):
             return None
         return entry
+
+
+def _needs(entry: Entry) -> int:
+    return entry.nbytes + entry.staging_bytes

@@ -12,7 +12,13 @@ Format, version 1. A segment is an HDF5 file, `segment-<number>.h5`, that h5py a
 * Each dataset has one attribute, `spillgrad`, UTF-8 JSON with the keys
   `format` (1), `sequence` (the number in its name), `op`, `slot`, `module`, `step` (where it comes from, or null),
   `dtype` (NumPy's name), `shape` (a list), `xxh3_64` (XXH3, 64 bits, seed 0, of the array's bytes in C order: 16
-  hexadecimal digits).
+  hexadecimal digits), and `codec` if the array is not stored as it is.
+* Codec `lossless`: the dataset has its array's shape and dtype; its chunks, whole rows of one axis, went through HDF5's
+  filters 2 (shuffle) and 32015 (zstd), and end with a skippable zstd frame at a whole page. Every other codec: the
+  dataset is bytes (uint8, one dimension), `dtype` and `shape` are the array's. `bf16`: bfloat16 values, little-endian.
+  `int8`: a little-endian float32 for each 128 values, then a signed byte for each value; a value is their product.
+  `aes256gcm`, alone or behind another codec and `+`: pieces of a MiB in AES-256-GCM, each a nonce of 12 bytes, as many
+  bytes as it has, a tag of 16; `op`, `slot`, `module` and `step` are null. `xxh3_64` is that of the stored bytes.
 
 The structure on disk is that of the last `flush`; payloads are there as soon as they are written.
 """
@@ -34,10 +40,11 @@ import xxhash
 
 from spillgrad.errors import SpillCorruptionError
 from spillgrad.storage import hdf5
-from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_length, chunk_shape, join_pieces
+from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_length, chunk_shape, compressed_chunks, join_pieces
+from spillgrad.storage.codecs import Encoding, filters
 from spillgrad.storage.hdf5_types import hdf5_type
 from spillgrad.storage.payload import PayloadFile
-from spillgrad.storage.store import Label
+from spillgrad.storage.store import NO_LABEL, Label
 from spillgrad.storage.structure_file import StructureFile
 
 FORMAT_VERSION = 1
@@ -57,13 +64,29 @@ class Extent:
     segment: "Segment"
     dataset: str  # its name in the file
     sequence: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the dataset
     dtype: np.dtype[Any]
     pieces: tuple[Piece, ...]
     allocated_bytes: int
     label: Label
     checksum: int | None = None  # of what was written
     described: bool = False  # the file says what it holds
+    encoding: Encoding | None = None  # of what is not stored as it is
+
+    @property
+    def stored_bytes(self) -> int:
+        """How many bytes of it are stored."""
+        return sum(nbytes for _, _, nbytes in self.pieces)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory that reading takes beside the array."""
+        return 0 if self.encoding is None else self.encoding.staging_bytes
+
+    @property
+    def fits_one_only(self) -> bool:
+        """Whether its place fits no other array: chunks have the sizes that compression gave them."""
+        return self.encoding is not None and bool(self.encoding.chunks)
 
     @property
     def where(self) -> str:
@@ -80,6 +103,10 @@ class Extent:
         Raises SpillCorruptionError when they are not what was written, OSError when they cannot be read.
         """
         self.segment.read(self, into)
+
+    def corrupt(self, what: str) -> SpillCorruptionError:
+        """Return the error for bytes that came back wrong."""
+        return self.segment.corrupt(self, what)
 
 
 class Segment:
@@ -128,24 +155,29 @@ class Segment:
         """Whether no array may come any more."""
         return self._full or self.broken
 
-    def place(self, array: np.ndarray, sequence: int, label: Label) -> Extent:
-        """Make a dataset for a C-contiguous array, whose bytes `write` then stores.
+    def place(self, array: np.ndarray, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
+        """Make a dataset for a C-contiguous array, or what `encoding` says it is, whose bytes `write` then stores.
 
         Raises OSError when the disk refuses.
         """
         dataset = _dataset_name(sequence)
+        shape, dtype = array.shape, array.dtype
         with self._block_of_structure():
-            pieces, allocated = self._create(array, dataset)
-        extent = Extent(self, dataset, sequence, array.shape, array.dtype, tuple(pieces), allocated, label)
+            if encoding is not None and encoding.chunks:
+                shape, dtype = encoding.shape, encoding.dtype
+                pieces, allocated = self._create_compressed(array, dataset, encoding)
+            else:
+                pieces, allocated = self._create(array, dataset)
+        extent = Extent(self, dataset, sequence, shape, dtype, tuple(pieces), allocated, label, encoding=encoding)
         self.live_bytes += allocated
         self.live_datasets += 1
         self._undescribed.add(extent)
         return extent
 
-    def place_again(self, extent: Extent, sequence: int, label: Label) -> Extent:
+    def place_again(self, extent: Extent, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
         """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
         self._undescribed.discard(extent)
-        extent = dataclasses.replace(extent, sequence=sequence, label=label, checksum=None)
+        extent = dataclasses.replace(extent, sequence=sequence, label=label, checksum=None, encoding=encoding)
         self._undescribed.add(extent)
         return extent
 
@@ -171,11 +203,11 @@ class Segment:
         for file_offset, array_offset, nbytes in extent.pieces:
             count = self._payload.read(into, array_offset, nbytes, file_offset)
             if count < nbytes:
-                raise self._corrupt(extent, f"the file ends {nbytes - count} bytes too early")
+                raise self.corrupt(extent, f"the file ends {nbytes - count} bytes too early")
             if extent.checksum is not None:
                 digest.update(payload[array_offset : array_offset + nbytes])
         if extent.checksum not in (None, digest.intdigest()):
-            raise self._corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
+            raise self.corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
 
     def free(self, extent: Extent) -> None:
         """Give the space of `extent` back to HDF5; no read or write of it may be under way.
@@ -293,7 +325,28 @@ class Segment:
             found.chunk_iter(place)
         return join_pieces(pieces), allocated
 
-    def _corrupt(self, extent: Extent, what: str) -> SpillCorruptionError:
+    def _create_compressed(self, payload: np.ndarray, dataset: str, encoding: Encoding) -> tuple[list[Piece], int]:
+        chunk, offsets = compressed_chunks(encoding.shape, encoding.dtype.itemsize)
+        layout = hdf5.h5p.create(hdf5.h5p.DATASET_CREATE)
+        layout.set_fill_time(hdf5.h5d.FILL_TIME_NEVER)
+        layout.set_chunk(chunk)
+        for number, parameters in filters(encoding.dtype):  # optional: HDF5 must not look for those it lacks
+            layout.set_filter(number, hdf5.h5z.FLAG_OPTIONAL, parameters)
+        starts = {}
+        pieces: list[Piece] = []
+        with self._structural_change(), self._structure.written_elsewhere(payload):
+            space = hdf5.h5s.create_simple(encoding.shape)
+            found = hdf5.h5d.create(self._file, dataset.encode(), hdf5_type(encoding.dtype), space, dcpl=layout)
+            start = 0
+            for offset, nbytes in zip(offsets, encoding.chunks, strict=True):
+                found.write_direct_chunk(offset, payload[start : start + nbytes])
+                starts[offset] = start
+                start += nbytes
+            found.chunk_iter(lambda info: pieces.append((info.byte_offset, starts[info.chunk_offset], info.size)))
+        return join_pieces(pieces), payload.nbytes
+
+    def corrupt(self, extent: Extent, what: str) -> SpillCorruptionError:
+        """Return the error for bytes of `extent` that came back wrong."""
         return SpillCorruptionError(
             f"get: {extent.label} came back damaged from dataset {extent.dataset} of {self.path}: {what}; "
             "check that disk, and run the step again"
@@ -310,14 +363,16 @@ def _describe(file: Any, extent: Extent) -> None:
         name = _dataset_name(extent.sequence)
         file.links.move(extent.dataset.encode(), file, name.encode())
         extent.dataset = name
+    encoding = extent.encoding
     text = json.dumps(
         {
             "format": FORMAT_VERSION,
             "sequence": extent.sequence,
-            **vars(extent.label),
-            "dtype": extent.dtype.name,
-            "shape": extent.shape,
+            **vars(NO_LABEL if encoding and encoding.secret else extent.label),
+            "dtype": (encoding or extent).dtype.name,
+            "shape": (encoding or extent).shape,
             "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
+            **({"codec": encoding.codec} if encoding else {}),
         }
     ).encode()
     kind = hdf5.h5t.C_S1.copy()

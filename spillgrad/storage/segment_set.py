@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.storage.codecs import Encoding
 from spillgrad.storage.disk_speed import speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
@@ -42,19 +43,22 @@ class SegmentSet:
         self.disk_bytes = 0
         self.peak_disk_bytes = 0
 
-    def place(self, array: np.ndarray, sequence: int, label: Label) -> Extent:
+    def place(self, array: np.ndarray, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
         """Make a place for a C-contiguous array in the first segment with room for it, or in a new one.
+
+        With an `encoding` it is what that makes of an array.
 
         Raises OSError when the disk refuses.
         """
-        waiting = self._waiting.get((array.shape, array.dtype))
+        compressed = encoding is not None and encoding.chunks
+        waiting = None if compressed else self._waiting.get((array.shape, array.dtype))
         if waiting and not waiting[-1].segment.closed_to_more:
             extent = waiting.pop()
-            return extent.segment.place_again(extent, sequence, label)
+            return extent.segment.place_again(extent, sequence, label, encoding)
         self._free_waiting()
         segment = self._with_room(array.nbytes)
         try:
-            return segment.place(array, sequence, label)
+            return segment.place(array, sequence, label, encoding)
         finally:
             self.measure(segment)
 
@@ -63,7 +67,7 @@ class SegmentSet:
         if extent.segment.closed_to_more:
             self._free_waiting()
             self._free(extent)
-        elif extent.described:
+        elif extent.described or extent.fits_one_only:
             self._free(extent)
         else:
             self._waiting.setdefault((extent.shape, extent.dtype), []).append(extent)

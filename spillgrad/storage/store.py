@@ -53,13 +53,15 @@ class StoreStats:
     """What a store did so far and holds now.
 
     Units: bytes and seconds. `packed_bytes` were given to `put`, `deduplicated_bytes` of them were stored already.
-    `live_bytes` counts each live array once, wherever it is. `ram_bytes` is what the budget bounds, `disk_bytes` the
-    blocks its files occupy. A hit found its array in RAM, or on its way there; a miss had to read the disk itself.
+    `written_bytes` of arrays went to disk; there a codec made `stored_bytes` of them. `live_bytes` counts each live
+    array once, wherever it is. `ram_bytes` is what the budget bounds, `disk_bytes` the blocks its files occupy. A hit
+    found its array in RAM, or on its way there; a miss had to read the disk itself.
     """
 
     packed_bytes: int = 0
     deduplicated_bytes: int = 0
     written_bytes: int = 0
+    stored_bytes: int = 0
     read_bytes: int = 0
     live_bytes: int = 0
     ram_bytes: int = 0

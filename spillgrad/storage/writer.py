@@ -13,13 +13,14 @@ import numpy as np
 from spillgrad.errors import SpillError
 from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
+from spillgrad.storage.codecs import Codec
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.io_error import io_error
 from spillgrad.storage.journal import WRITE_EVERY_S
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.segment_set import SegmentSet
-from spillgrad.storage.store import changed_error
+from spillgrad.storage.store import changed_error, closed_error
 from spillgrad.storage.worker import Worker
 
 # Writing begins when this part of the budget is full of arrays that are not on disk yet; the rest absorbs bursts.
@@ -48,11 +49,14 @@ class Writer:
         keep_empty_s: float,
         on_full: str,
         on_end: Callable[[], None],
+        codec: Codec | None,
     ) -> None:
         self._account = account
         self._segments = segments
         self._prefetcher = prefetcher
         self._directory = directory
+        self._codec = codec
+        self._encoded: collections.deque[Entry] = collections.deque()  # each wants a place
         self._keep_empty_s = keep_empty_s
         self._keeps_in_ram = on_full == "ram"
         self._paused_until_s = 0.0
@@ -63,7 +67,7 @@ class Writer:
         self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
-        self.written_bytes = 0
+        self.written_bytes = self.stored_bytes = 0
         self.wait_s = 0.0
         self._moving = self._moving_bytes = 0
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
@@ -103,9 +107,12 @@ class Writer:
     def _paused(self) -> bool:
         return time.monotonic() < self._paused_until_s
 
-    def wait_for_room(self, nbytes: int) -> bool:
-        """Wait until `nbytes` fit or the disk refuses; return False when only callers could make them fit."""
-        account, cache = self._account, self._account.cache
+    def wait_for_room(self, array: np.ndarray) -> bool:
+        """Wait until `array` fits or the disk refuses; return False when only callers could make it fit."""
+        account, cache, nbytes = self._account, self._account.cache, array.nbytes
+        if self._codec is not None:
+            with_encoded = nbytes + self._codec.bound(array)
+            nbytes = with_encoded if with_encoded <= cache.budget_bytes else nbytes
         if self._paused:
             return True
         if nbytes > cache.budget_bytes:
@@ -170,10 +177,11 @@ class Writer:
         while True:
             with account.lock:
                 account.drain()
-                closing = account.closing
+                encoded = self._encoded.popleft() if self._encoded else None
+                closing = account.closing and encoded is None
                 if not closing:
                     self._prefetcher.start_loads()
-                entry = None if closing else self._next()
+                entry = None if closing or encoded else self._next()
                 freed, account.freed = account.freed, []
                 flush = self._flush_asked if entry is None and self._can_flush() else None
             if closing:
@@ -182,7 +190,11 @@ class Writer:
                 account.journal.write()
             for extent in freed:
                 self._segments.free(extent)
-            if entry is not None:
+            if encoded is not None:
+                self._place(encoded)
+            elif entry is not None and entry.staged_bytes:
+                io_threads.submit(account, functools.partial(self._encode, entry))
+            elif entry is not None:
                 self._place(entry)
             elif flush is not None:
                 self._flush(flush)
@@ -208,6 +220,8 @@ class Writer:
         self._waits_for_others = self._waits_for_others and self._moving > 0
         if self._moving == _MOVING_MAX or self._waits_for_others:
             return None
+        if self._codec is not None and self._moving and account.cache.ram_bytes > account.cache.budget_bytes:
+            return None  # one encoded array beyond the budget is enough
         entry = None
         while self._urgent and entry is None:
             urgent = self._urgent.popleft()
@@ -226,6 +240,10 @@ class Writer:
                 entry = cache.dirty.lowest()
         if entry is not None:
             account.cache.begin_write(entry)
+            if self._codec is not None:
+                entry.staged_bytes = self._codec.bound(entry)
+                account.cache.make_room(entry.staged_bytes)
+                account.cache.reserve(entry.staged_bytes)
             self._moving += 1
             self._moving_bytes += entry.nbytes
         return entry
@@ -235,9 +253,9 @@ class Writer:
 
     def _place(self, entry: Entry) -> None:
         """Find a place for an array and have an I/O thread fill it. Called without the lock."""
+        encoding = None if entry.encoded is None else entry.encoded.encoding
         try:
-            # Held by the entry while it is being written, even when it is dropped.
-            extent = self._segments.place(cast(np.ndarray, entry.array), entry.sequence, entry.label)
+            extent = self._segments.place(_payload(entry), entry.sequence, entry.label, encoding)
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._directory, caught))
             return
@@ -245,13 +263,36 @@ class Writer:
 
     # What an I/O thread does
 
+    def _encode(self, entry: Entry) -> None:
+        """Make of an array, which can be got meanwhile, what is stored instead; the writer finds a place for that."""
+        account = self._account
+        try:
+            entry.encoded = cast(Codec, self._codec).encode(cast(np.ndarray, entry.array), entry)
+        except Exception as caught:
+            self._written(entry, None, io_error("write", entry, self._directory, caught))
+            return
+        with account.lock:
+            closing = account.closing
+            if not closing:
+                if entry.encoded is None:
+                    self._unstage(entry)
+                self._encoded.append(entry)
+        if closing:  # nobody finds places any more
+            self._written(entry, None, closed_error("put"))
+        account.bell.ring()
+
+    def _unstage(self, entry: Entry) -> None:
+        entry.encoded = None
+        self._account.cache.unreserve(entry.staged_bytes)
+        entry.staged_bytes = 0
+
     def _move(self, entry: Entry, extent: Extent) -> None:
         """Store the bytes of an array, which can be got meanwhile."""
         error = None
         unchanged = True
         started = time.perf_counter()
         try:
-            extent.write(cast(np.ndarray, entry.array))
+            extent.write(_payload(entry))
             self._account.journal.took("write", entry.sequence, started, extent.where)
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()
@@ -268,14 +309,15 @@ class Writer:
             self._moving -= 1
             self._moving_bytes -= entry.nbytes
             entry.writing = False
+            self._unstage(entry)
             if error is not None:
                 self._write_failed(entry, error)
             elif entry.references > 0 and entry.error is None and unchanged:
-                self.written_bytes += entry.nbytes
+                self._count(entry, extent)
                 entry.extent, extent = extent, None
                 account.cache.written(entry)
             else:
-                self.written_bytes += entry.nbytes
+                self._count(entry, extent)
                 if entry.references > 0 and entry.error is None:
                     entry.error = changed_error(entry)
                 account.cache.remove(entry)
@@ -283,6 +325,10 @@ class Writer:
                 account.freed.append(extent)
             account.changed.notify_all()
         account.bell.ring()
+
+    def _count(self, entry: Entry, extent: Extent | None) -> None:
+        self.written_bytes += entry.nbytes
+        self.stored_bytes += cast(Extent, extent).stored_bytes
 
     def _write_failed(self, entry: Entry, error: SpillError) -> None:
         account, cache = self._account, self._account.cache
@@ -322,3 +368,8 @@ class Writer:
                 self._account.failures[None] = error
             self._flush_done = asked
             self._account.changed.notify_all()
+
+
+def _payload(entry: Entry) -> np.ndarray:
+    """Return the bytes to be stored: the entry holds them while it is being written, even when it is dropped."""
+    return cast(np.ndarray, entry.array) if entry.encoded is None else entry.encoded.payload

@@ -22,6 +22,11 @@ STORES: dict[str, Callable[[Path], Store]] = {
     "disk, little in RAM": lambda directory: DiskStore(directory, ram_budget="100KiB"),
     "disk, past the page cache": lambda directory: DiskStore(directory, ram_budget=0, direct_io=True),
     "disk, through the page cache": lambda directory: DiskStore(directory, ram_budget=0, direct_io=False),
+    "disk, compressed": lambda directory: DiskStore(directory, ram_budget=0, codec="lossless"),
+    "disk, encrypted": lambda directory: DiskStore(directory, ram_budget="100KiB", encrypt=True),
+    "disk, compressed and encrypted": lambda directory: DiskStore(
+        directory, ram_budget=0, codec="lossless", encrypt=True
+    ),
     "disk, all in RAM": lambda directory: DiskStore(directory, ram_budget="1GiB"),
 }
 

@@ -1,0 +1,91 @@
+"""Arrays that only this process can read, under a key that exists only in its RAM."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError
+from spillgrad.storage.codecs import Codec, Encoded, Encoding, Undecodable
+from spillgrad.storage.store import Handle
+from spillgrad_kernels import memory
+
+_PIECE_BYTES = 1 << 20
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+
+
+class Encrypted:
+    """AES-256 in Galois/Counter mode over what `inner` makes of an array, or over the array itself.
+
+    Pieces of a MiB, each behind its nonce and before its tag. The key is made here and goes nowhere; nonces count up,
+    so none comes twice. Authenticated with a piece are the array's number, label, dtype and shape and its own place
+    among the pieces: bytes of another array, or of another place in this one, are as wrong as damaged ones.
+
+    Source: NIST SP 800-38D.
+    """
+
+    def __init__(self, inner: Codec | None) -> None:
+        aes_gcm = _aes_gcm()
+        self._inner = inner
+        self._cipher = aes_gcm(aes_gcm.generate_key(256))
+        self._nonces = itertools.count()
+
+    def bound(self, array: np.ndarray | Handle) -> int:
+        inner = self._inner.bound(array) if self._inner else 0
+        return inner + _sealed_bytes(max(array.nbytes, inner))
+
+    def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
+        encoded = self._inner.encode(array, handle) if self._inner and self._inner.bound(array) else None
+        plain = (array if encoded is None else encoded.payload).reshape(-1).view(np.uint8)
+        inner = None if encoded is None else encoded.encoding
+        payload = memory.empty((_sealed_bytes(plain.nbytes),), np.uint8)
+        for i, start, sealed in _pieces(plain.nbytes):
+            piece = plain[start : start + _PIECE_BYTES]
+            place = payload[sealed : sealed + _sealed_bytes(piece.nbytes)]
+            nonce = next(self._nonces).to_bytes(_NONCE_BYTES, "little")
+            place[:_NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
+            self._cipher.encrypt_into(nonce, piece, _context(handle, inner, i), place[_NONCE_BYTES:])
+        codec = "aes256gcm" if inner is None else f"{inner.codec}+aes256gcm"
+        encoding = Encoding(codec, array.shape, array.dtype, payload.nbytes, inner=inner, secret=True)
+        return Encoded(payload, encoding)
+
+    def decode(self, stored: np.ndarray, encoding: Encoding, handle: Handle, into: np.ndarray) -> None:
+        from cryptography.exceptions import InvalidTag
+
+        inner = encoding.inner
+        plain = into.reshape(-1).view(np.uint8) if inner is None else memory.empty((inner.nbytes,), np.uint8)
+        for i, start, sealed in _pieces(plain.nbytes):
+            piece = plain[start : start + _PIECE_BYTES]
+            place = stored[sealed : sealed + _sealed_bytes(piece.nbytes)]
+            nonce = place[:_NONCE_BYTES].tobytes()
+            try:
+                self._cipher.decrypt_into(nonce, place[_NONCE_BYTES:], _context(handle, inner, i), piece)
+            except InvalidTag as error:
+                raise Undecodable(f"piece {i} does not authenticate") from error
+        if inner is not None and self._inner is not None:
+            self._inner.decode(plain, inner, handle, into)
+
+
+def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
+    """Return number, plain offset and sealed offset of each piece."""
+    sealed = _PIECE_BYTES + _NONCE_BYTES + _TAG_BYTES
+    return [(i, i * _PIECE_BYTES, i * sealed) for i in range(max(1, -(-nbytes // _PIECE_BYTES)))]
+
+
+def _sealed_bytes(nbytes: int) -> int:
+    return nbytes + len(_pieces(nbytes)) * (_NONCE_BYTES + _TAG_BYTES)
+
+
+def _context(handle: Handle, inner: Encoding | None, piece: int) -> bytes:
+    what = (handle.sequence, handle.label, handle.dtype.str, handle.shape, inner and (inner.codec, inner.nbytes), piece)
+    return repr(what).encode()
+
+
+def _aes_gcm() -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise ArgumentError(
+            "spill: got encrypt=True without the package cryptography; pip install 'spillgrad[crypto]'"
+        ) from error
+    return AESGCM
