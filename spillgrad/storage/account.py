@@ -3,6 +3,7 @@
 import collections
 import enum
 import threading
+import time
 from collections.abc import Callable, Hashable
 
 import numpy as np
@@ -14,6 +15,9 @@ from spillgrad.storage.entry import Entry
 from spillgrad.storage.journal import Journal
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label, closed_error, gone_error
+
+# Waits beyond this share of a step slow it more than the processor's time that the page cache takes.
+_WAIT_SHARE = 0.03
 
 
 class Post(enum.Enum):
@@ -45,6 +49,9 @@ class Account:
         self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
         self.on_closing: Callable[[], None] = lambda: None
+        self.on_slow_step: Callable[[], None] = lambda: None
+        self.wait_write_s = self.wait_read_s = 0.0
+        self._step_began_s = self._waited_before_s = 0.0
         self.deduplicated_bytes = self.live_bytes = self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
         self.ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
@@ -150,6 +157,8 @@ class Account:
         self, array: np.ndarray, key: Hashable | None, label: Label | None, unchanged: Callable[[], bool] | None
     ) -> Entry:
         """Make the entry of a new array, with one reference."""
+        if not self.entries:
+            self._step_began_s = time.perf_counter()
         entry = Entry(array, self.sequence, label)
         entry.key, entry.unchanged = key, unchanged
         self.sequence += 1
@@ -196,9 +205,18 @@ class Account:
         self.cache.remove(entry)
         self.cache.schedule.drop(entry)
         if not self.entries:
-            self.cache.schedule.end_step()
+            self._end_step()
         self.free_extent(entry)
         self.bell.ring()
+
+    def _end_step(self) -> None:
+        """Note that the store is empty: a step ended."""
+        self.cache.schedule.end_step()
+        waited_s = self.wait_write_s + self.wait_read_s
+        step_s = time.perf_counter() - self._step_began_s
+        if waited_s - self._waited_before_s > _WAIT_SHARE * step_s:
+            self.on_slow_step()
+        self._waited_before_s = waited_s
 
     def free_extent(self, entry: Entry) -> None:
         """Give the space of an entry without references back, once nobody reads it."""

@@ -72,6 +72,17 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
+_awaited: set[int] = set()
+
+
+def is_awaited(device: int) -> bool:
+    """Return whether a step waited for direct I/O on this device, so that the page cache slows steps less."""
+    return device in _awaited
+
+
+def note_awaited(device: int) -> None:
+    """Remember for all stores of the process that a step waited for direct I/O on this device."""
+    _awaited.add(device)
 
 
 def _measure(directory: Path) -> Speeds:

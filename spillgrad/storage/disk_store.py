@@ -36,7 +36,8 @@ class DiskStore:
     I/O threads bring the oldest arrays to disk, and the newest of those back once arrays are asked for again. What they
     share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 
-    `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement.
+    `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
+    and goes through it from the first step on in which callers waited for much of the time.
     When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
     until the disk takes them.
 
@@ -94,6 +95,7 @@ class DiskStore:
             coding,
         )
         self._lifecycle.watch(self._writer.worker)
+        self._account.on_slow_step = self._segments.note_wait
         self._packed_bytes = self._hits = self._misses = 0
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
@@ -220,8 +222,8 @@ class DiskStore:
                 peak_disk_bytes=self._segments.peak_disk_bytes,
                 cache_hits=self._hits,
                 cache_misses=self._misses,
-                wait_write_s=self._writer.wait_s,
-                wait_read_s=self._loader.wait_s,
+                wait_write_s=account.wait_write_s,
+                wait_read_s=account.wait_read_s,
             )
         account.look_again()
         return stats

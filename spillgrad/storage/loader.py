@@ -27,7 +27,6 @@ class Loader:
         self._codec = codec
         self._directory = directory
         self.read_bytes = 0
-        self.wait_s = 0.0
 
     def begin(self, entry: Entry, pinned: bool) -> None:
         """Reserve room for `entry`, which is on disk only; a `pinned` one is for a caller, not for the cache."""
@@ -72,7 +71,7 @@ class Loader:
             started = time.perf_counter()
             while entry.loading:
                 self._account.changed.wait()
-            self.wait_s += time.perf_counter() - started
+            self._account.wait_read_s += time.perf_counter() - started
             self._account.journal.took("wait", entry.sequence, started, ', "in": "get"')
 
     def load(self, entry: Entry) -> np.ndarray:
@@ -84,7 +83,7 @@ class Loader:
             self._account.journal.took("read", entry.sequence, started)
         finally:
             with self._account.lock:
-                self.wait_s += time.perf_counter() - started
+                self._account.wait_read_s += time.perf_counter() - started
                 self._account.journal.took("wait", entry.sequence, started, ', "in": "get"')
                 self.end(entry, array, handed_out=True)
         return array

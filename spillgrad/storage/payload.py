@@ -31,21 +31,25 @@ class PayloadFile:
             os.close(self._direct)
             self._direct = None
 
-    def write(self, array: np.ndarray, start: int, nbytes: int, file_offset: int) -> None:
+    def write(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> None:
         """Write bytes `start:start + nbytes` of a C-contiguous array at `file_offset`, and more up to a whole page.
 
+        With `cached` they go through the page cache.
         Raises OSError when the disk refuses.
         """
-        self._move(os.pwritev, array, start, nbytes, file_offset)
+        self._move(os.pwritev, array, start, nbytes, file_offset, cached)
 
-    def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int) -> int:
+    def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> int:
         """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many there were.
 
         Raises OSError when they cannot be read.
         """
-        return self._move(os.preadv, array, start, nbytes, file_offset)
+        return self._move(os.preadv, array, start, nbytes, file_offset, cached)
 
-    def _move(self, call: Callable[..., int], array: np.ndarray, start: int, nbytes: int, file_offset: int) -> int:
+    def _move(
+        self, call: Callable[..., int], array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool
+    ) -> int:
+        direct = None if cached else self._direct
         payload = array.reshape(-1).view(np.uint8)[start : start + nbytes]
         address = payload.__array_interface__["data"][0]
         memory = payload.data
@@ -53,8 +57,8 @@ class PayloadFile:
         while done < nbytes:
             place = file_offset + done
             count = 0
-            if self._direct is not None and (address + done) % PAGE_BYTES == 0 and place % PAGE_BYTES == 0:
-                count = _move_pages(call, self._direct, memory[done:], place)
+            if direct is not None and (address + done) % PAGE_BYTES == 0 and place % PAGE_BYTES == 0:
+                count = _move_pages(call, direct, memory[done:], place)
             if not count:
                 count = call(self._descriptor, [memory[done:]], place)
             if not count:

@@ -71,6 +71,7 @@ class Extent:
     label: Label
     checksum: int | None = None  # of what was written
     described: bool = False  # the file says what it holds
+    cached: bool = False  # what was written went through the page cache, and may still be there
     encoding: Encoding | None = None  # of what is not stored as it is
 
     @property
@@ -93,8 +94,12 @@ class Extent:
         """What the journal says of the place."""
         return f', "segment": {json.dumps(os.path.basename(self.segment.path))}, "dataset": "{self.dataset}"'
 
-    def write(self, array: np.ndarray) -> None:
-        """Store the bytes of a C-contiguous array. Raises OSError when the disk refuses."""
+    def write(self, array: np.ndarray, cached: bool = False) -> None:
+        """Store the bytes of a C-contiguous array; with `cached`, through the page cache.
+
+        Raises OSError when the disk refuses.
+        """
+        self.cached = cached
         self.segment.write(self, array)
 
     def read(self, into: np.ndarray) -> None:
@@ -189,7 +194,7 @@ class Segment:
             if self._checksums:
                 digest.update(payload[array_offset : array_offset + nbytes])
             try:
-                self._payload.write(array, array_offset, nbytes, file_offset)
+                self._payload.write(array, array_offset, nbytes, file_offset, extent.cached)
             except OSError:
                 self._full = True
                 raise
@@ -201,7 +206,7 @@ class Segment:
         payload = into.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
         for file_offset, array_offset, nbytes in extent.pieces:
-            count = self._payload.read(into, array_offset, nbytes, file_offset)
+            count = self._payload.read(into, array_offset, nbytes, file_offset, extent.cached)
             if count < nbytes:
                 raise self.corrupt(extent, f"the file ends {nbytes - count} bytes too early")
             if extent.checksum is not None:

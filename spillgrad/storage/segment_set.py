@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.storage.codecs import Encoding
-from spillgrad.storage.disk_speed import speeds
+from spillgrad.storage.disk_speed import is_awaited, note_awaited, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label
@@ -34,6 +34,8 @@ class SegmentSet:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._direct_io = direct_io
+        self._may_choose = direct_io is None
+        self._device = os.stat(directory).st_dev
         self._checksums = checksums
         self._measuring = threading.Lock()
         self._waiting: dict[_Form, list[Extent]] = {}
@@ -95,6 +97,16 @@ class SegmentSet:
         for segment in self._segments:
             segment.flush()
             self.measure(segment)
+
+    @property
+    def goes_through_cache(self) -> bool:
+        """Whether what is written goes through the page cache, though its file may be open for direct I/O too."""
+        return self._may_choose and is_awaited(self._device)
+
+    def note_wait(self) -> None:
+        """Note that callers waited for much of a step: the page cache may hide that."""
+        if self._may_choose:
+            note_awaited(self._device)
 
     def has_unused(self) -> bool:
         """Return whether some place waits for an array, or some segment holds nothing."""

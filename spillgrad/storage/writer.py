@@ -68,7 +68,6 @@ class Writer:
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
         self.written_bytes = self.stored_bytes = 0
-        self.wait_s = 0.0
         self._moving = self._moving_bytes = 0
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
@@ -135,7 +134,7 @@ class Writer:
         finally:
             account.waiting_puts -= 1
             account.waiting_bytes -= nbytes
-            self.wait_s += time.perf_counter() - started
+            account.wait_write_s += time.perf_counter() - started
             account.journal.took("wait", account.sequence, started, ', "in": "put"')
         return True
 
@@ -152,7 +151,7 @@ class Writer:
             if entry.error is not None:
                 raise entry.error
         finally:
-            self.wait_s += time.perf_counter() - started
+            self._account.wait_write_s += time.perf_counter() - started
             self._account.journal.took("wait", entry.sequence, started, ', "in": "put"')
 
     def flush(self) -> None:
@@ -292,7 +291,7 @@ class Writer:
         unchanged = True
         started = time.perf_counter()
         try:
-            extent.write(_payload(entry))
+            extent.write(_payload(entry), self._segments.goes_through_cache)
             self._account.journal.took("write", entry.sequence, started, extent.where)
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()

@@ -11,6 +11,7 @@ import pytest
 from spillgrad.storage import disk_speed
 from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_speed import Speed, Speeds
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.payload import PayloadFile
 
 RNG = np.random.default_rng(0)
@@ -31,20 +32,20 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
     os.close(found)
 
 
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("direct", "cached"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("lead", [0, 24])
 @pytest.mark.parametrize("file_offset", [0, 5 * PAGE_BYTES, 777])
 @pytest.mark.parametrize("nbytes", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 5 * PAGE_BYTES + 100])
 def test_what_is_written_is_read_back(
-    tmp_path: Path, descriptor: int, direct: bool, lead: int, file_offset: int, nbytes: int
+    tmp_path: Path, descriptor: int, direct: bool, cached: bool, lead: int, file_offset: int, nbytes: int
 ):
     file = PayloadFile(str(tmp_path / "file"), descriptor, direct)
     written, read = pages(lead), pages(lead)
     before = read.copy()
     start = PAGE_BYTES
-    file.write(written, start, nbytes, file_offset)
+    file.write(written, start, nbytes, file_offset, cached)
     assert os.pread(descriptor, nbytes, file_offset) == written[start : start + nbytes].tobytes()
-    assert file.read(read, start, nbytes, file_offset) == nbytes
+    assert file.read(read, start, nbytes, file_offset, not cached) == nbytes  # whichever way it was written
     file.close()
     before[start : start + nbytes] = written[start : start + nbytes]
     np.testing.assert_array_equal(read, before)  # and nothing around it
@@ -103,3 +104,37 @@ def test_direct_files_are_used_where_they_take_less_of_the_processor_and_the_dis
     direct: Speed | None, pays: bool
 ):
     assert Speeds(Speed(4e9, 4e9, 2e-10), direct).direct_io_pays is pays
+
+
+def test_a_step_that_waited_for_direct_io_is_followed_by_steps_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: Speeds(None, None)})
+    monkeypatch.setattr(disk_speed, "_awaited", set())
+    used: list[bool] = []
+    write = PayloadFile.write
+
+    def watched(self: PayloadFile, array: np.ndarray, start: int, nbytes: int, offset: int, cached: bool) -> None:
+        used.append(cached)
+        write(self, array, start, nbytes, offset, cached)
+
+    monkeypatch.setattr(PayloadFile, "write", watched)
+
+    def step(store: DiskStore) -> None:  # nothing fits: every put and get waits
+        for handle in [store.put(np.ones(10_000)) for _ in range(3)]:
+            assert (store.get(handle) == 1).all()
+            store.drop(handle)
+        assert store.stats().live_bytes == 0
+
+    asked_for = DiskStore(tmp_path, ram_budget=0, direct_io=True)
+    step(asked_for)
+    step(asked_for)
+    asked_for.close()
+    chosen = DiskStore(tmp_path, ram_budget=0)
+    step(chosen)
+    chosen.close()
+    assert used == [False] * 9
+    another = DiskStore(tmp_path, ram_budget=0)
+    step(another)
+    another.close()
+    assert used[9:] == [True] * 3
