@@ -134,7 +134,11 @@ class Lossless:
 
 
 class Bfloat16:
-    """float32 and float64 as bfloat16, rounded to nearest even; NaN and infinities stay what they are."""
+    """float32 and float64 as bfloat16, rounded to nearest even.
+
+    NaN and infinities stay what they are. What is nearer to 2¹²⁸ than to the largest bfloat16, 3.39e38, becomes
+    infinite.
+    """
 
     name = "bf16"
 

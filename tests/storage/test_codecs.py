@@ -20,6 +20,7 @@ from spillgrad.storage.codecs import MIN_BYTES, Codec, Encoded, Lossless, codec_
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.segment import Segment
 from spillgrad.storage.store import Handle, Label
+from tests.storage.test_disk_store import SPILL_UNTIL_FULL, in_own_mounts, run_script
 
 RNG = np.random.default_rng(0)
 MakeStore = Callable[..., DiskStore]
@@ -363,6 +364,15 @@ def test_an_array_changed_while_it_waits_to_be_encoded_raises(make_store: MakeSt
     store.flush()
     with pytest.raises(SpillError, match=r"exp\.result was modified in place"):
         store.get(handle)
+
+
+@pytest.mark.parametrize(("options", "size_kib"), [("codec='lossless'", 1000), ("encrypt=True", 4000)])
+def test_a_full_file_system_raises_and_the_next_step_runs(directory: Path, options: str, size_kib: int):
+    program = SPILL_UNTIL_FULL.replace("ram_budget=200_000", f"ram_budget=200_000, {options}")
+    assert options in program
+    ran = run_script(program, directory, *in_own_mounts(directory, size_kib))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "No space left on device" in ran.stdout
 
 
 def test_an_encoder_that_fails_loses_nothing(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch):
