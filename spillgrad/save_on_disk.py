@@ -87,8 +87,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
     HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices; at 0.2 GB/s a
     thread they pay on slow or small disks). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of
     itself. "int8": float32 and float64 within 0.4 % of the largest of 128 neighbours; a tensor with a value that is not
-    finite stays exact. The lossy ones leave all other dtypes as they are, and make gradients as inexact. `encrypt=True`
-    encrypts files with a key that exists only in this object; it needs the package cryptography.
+    finite stays exact. The lossy ones leave all other dtypes as they are; gradients are as inexact as what they come
+    from. `encrypt=True` encrypts files with a key that only this object has; it needs the package cryptography.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.

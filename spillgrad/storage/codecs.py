@@ -134,7 +134,11 @@ class Lossless:
 
 
 class Bfloat16:
-    """float32 and float64 as bfloat16, rounded to nearest even; NaN and infinities stay what they are."""
+    """float32 and float64 as bfloat16, rounded to nearest even.
+
+    NaN and infinities stay what they are. What is nearer to 2¹²⁸ than to the largest bfloat16, 3.39e38, becomes
+    infinite.
+    """
 
     name = "bf16"
 
@@ -180,13 +184,15 @@ class Int8:
             part = values[start : start + _STEP]
             blocks = part if part.size % INT8_BLOCK == 0 else np.pad(part, (0, -part.size % INT8_BLOCK))
             blocks = blocks.reshape(-1, INT8_BLOCK)
-            largest = np.maximum(blocks.max(1), -blocks.min(1))
+            rounded = np.abs(blocks)
+            largest = rounded.max(1)
             if not (largest <= _INT8_LARGEST).all():  # NaN is not
                 return None
             scale = (largest / 127).astype(np.float32)
             first = start // INT8_BLOCK
             scales[first : first + len(scale)] = scale
-            rounded = np.rint(blocks / np.where(scale > 0, scale, 1)[:, None])
+            np.divide(blocks, np.where(scale > 0, scale, 1)[:, None], out=rounded)
+            np.rint(rounded, out=rounded)
             np.clip(rounded, -127, 127, out=rounded)  # a subnormal scale is no exact one
             levels[start : start + part.size] = rounded.reshape(-1)[: part.size]
         return Encoded(payload, Encoding(self.name, array.shape, array.dtype, payload.nbytes))

@@ -43,11 +43,13 @@ class DiskStore:
 
     `codec` says what an array becomes in the files; what is in RAM still comes back exact whatever it is.
     "lossless": HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices).
-    "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is more).
-    "int8": float32 and float64 in 128s that share a scale, each value within 0.4 % of the largest of its 128; an array
-    with a value that is not finite stays as it is. All of them leave small arrays as they are, the lossy ones integers
-    and bools too. `encrypt=True` encrypts what goes to the files, labels included, with a key that only this object
-    has; sizes, shapes and dtypes stay readable. It needs the package cryptography.
+    "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is more);
+    beyond 3.39e38, infinite. "int8": float32 and float64 in 128s that share a scale, each value within 0.4 % of the
+    largest of its 128; an array with a value that is not finite, or beyond 3.4e38, stays as it is. All of them leave
+    arrays below 16 KiB as they are, the lossy ones integers and bools too.
+
+    `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
+    sizes, shapes and dtypes can be read. It needs the package cryptography.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array, and that one array at a time, where nothing else can make room, is encoded beyond it. No

@@ -32,7 +32,7 @@ class Encrypted:
 
     def bound(self, array: np.ndarray | Handle) -> int:
         inner = self._inner.bound(array) if self._inner else 0
-        return inner + _sealed_bytes(max(array.nbytes, inner))
+        return max(inner + _sealed_bytes(inner), _sealed_bytes(array.nbytes))
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         encoded = self._inner.encode(array, handle) if self._inner and self._inner.bound(array) else None

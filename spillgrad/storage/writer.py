@@ -219,8 +219,6 @@ class Writer:
         self._waits_for_others = self._waits_for_others and self._moving > 0
         if self._moving == _MOVING_MAX or self._waits_for_others:
             return None
-        if self._codec is not None and self._moving and account.cache.ram_bytes > account.cache.budget_bytes:
-            return None  # one encoded array beyond the budget is enough
         entry = None
         while self._urgent and entry is None:
             urgent = self._urgent.popleft()
@@ -237,15 +235,28 @@ class Writer:
             needed = account.waiting_puts and self._moving_bytes < wanted_bytes
             if entry is None and self._flush_done == self._flush_asked and (ahead or needed):
                 entry = cache.dirty.lowest()
-        if entry is not None:
-            account.cache.begin_write(entry)
-            if self._codec is not None:
-                entry.staged_bytes = self._codec.bound(entry)
-                account.cache.make_room(entry.staged_bytes)
-                account.cache.reserve(entry.staged_bytes)
-            self._moving += 1
-            self._moving_bytes += entry.nbytes
+        if entry is None:
+            return None
+        if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):
+            # It is next when something under way has ended; what was not asked for is chosen anew.
+            if entry.uncounted:
+                self._urgent.appendleft(entry)
+            elif self._flush_done < self._flush_asked:
+                self._to_flush.appendleft(entry)
+            return None
+        account.cache.begin_write(entry)
+        self._moving += 1
+        self._moving_bytes += entry.nbytes
         return entry
+
+    def _stage(self, entry: Entry, nbytes: int) -> bool:
+        """Reserve what `entry` may take on its way to disk; only one at a time may thereby exceed the budget."""
+        cache = self._account.cache
+        if not cache.make_room(nbytes) and self._moving:
+            return False
+        cache.reserve(nbytes)
+        entry.staged_bytes = nbytes
+        return True
 
     def _can_flush(self) -> bool:
         return self._flush_done < self._flush_asked and not self._to_flush and not self._moving

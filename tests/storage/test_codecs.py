@@ -16,9 +16,11 @@ import xxhash
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
 from spillgrad.storage import codecs
-from spillgrad.storage.codecs import MIN_BYTES, Codec, Encoded, codec_named
+from spillgrad.storage.codecs import MIN_BYTES, Codec, Encoded, Lossless, codec_named
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.segment import Segment
 from spillgrad.storage.store import Handle, Label
+from tests.storage.test_disk_store import SPILL_UNTIL_FULL, in_own_mounts, run_script
 
 RNG = np.random.default_rng(0)
 MakeStore = Callable[..., DiskStore]
@@ -144,6 +146,21 @@ def test_compressed_arrays_of_all_sizes_come_and_go_and_the_files_stay_sound(mak
             for name, dataset in file.items():
                 (array,) = (array for handle, array in live.items() if handle.sequence == int(name))
                 np.testing.assert_array_equal(dataset[()], array)
+
+
+def test_hdf5_only_gives_compressed_chunks_their_places(tmp_path: Path):
+    array = relu(300, 1000)
+    handle = Handle(array, 0, None)
+    codec = Lossless()
+    encoded = codec.encode(array, handle)
+    assert encoded is not None
+    start = encoded.payload[:4096].tobytes()
+    segment = Segment(str(tmp_path / "segment.h5"), 1 << 20, direct_io=False, checksums=True)
+    extent = segment.place(encoded.payload, 0, handle.label, encoded.encoding)
+    assert start not in Path(segment.path).read_bytes()
+    extent.write(encoded.payload)
+    assert start in Path(segment.path).read_bytes()
+    segment.discard()
 
 
 # Lossy
@@ -307,12 +324,13 @@ def test_encoded_copies_are_counted(make_store: MakeStore, codec: str, encrypt: 
     arrays = [relu(50_000 + 1000 * i) for i in range(40)]
     largest = max(store._writer._codec.bound(array) for array in arrays)  # type: ignore[union-attr]
     handles = [store.put(array) for array in arrays]
+    assert 1_000_000 < store.stats().peak_ram_bytes <= budget
     for handle, array in zip(reversed(handles), reversed(arrays), strict=True):
         np.testing.assert_allclose(store.get(handle), array, atol=0.05)
         store.drop(handle)
     stats = store.stats()
     assert stats.read_bytes > 5_000_000
-    assert 1_000_000 < stats.peak_ram_bytes <= budget + largest + arrays[-1].nbytes
+    assert stats.peak_ram_bytes <= budget + largest + arrays[-1].nbytes
     store.close()
     assert store.stats().ram_bytes == 0
 
@@ -346,6 +364,15 @@ def test_an_array_changed_while_it_waits_to_be_encoded_raises(make_store: MakeSt
     store.flush()
     with pytest.raises(SpillError, match=r"exp\.result was modified in place"):
         store.get(handle)
+
+
+@pytest.mark.parametrize(("options", "size_kib"), [("codec='lossless'", 1000), ("encrypt=True", 4000)])
+def test_a_full_file_system_raises_and_the_next_step_runs(directory: Path, options: str, size_kib: int):
+    program = SPILL_UNTIL_FULL.replace("ram_budget=200_000", f"ram_budget=200_000, {options}")
+    assert options in program
+    ran = run_script(program, directory, *in_own_mounts(directory, size_kib))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "No space left on device" in ran.stdout
 
 
 def test_an_encoder_that_fails_loses_nothing(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch):

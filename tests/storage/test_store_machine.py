@@ -38,9 +38,9 @@ class StoreMachine(RuleBasedStateMachine):
     stored = Bundle("stored")
     held = Bundle("held")
 
-    @initialize(budget=st.sampled_from(BUDGETS))
-    def make(self, budget: int) -> None:
-        self.disk = DiskStore(self.directory, ram_budget=budget, segment_bytes=100_000)
+    @initialize(budget=st.sampled_from(BUDGETS), codec=st.sampled_from([None, "lossless"]), encrypt=st.booleans())
+    def make(self, budget: int, codec: str | None, encrypt: bool) -> None:
+        self.disk = DiskStore(self.directory, ram_budget=budget, segment_bytes=100_000, codec=codec, encrypt=encrypt)
         self.memory = MemoryStore()
         self.made = self.largest_held = 0
         self.borrowed: list[np.ndarray] = []
