@@ -127,11 +127,13 @@ class Writer:
             self.wait_s += time.perf_counter() - started
         return True
 
-    def write_through(self, entry: Entry, array: np.ndarray) -> None:
-        """Have `entry` written straight from the caller's memory, and wait for it."""
+    def write_through(self, entry: Entry, array: np.ndarray, ours: bool) -> None:
+        """Have `entry` written straight from the caller's memory, or `ours`, which counts, and wait for it."""
         started = time.perf_counter()
         entry.array, entry.uncounted = array, True
         self._urgent.append(entry)
+        copied_bytes = entry.nbytes if ours else 0
+        self._account.cache.reserve(copied_bytes)
         try:
             while entry.uncounted and entry.array is not None:
                 self.wake()
@@ -140,6 +142,7 @@ class Writer:
             if entry.error is not None:
                 raise entry.error
         finally:
+            self._account.cache.unreserve(copied_bytes)
             self.wait_s += time.perf_counter() - started
 
     def flush(self) -> None:
