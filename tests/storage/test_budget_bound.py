@@ -32,7 +32,7 @@ class CountingAllocator:
     """Makes the arrays of a test and of its store, and notes whenever too many bytes are alive.
 
     What a thread is making, putting or using at a moment is `in_hand`, and its own; all else that is alive is held by
-    the store. Bytes begin to live only in an allocation, and leave a hand only in `let_go`: looking then misses nothing.
+    the store. Bytes begin to live only in an allocation and leave a hand only in `let_go`: looking then misses nothing.
     """
 
     def __init__(self) -> None:
