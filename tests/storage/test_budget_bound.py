@@ -141,3 +141,18 @@ def test_what_the_store_holds_never_exceeds_the_budget(
     # Not by keeping nothing: what was asked of the disk is less than all when there is room.
     assert (store.stats().cache_hits > 0) == (budget > 0)
     wait_until(lambda: store.stats().ram_bytes == 0)
+
+
+def test_an_array_of_more_than_2_gib_comes_back(make_store: MakeStore):
+    store = make_store(0)
+    # Untouched pages cost no memory until they are read back.
+    array = np.zeros((2101 << 20) // 8 + 5)
+    places = [0, 1, (1 << 28) - 1, 1 << 28, (1 << 28) + 1, array.size - 1]  # around byte 2^31
+    array[places] = values = np.arange(1.0, len(places) + 1)
+    handle = store.put(array)
+    del array
+    back = store.get(handle)
+    assert back.shape == ((2101 << 20) // 8 + 5,)
+    np.testing.assert_array_equal(back[places], values)
+    assert np.count_nonzero(back) == len(places)
+    assert store.stats().ram_bytes == back.nbytes

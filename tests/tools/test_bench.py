@@ -93,7 +93,13 @@ def test_the_rows_are_printed(
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.0456, "s", "45.6 ms"), (3 << 20, "B", "3 MiB"), (2.5e9, "B/s", "2.50 GB/s"), (3.14, "%", "3.1 %")],
+    [
+        (0.0456, "s", "45.6 ms"),
+        (3 << 20, "B", "3 MiB"),
+        (2.5e9, "B/s", "2.50 GB/s"),
+        (3.14, "%", "3.1 %"),
+        (1234, "", "1,234"),
+    ],
 )
 def test_what_was_measured_has_its_unit(value: float, unit: str, text: str):
     assert format_measured(value, unit) == text

@@ -43,7 +43,8 @@ class Verdict:
 
     def __str__(self) -> str:
         places = 2 if abs(self.reached) < 10 else 1
-        mark = "✓" if self.met else f"✗ {self.reached / self.wanted - 1:+.0%}"
+        missing = f" {self.reached / self.wanted - 1:+.0%}" if self.wanted else ""
+        mark = "✓" if self.met else f"✗{missing}"
         return f"{self.bar} {self.reached:.{places}f} / {self.wanted:g} {mark}{self.detail}"
 
     def as_json(self) -> dict[str, Any]:
@@ -56,7 +57,7 @@ Measured = dict[str, float]
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, by contender or by what it is, in `unit` (s, B, B/s or %), and the bars it was judged by."""
+    """What was measured, by contender or by what it is, in `unit` (s, B, B/s, % or none), and the bars judged."""
 
     case: str
     unit: str

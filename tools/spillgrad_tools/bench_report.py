@@ -40,12 +40,14 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_measured(value: float, unit: str) -> str:
-    """Return a value of a row with its unit: seconds, bytes, bytes a second or percent."""
+    """Return a value of a row with its unit: seconds, bytes, bytes a second, percent, or none for a count."""
     if unit == "s":
         return format_seconds(value)
     if unit == "B":
         return format_bytes(int(value))
-    return f"{value / 1e9:.2f} GB/s" if unit == "B/s" else f"{value:.1f} {unit}"
+    if unit == "B/s":
+        return f"{value / 1e9:.2f} GB/s"
+    return f"{value:.1f} %" if unit == "%" else f"{value:,.0f}"
 
 
 def show_kernels(about: dict[str, Any], results: Sequence[Result]) -> None:
