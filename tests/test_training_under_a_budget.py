@@ -218,3 +218,144 @@ def test_a_run_killed_in_mid_step_leaves_what_the_next_run_removes(
     spill = sg.save_on_disk(tmp_path, ram_budget=0)
     assert list(tmp_path.iterdir()) == [spill.directory]
     assert train(lambda: spill) == unspilled
+
+
+KILLED_AGAIN_AND_AGAIN = """
+    import os, random, signal, sys, time, warnings
+    from pathlib import Path
+    import numpy as np
+    import spillgrad as sg
+    warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+    place, kills = Path(sys.argv[1]), int(sys.argv[2])
+    tokens = np.zeros((4, 33), np.int64)
+
+    def step(model, spill):
+        with spill:
+            _, loss = model(tokens[:, :-1], tokens[:, 1:])
+        return loss
+
+    def train(started):
+        model = sg.models.build("tiny", dropout=0.1)
+        spill = sg.save_on_disk(place, ram_budget=0)
+        os.write(started, os.fsencode(spill.directory.name))
+        while True:
+            step(model, spill).backward()
+
+    def fork(work, *arguments):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(*arguments)
+            finally:
+                os._exit(1)
+        return child
+
+    def neighbour(started, go):
+        model = sg.models.build("tiny")
+        spill = sg.save_on_disk(place, ram_budget=0)
+        loss = step(model, spill)
+        spill.flush()
+        os.write(started, os.fsencode(spill.directory.name))
+        os.read(go, 1)
+        assert list(spill.directory.glob("*.h5"))
+        assert spill._store.check() == []
+        loss.backward()
+        os._exit(7)
+
+    def name_of_run(started):
+        return os.read(started, 100).decode()
+
+    step(sg.models.build("tiny", dropout=0.1), sg.enable_grad()).backward()  # the kernels are loaded once
+    started, write_end = os.pipe()
+    go_on, go = os.pipe()
+    beside = fork(neighbour, write_end, go_on)
+    living = name_of_run(started)
+    drawn = random.Random(0)
+    dead, with_payload, left = set(), 0, set()
+    for i in range(kills):
+        child = fork(train, write_end)
+        if i % 5:  # else at any moment from the very first
+            run = name_of_run(started)
+            left = {path.name for path in place.iterdir()} - {run}
+            assert left == {living}, (left, living, run)  # the run before is gone, and only that
+        time.sleep(drawn.random() ** 2 * 0.06)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        if not i % 5:  # it may have said its name, or not yet
+            os.set_blocking(started, False)
+            try:
+                name_of_run(started)
+            except BlockingIOError:
+                pass
+            os.set_blocking(started, True)
+        with_payload += any(path.stat().st_size for path in place.glob("run-*/*.h5") if path.parent.name != living)
+    os.write(go, b".")
+    assert os.waitstatus_to_exitcode(os.waitpid(beside, 0)[1]) == 7
+    spill = sg.save_on_disk(place, ram_budget=0)
+    assert list(place.iterdir()) == [spill.directory]
+    step(sg.models.build("tiny"), spill).backward()
+    print(with_payload)
+"""
+
+
+def test_runs_killed_at_any_moment_leave_only_what_the_next_run_removes(tmp_path: Path):
+    ran = run(KILLED_AGAIN_AND_AGAIN, tmp_path, 50)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert int(ran.stdout) > 10  # not killed before they spilled
+    assert list(tmp_path.iterdir()) == []
+
+
+# A step that saves nothing makes up what it would have saved, when it is needed.
+PEAK = """
+    import contextlib, sys
+    from pathlib import Path
+    import numpy as np
+    import spillgrad as sg
+    budget = sys.argv[2]
+    layers = [part for _ in range(24) for part in (sg.nn.Linear(256, 256), sg.nn.GELU())]
+    model = sg.nn.Sequential(*layers, sg.nn.Linear(256, 1))
+    optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
+    x = sg.tensor(np.random.default_rng(0).standard_normal((8192, 256)), dtype=sg.float32)
+
+    def forget(tensor):
+        return tensor if tensor.storage.trainable else (tensor.shape, tensor.dtype)
+
+    def make_up(forgotten):
+        return forgotten if isinstance(forgotten, sg.Tensor) else sg.zeros(*forgotten[0], dtype=forgotten[1])
+
+    def context():
+        if budget == "nothing saved":
+            return sg.autograd.saved_tensors_hooks(forget, make_up)
+        return sg.save_on_disk(sys.argv[1], ram_budget=budget) if budget else contextlib.nullcontext()
+
+    for batch in (x[:2], x, x):
+        with context():
+            loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:")))
+"""
+
+
+def peak_bytes(directory: Path, budget: object) -> int:
+    ran = run(PEAK, directory, budget)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return int(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+def least_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The most memory that the process takes when nothing is saved."""
+    place = tmp_path_factory.mktemp("peak")
+    least = peak_bytes(place, "nothing saved")
+    assert peak_bytes(place, "") > least + (300 << 20)  # else a comparison would show nothing
+    return least
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 48 << 20])
+def test_the_process_takes_no_more_memory_than_without_saved_tensors_but_for_the_budget(
+    tmp_path: Path, least_bytes: int, budget_bytes: int
+):
+    assert peak_bytes(tmp_path, budget_bytes) <= least_bytes + budget_bytes + (64 << 20)

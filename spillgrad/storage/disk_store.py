@@ -21,7 +21,7 @@ from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.run_directory import RunDirectory, default_directory
 from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
-from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, storable
+from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, dense, storable
 from spillgrad.storage.sweep import sweep
 from spillgrad.storage.writer import Writer
 
@@ -52,8 +52,9 @@ class DiskStore:
     sizes, shapes and dtypes can be read. It needs the package cryptography.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
-    then adds its own array, and that one array at a time, where nothing else can make room, is encoded beyond it. No
-    method waits for anything but progress of these threads, and they wait for no caller.
+    then adds its own array; a `put` that does not fit, of an array that must be copied, adds the copy; and one array
+    at a time, where nothing else can make room, is encoded beyond it. No method waits for anything but progress of
+    these threads, and they wait for no caller.
 
     A store that nobody holds closes, and so does every store when the process ends. In a forked child none works.
 
@@ -124,7 +125,7 @@ class DiskStore:
         Waits for the writer when the budget is full. An array that cannot fit is written before this returns, straight
         from the caller's memory.
         """
-        array, copied = storable(array)
+        array = storable(array)
         account = self._account
         with account.lock:
             account.settle("put")
@@ -135,13 +136,15 @@ class DiskStore:
                 fits = self._writer.wait_for_room(array)
                 entry = account.known(key)  # another thread may have put it meanwhile
             if entry is None:
-                entry = account.enter(array, key, label, None if copied else unchanged)
+                # Copied only now, where there is room: a copy that waits would be beyond the budget.
+                kept = dense(array)
+                entry = account.enter(kept, key, label, unchanged if kept is array else None)
                 try:
                     if fits:
-                        account.cache.keep(entry, array)
+                        account.cache.keep(entry, kept)
                         self._writer.wake_if_behind()
                     else:
-                        self._writer.write_through(entry, array)
+                        self._writer.write_through(entry, kept, ours=kept is not array)
                 except BaseException:
                     account.release(entry)
                     raise

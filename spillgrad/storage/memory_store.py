@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError
-from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, closed_error, gone_error, storable
+from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, closed_error, dense, gone_error, storable
 
 
 class _Kept(Handle):
@@ -40,7 +40,7 @@ class MemoryStore:
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
     ) -> Handle:
-        array, copied = storable(array)
+        array = storable(array)
         with self._lock:
             self._drain()
             if self._closed:
@@ -52,8 +52,8 @@ class MemoryStore:
                 self._deduplicated += array.nbytes
                 return handle
             handle = _Kept(array, self._sequence, label)
-            handle.array, handle.key, handle.references = array, key, 1
-            handle.unchanged = None if copied else unchanged
+            handle.array, handle.key, handle.references = dense(array), key, 1
+            handle.unchanged = unchanged if handle.array is array else None
             self._sequence += 1
             self._kept[handle.sequence] = handle
             if key is not None:

@@ -134,10 +134,10 @@ class Store(Protocol):
         ...
 
 
-def storable(array: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return `array` itself if a store may keep it as it is, else a dense, writeable copy; and whether it was copied.
+def storable(array: np.ndarray) -> np.ndarray:
+    """Return `array` as a NumPy array.
 
-    Raises SpillError for arrays that are no plain bytes, or have more dimensions than HDF5 knows.
+    Raises SpillError for one that is no plain bytes, or has more dimensions than HDF5 knows.
     """
     array = np.asarray(array)
     if array.dtype.hasobject:
@@ -146,9 +146,12 @@ def storable(array: np.ndarray) -> tuple[np.ndarray, bool]:
         )
     if array.ndim > 32:
         raise SpillError(f"put: got {array.ndim} dimensions; HDF5 holds at most 32; reshape the array")
-    if array.flags.c_contiguous and array.flags.writeable:
-        return array, False
-    return memory.copy(array), True
+    return array
+
+
+def dense(array: np.ndarray) -> np.ndarray:
+    """Return `array` itself if a store may keep it as it is, else a C-contiguous, writeable copy."""
+    return array if array.flags.c_contiguous and array.flags.writeable else memory.copy(array)
 
 
 def changed_error(handle: Handle) -> SpillError:

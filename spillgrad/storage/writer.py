@@ -138,11 +138,13 @@ class Writer:
             account.journal.took("wait", account.sequence, started, ', "in": "put"')
         return True
 
-    def write_through(self, entry: Entry, array: np.ndarray) -> None:
-        """Have `entry` written straight from the caller's memory, and wait for it."""
+    def write_through(self, entry: Entry, array: np.ndarray, ours: bool) -> None:
+        """Have `entry` written straight from the caller's memory, or `ours`, which counts, and wait for it."""
         started = time.perf_counter()
         entry.array, entry.uncounted = array, True
         self._urgent.append(entry)
+        copied_bytes = entry.nbytes if ours else 0
+        self._account.cache.reserve(copied_bytes)
         try:
             while entry.uncounted and entry.array is not None:
                 self.wake()
@@ -151,6 +153,7 @@ class Writer:
             if entry.error is not None:
                 raise entry.error
         finally:
+            self._account.cache.unreserve(copied_bytes)
             self._account.wait_write_s += time.perf_counter() - started
             self._account.journal.took("wait", entry.sequence, started, ', "in": "put"')
 

@@ -58,6 +58,8 @@ BAD_INPUT = [
     (["sweep", "missing"], ["missing"]),
     (["bench", "kernels", "--filter", "nothing"], ["nothing", "matmul"]),
     (["bench", "spill", "--dir", "missing"], ["missing"]),
+    (["bench", "soak", "--dir", "missing"], ["missing"]),
+    (["bench", "soak", "--minutes", "0"], ["0", "--minutes"]),
 ]
 
 
@@ -101,7 +103,8 @@ def test_a_process_says_bad_input_in_one_line_too(here: Path):
         (["cache", "--help"], ["info", "warm", "clear"]),
         (["sweep", "--help"], ["--dry-run", "DIR"]),
         (["bench", "kernels", "--help"], ["--json", "--filter", "--threads", "--rounds"]),
-        (["bench", "spill", "--help"], ["--json", "--dir"]),
+        (["bench", "spill", "--help"], ["--json", "--dir", "--rounds"]),
+        (["bench", "soak", "--help"], ["--json", "--dir", "--minutes"]),
     ],
 )
 def test_help_names_every_option(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]):

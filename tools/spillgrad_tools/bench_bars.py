@@ -42,13 +42,32 @@ class Verdict:
         return self.reached <= self.wanted if self.most else self.reached >= self.wanted
 
     def __str__(self) -> str:
-        places = 1 if self.most else 2
-        mark = "✓" if self.met else f"✗ {self.reached / self.wanted - 1:+.0%}"
+        places = 2 if abs(self.reached) < 10 else 1
+        missing = f" {self.reached / self.wanted - 1:+.0%}" if self.wanted else ""
+        mark = "✓" if self.met else f"✗{missing}"
         return f"{self.bar} {self.reached:.{places}f} / {self.wanted:g} {mark}{self.detail}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as plain values."""
         return {"bar": self.bar, "reached": self.reached, "wanted": self.wanted, "met": self.met}
+
+
+Measured = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured, by contender or by what it is, in `unit` (s, B, B/s, % or none), and the bars judged."""
+
+    case: str
+    unit: str
+    measured: Measured
+    verdicts: tuple[Verdict, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        bars = [verdict.as_json() for verdict in self.verdicts]
+        return {"case": self.case, "unit": self.unit, "measured": self.measured, "bars": bars}
 
 
 class Bar(Protocol):

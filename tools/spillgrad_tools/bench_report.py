@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import format_bytes
-from spillgrad_tools.bench_bars import LIBRARY_NAMES, Verdict
+from spillgrad_tools.bench_bars import LIBRARY_NAMES, Row, Verdict
 from spillgrad_tools.bench_cases import Result
 
 ABSENT = "–"
@@ -39,20 +39,15 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def show_times(about: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """Print a table with a row per case: the first library's time, and how many times as long the others took."""
-    first, *others = results[0]["seconds"]
-    table = Table(box=SIMPLE, caption="2.00x: takes twice as long as the first column", caption_justify="left")
-    table.add_column("case")
-    for library in (first, *others):
-        table.add_column(library, justify="right")
-    for result in results:
-        seconds = result["seconds"]
-        beside = [f"{format_seconds(seconds[name])} {seconds[name] / seconds[first]:5.2f}x" for name in others]
-        table.add_row(result["case"], format_seconds(seconds[first]), *beside)
-    console = Console()
-    _show_about(console, about)
-    console.print(table)
+def format_measured(value: float, unit: str) -> str:
+    """Return a value of a row with its unit: seconds, bytes, bytes a second, percent, or none for a count."""
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B":
+        return format_bytes(int(value))
+    if unit == "B/s":
+        return f"{value / 1e9:.2f} GB/s"
+    return f"{value:.1f} %" if unit == "%" else f"{value:,.0f}"
 
 
 def show_kernels(about: dict[str, Any], results: Sequence[Result]) -> None:
@@ -69,8 +64,21 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result]) -> None:
     console = Console()
     _show_about(console, about)
     console.print(table)
-    verdicts = [verdict for result in results for verdict in result.verdicts]
-    console.print(f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached", highlight=False)
+    _show_reached(console, [verdict for result in results for verdict in result.verdicts])
+
+
+def show_spill(about: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Print a table with a row per case: what was measured, and what was reached beside what was wanted."""
+    table = Table(box=SIMPLE)
+    for heading in ("case", "measured", "reached / wanted"):
+        table.add_column(heading)
+    for row in rows:
+        measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
+        table.add_row(row.case, "\n".join(measured), "\n".join(map(str, row.verdicts)))
+    console = Console()
+    _show_about(console, about)
+    console.print(table)
+    _show_reached(console, [verdict for row in rows for verdict in row.verdicts])
 
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
@@ -131,6 +139,10 @@ def write_between_markers(page: Path, name: str, text: str) -> None:
     if not (found_start and found_end):
         raise ArgumentError(f"bench: {page} lacks the lines {start} and {end}; put them where the table belongs")
     page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+
+
+def _show_reached(console: Console, verdicts: Sequence[Verdict]) -> None:
+    console.print(f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached", highlight=False)
 
 
 def _show_about(console: Console, about: dict[str, Any]) -> None:

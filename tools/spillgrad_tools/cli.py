@@ -30,6 +30,7 @@ Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Timings of each c
 Threads = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")
 ]
+Disk = Annotated[Path, typer.Option("--dir", help="Folder on the disk to use.", show_default="the current one")]
 Page = Annotated[
     Path | None, typer.Option("--write", metavar="FILE", help="Also write the table between a page's markers.")
 ]
@@ -163,15 +164,25 @@ def bench_train(
 @bench.command("spill")
 def bench_spill(
     as_json: Json = False,
-    directory: Annotated[
-        Path, typer.Option("--dir", help="Folder on the disk to time.", show_default="the current one")
-    ] = Path(),
+    directory: Disk = Path(),
     rounds: Rounds = 9,
 ) -> None:
     """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
     from spillgrad_tools.bench_spill import run
 
     run(as_json, directory, rounds)
+
+
+@bench.command("soak")
+def bench_soak(
+    as_json: Json = False,
+    directory: Disk = Path(),
+    minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="How long.")] = 20,
+) -> None:
+    """Use stores from several threads on a disk that fails, and look for errors and leaks that nobody asked for."""
+    from spillgrad_tools.bench_soak import run
+
+    run(as_json, directory, minutes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
