@@ -36,7 +36,7 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path):
     expected = {
         f"{name}/{path.relative_to(directory).as_posix()}"
         for name, directory in PACKAGES.items()
-        for path in [*directory.rglob("*.py"), directory / "py.typed"]
+        for path in [*directory.rglob("*.py"), *directory.rglob("*.md"), directory / "py.typed"]
     }
     dist_info = f"spillgrad-{PROJECT['version']}.dist-info"
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -14,8 +14,8 @@ _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 
 # As large as arrays are: smaller pieces cost more each, and stay in caches.
 _BUFFER_BYTES = 4 << 20
-_BUFFERS = 4
-_ROUNDS = 3
+_BUFFERS = 2
+_ROUNDS = 2
 # Beyond this ratio of times the disk is so slow that a step would wait for it: the page cache may hide that.
 _SLOWEST = 20.0
 
@@ -60,7 +60,7 @@ def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
 
 
 def speeds(directory: Path) -> Speeds:
-    """Return how fast files in `directory` are, from writing and reading 16 MiB three times.
+    """Return how fast files in `directory` are, from writing and reading 8 MiB twice.
 
     Each file system is measured once in a process.
     Raises OSError when there is no such directory.

@@ -1,18 +1,6 @@
 """What a store does, line by line, beside its segments: readable while it runs, and after it was killed.
 
-Format, version 1: UTF-8 JSON Lines, `journal.jsonl`, and what came before it in `journal-old.jsonl`. A file begins with
-`{"format": 1, "began": <ISO 8601, UTC>, "process": <number>}`. Every other line has `t`, seconds since then, `event`
-and most an `array`, the array's number in the store:
-
-* `pack`: an array came, with its `bytes`, `op`, `slot`, `module` and `step` (where it comes from, or null);
-* `share`: what came was there already;
-* `write`: it was stored as `dataset` of the file `segment`, which took `took` seconds;
-* `read`: it was read back, which took `took` seconds, for a caller, or `ahead` of one;
-* `wait`: a caller waited `took` seconds in `put` or `get`, which `in` says;
-* `fail`: the disk refused, for the `reason` given; and `free`: nobody needs it any more;
-* `lost`: the disk refused so many `lines` of the journal itself.
-
-The last line of a run that was killed may be cut off.
+`FORMAT.md` says what is in it.
 """
 
 import collections

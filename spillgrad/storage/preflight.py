@@ -55,7 +55,7 @@ class Preflight:
 
 
 def preflight(directory: str | os.PathLike[str]) -> Preflight:
-    """Return what spilling to `directory` can expect, measured in some 0.1 s the first time.
+    """Return what spilling to `directory` can expect, measured in some 50 ms the first time.
 
     Warns of a RAM disk. Raises SpillError when there is no such directory.
     """

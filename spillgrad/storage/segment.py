@@ -1,26 +1,6 @@
 """One HDF5 file of arrays, whose bytes move past HDF5, straight to and from the places HDF5 gave them.
 
-Format, version 1. A segment is an HDF5 file, `segment-<number>.h5`, that h5py and HDF5 from 1.8 open without help:
-
-* The root group holds one dataset for each live array and nothing else. Its name is the array's sequence number in
-  decimal, at least eight digits: `00000042`.
-* A dataset has its array's shape and dtype, in C order, unfiltered. Types HDF5 lacks: bfloat16 is a floating-point type
-  of 2 bytes, what else HDF5 cannot say (dates, Unicode text, other ml_dtypes) is opaque, tagged `NUMPY:<dtype name>`.
-* Layout: chunked, early allocation, no fill value. A chunk is whole consecutive rows of one axis and a multiple of 4096
-  bytes at an offset that is one too; its bytes behind the array's end mean nothing. An array without dimensions is
-  contiguous.
-* Each dataset has one attribute, `spillgrad`, UTF-8 JSON with the keys
-  `format` (1), `sequence` (the number in its name), `op`, `slot`, `module`, `step` (where it comes from, or null),
-  `dtype` (NumPy's name), `shape` (a list), `xxh3_64` (XXH3, 64 bits, seed 0, of the array's bytes in C order: 16
-  hexadecimal digits), and `codec` if the array is not stored as it is.
-* Codec `lossless`: the dataset has its array's shape and dtype; its chunks, whole rows of one axis, went through HDF5's
-  filters 2 (shuffle) and 32015 (zstd), and end with a skippable zstd frame at a whole page. Every other codec: the
-  dataset is bytes (uint8, one dimension), `dtype` and `shape` are the array's. `bf16`: bfloat16 values, little-endian.
-  `int8`: a little-endian float32 for each 128 values, then a signed byte for each value; a value is their product.
-  `aes256gcm`, alone or behind another codec and `+`: pieces of a MiB in AES-256-GCM, each a nonce of 12 bytes, as many
-  bytes as it has, a tag of 16; `op`, `slot`, `module` and `step` are null. `xxh3_64` is that of the stored bytes.
-
-The structure on disk is that of the last `flush`; payloads are there as soon as they are written.
+`FORMAT.md` says what is in it.
 """
 
 import atexit
