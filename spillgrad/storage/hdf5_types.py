@@ -20,7 +20,8 @@ def hdf5_type(dtype: np.dtype[Any]) -> Any:
         found = None
     if found is None or found.get_class() == hdf5.h5t.OPAQUE or found.get_size() != dtype.itemsize:
         found = hdf5.h5t.create(hdf5.h5t.OPAQUE, dtype.itemsize)
-        found.set_tag(f"NUMPY:{dtype.name}".encode())
+        name = dtype.str if dtype.kind in "mM" else dtype.name  # h5py converts only from a tag that it would have set
+        found.set_tag(f"NUMPY:{name}".encode())
     return found
 
 

@@ -43,6 +43,8 @@ def copy_of_segment(store: DiskStore, tmp_path: Path) -> Path:
         RNG.integers(0, 9, (1000, 41)),
         RNG.standard_normal((2, 3)) * 1j,
         RNG.random((500, 77)) < 0.5,
+        RNG.integers(0, 1 << 40, (20, 3)).astype("M8[s]"),
+        RNG.integers(0, 1 << 40, 5000).astype("m8[ns]"),
         np.array(2.5),
         np.zeros((3, 0, 2), np.int8),
     ],
