@@ -63,7 +63,8 @@ class Writer:
         self._to_flush: collections.deque[Entry] = collections.deque()
         self.written_bytes = 0
         self.wait_s = 0.0
-        self._moving = 0
+        self._moving = self._moving_bytes = 0
+        self._wanted_bytes = 0  # by puts that wait for room
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
 
@@ -112,6 +113,7 @@ class Writer:
             return True
         started = time.perf_counter()
         account.waiting_puts += 1
+        self._wanted_bytes += nbytes
         try:
             while not cache.make_room(nbytes):
                 if cache.pinned_bytes + nbytes > cache.budget_bytes:
@@ -124,6 +126,7 @@ class Writer:
                     return True
         finally:
             account.waiting_puts -= 1
+            self._wanted_bytes -= nbytes
             self.wait_s += time.perf_counter() - started
         return True
 
@@ -205,12 +208,24 @@ class Writer:
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
                 entry = wanted if wanted in cache.dirty else None
-            if entry is None and self._flush_done == self._flush_asked and (ahead or account.waiting_puts):
+            if entry is None and self._flush_done == self._flush_asked and (ahead or self._too_little_moves()):
                 entry = cache.dirty.lowest()
         if entry is not None:
             account.cache.begin_write(entry)
             self._moving += 1
+            self._moving_bytes += entry.nbytes
         return entry
+
+    def _too_little_moves(self) -> bool:
+        """Return whether a put waits for more than what is being written makes room for.
+
+        What is written beyond that may be done sooner, and leaves though it is needed first.
+        """
+        cache = self._account.cache
+        left_bytes = cache.ram_bytes - self._moving_bytes
+        return bool(self._account.waiting_puts) and (
+            not self._moving or left_bytes + self._wanted_bytes > cache.budget_bytes
+        )
 
     def _can_flush(self) -> bool:
         return self._flush_done < self._flush_asked and not self._to_flush and not self._moving
@@ -246,6 +261,7 @@ class Writer:
         account = self._account
         with account.lock:
             self._moving -= 1
+            self._moving_bytes -= entry.nbytes
             entry.writing = False
             if error is not None:
                 self._write_failed(entry, error)
