@@ -1,5 +1,6 @@
 """How fast a disk is, and what its work takes of the processor: through the page cache, and past it."""
 
+import collections
 import errno
 import mmap
 import os
@@ -72,17 +73,19 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
-_awaited: set[int] = set()
+# Steps that waited for direct I/O, by device. The first may have waited for the measurement above.
+_slow_steps: collections.Counter[int] = collections.Counter()
+_SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether a step waited for direct I/O on this device, so that the page cache slows steps less."""
-    return device in _awaited
+    """Return whether steps waited for direct I/O on this device, so that the page cache slows them less."""
+    return _slow_steps[device] >= _SLOW_STEPS
 
 
 def note_awaited(device: int) -> None:
-    """Remember for all stores of the process that a step waited for direct I/O on this device."""
-    _awaited.add(device)
+    """Count, for all stores of the process, a step that waited for direct I/O on this device."""
+    _slow_steps[device] += 1
 
 
 def _measure(directory: Path) -> Speeds:

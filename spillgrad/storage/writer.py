@@ -35,9 +35,9 @@ class Writer:
     """Writes the oldest arrays first, gives freed extents back, flushes, and at last runs `on_end`.
 
     Its thread finds a place for each array, and an I/O thread stores the bytes there; it also starts what the
-    prefetcher wants. An array whose write failed stays
-    in RAM; the next `put` or `flush` raises, once, and it is tried again after that. The fields are guarded by the
-    account's lock; I/O and callbacks of callers run without it.
+    prefetcher wants. A write that failed is tried once more; then the array stays in RAM, the next `put` or `flush`
+    raises, once, and after that it is tried again. The fields are guarded by the account's lock; I/O and callbacks of
+    callers run without it.
     """
 
     def __init__(
