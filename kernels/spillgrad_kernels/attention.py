@@ -225,7 +225,7 @@ def _multiply_by_panels(
             if j < i + TILE_ROWS + ahead:
                 multiply_strided(
                     like, depth, a + i * a_row, a_row, size, panels + j * depth * size, width * size,
-                    tile + i * tile_row + j * size, tile_row, False,
+                    tile + i * tile_row + j * size, tile_row, 0, 0,
                 )  # fmt: skip
 
 
@@ -240,9 +240,10 @@ def _multiply_tile(
         for i in range(0, rows, TILE_ROWS):
             depth = min(columns, i + TILE_ROWS + ahead)
             if depth > 0:
+                place = c + i * c_row + j * size
                 multiply_strided(
-                    like, depth, tile + i * tile_row, tile_row, size, b + j * size, b_row,
-                    c + i * c_row + j * size, c_row, accumulate,
+                    like, depth, tile + i * tile_row, tile_row, size, b + j * size, b_row, place, c_row,
+                    place if accumulate else 0, c_row,
                 )  # fmt: skip
 
 
@@ -257,9 +258,10 @@ def _add_transposed_product(
         for i in range(0, columns, TILE_ROWS):
             first = max(0, i - ahead)
             if first < rows:
+                place = c + i * c_row + j * size
                 multiply_strided(
                     like, rows - first, tile + first * tile_row + i * size, size, tile_row,
-                    b + first * b_row + j * size, b_row, c + i * c_row + j * size, c_row, True,
+                    b + first * b_row + j * size, b_row, place, c_row, place, c_row,
                 )  # fmt: skip
 
 

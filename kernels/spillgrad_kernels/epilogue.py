@@ -5,6 +5,7 @@ An epilogue is a formula (see `formula.py`) of the product and, if it has a seco
 code of the product serves all of them.
 """
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,20 +17,19 @@ from spillgrad_kernels.compile import DISABLE_JIT, intrinsic, jit, types
 from spillgrad_kernels.formula import FUNCTIONS, Formula, trace
 from spillgrad_kernels.pointers import array_at
 
-Epilogue = int | Callable[..., None]
-NO_EPILOGUE: Epilogue = 0
+NO_EPILOGUE = 0
 
 _PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row", "result", "result_row")
 
 if DISABLE_JIT:
 
-    def run_epilogue(epilogue: Any, *arguments: int) -> None:
+    def run_epilogue(epilogue: int, *arguments: int) -> None:
         """Call an epilogue for a block of `rows` x `columns` elements.
 
         The arguments are `_PARAMETERS`: `product`, `other` and `result` are addresses, followed by the bytes from one
         row to the next.
         """
-        epilogue(*arguments)
+        ctypes.cast(int(epilogue), ctypes.py_object).value(*arguments)
 
 else:
 
@@ -54,8 +54,8 @@ else:
 
 
 @functools.cache
-def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> Epilogue:
-    """Return the native function of a formula for products of `dtype`, float32 or float64."""
+def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Callable[..., int]:
+    """Return the function of a formula with `_PARAMETERS`."""
     body = trace(formula, dtype.type)
     inputs = dict(zip(("product", "other"), body.inputs, strict=False))
     lines = [
@@ -71,12 +71,18 @@ def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> Epilogue:
     like: Any = np.zeros(1, dtype)
     namespace = {**FUNCTIONS, **body.constants, "array_at": array_at, "like": like, "__name__": __name__}
     exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
-    function = namespace["epilogue"]
-    return function if DISABLE_JIT else _address(jit(function, name=f"epilogue.{name}.{dtype}"))
+    return jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}")  # type: ignore[no-any-return]
 
 
-def _address(function: Any) -> int:
-    """Compile a function of integers; return where its machine code is, for as long as the process lives."""
+@functools.cache
+def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
+    """Return where the machine code is of a formula for products of `dtype`, float32 or float64, for good.
+
+    Without compilation, the id of a Python function.
+    """
+    function: Any = _function(formula, name, dtype)
+    if DISABLE_JIT:
+        return id(function)
     signature = (types.int64,) * len(_PARAMETERS)
     function.compile(signature)
     compiled = function.overloads[signature]

@@ -5,15 +5,17 @@ tile (see `product.py`).
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.cpu import elementwise
-from spillgrad_kernels.dispatch import get_num_threads, parallel_for
-from spillgrad_kernels.epilogue import NO_EPILOGUE, Epilogue, epilogue
+from spillgrad_kernels.dispatch import Kernel, entry_point, get_num_threads, parallel_for
+from spillgrad_kernels.epilogue import NO_EPILOGUE, epilogue
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.packing import round_up
@@ -22,26 +24,29 @@ from spillgrad_kernels.product import (
     COLUMNS,
     COUNTERS,
     DEPTH,
+    NO_EXTRAS,
     ROWS,
     SHARED_ROWS,
-    SMALL_WORK,
+    Extras,
+    geometry_of,
+    reads_in_place,
     separate_products,
     shared_product,
+    with_extras,
     workspace_size,
 )
-from spillgrad_kernels.walk import Layout, Shape, batch_offsets, dense, layout_of
-
-_ONE_PRODUCT = np.zeros((1, 3), np.int64)
-# Stands for scratch memory where none is needed.
-_NO_SCRATCH = {np.dtype(dtype): np.zeros((1, 1), dtype) for dtype in (np.float32, np.float64)}
+from spillgrad_kernels.walk import Layout, Shape, dense, layout_of
 
 # In a product shared by threads: columns of a group, and tiles that balance uneven cores.
 _GROUP_COLUMNS = 256
+_BLOCKS_PER_THREAD = 4
 _TILES_PER_THREAD = 4
 # Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
 # where many products wait.
 _SHARED_WORK = 1 << 20
 _LARGE_WORK = 1 << 24
+# Multiply-adds from which threads share what they pack, rather than make blocks of their own.
+_PACKED_WORK = 1 << 27
 # Multiply-adds that pay for a share: about 2 microseconds; of a matrix-vector product, which waits for memory.
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
@@ -60,27 +65,14 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
     float64, or a and b uint16 for the bits of bfloat16 numbers, whose product is float32.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
-    if a.dtype != b.dtype or a.dtype not in _SUMS:
-        raise TypeError(
-            f"matmul: got {a.dtype} and {b.dtype}; wanted both float32, float64, or uint16 for bfloat16; convert one"
-        )
+    call = prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
     if out is None:
         if accumulate:
             raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
-    elif not out.flags.behaved:
+        return call.run((a, b))
+    if not out.flags.behaved:
         raise ValueError("matmul: got an out that is read-only or not aligned; pass an ordinary array")
-    a, b = aligned(a), aligned(b)
-    call = _prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
-    if out is None:
-        out = memory.empty(call.shape, _SUMS[a.dtype])
-    if out.size == 0 or a.shape[-1] == 0:
-        if not accumulate:
-            out.fill(0)
-        return out
-    at_out = address_of(out)
-    offsets = batch_offsets(call.batch, *map(layout_of, (a, b, out))) if call.batch else _ONE_PRODUCT
-    _run(call, offsets, a, b, at_out, at_out if accumulate else 0, NO_EPILOGUE, 0, 0)
-    return out
+    return call.run((a, b), (out,), (NO_EPILOGUE, id(out), 0, 0) if accumulate else NO_EXTRAS)
 
 
 def linear(
@@ -113,84 +105,112 @@ def linear(
     rows, weight = aligned(rows), aligned(weight.T)
     bias = None if bias is None else np.ascontiguousarray(bias)
     other = None if other is None else np.ascontiguousarray(other)
-    at_result = address_of(result)
-    _run(
-        _prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), addend_row=0),
-        _ONE_PRODUCT, rows, weight, address_of(product), 0 if bias is None else address_of(bias),
-        NO_EPILOGUE if formula is None else epilogue(formula, name, dtype),
-        at_result if other is None else address_of(other), at_result,
+    extras = (
+        NO_EPILOGUE if formula is None else epilogue(formula, name, dtype), 0 if bias is None else id(bias),
+        id(result) if other is None else id(other), id(result),
     )  # fmt: skip
+    call = prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), addend_row=0)
+    call.run((rows, weight), (product,), extras)
     return product if formula is None else result
 
 
-def _run(
-    call: "_Call", offsets: np.ndarray, a: np.ndarray, b: np.ndarray, out: int, addend: int, epilogue: Epilogue,
-    other: int, result: int,
-) -> None:  # fmt: skip
-    at_a, at_b = address_of(a), address_of(b)
-    if call.swapped:
-        at_a, at_b, offsets = at_b, at_a, offsets[:, [1, 0, 2]]
-    workspaces = _NO_SCRATCH[call.packed] if call.scratch is None else memory.empty(call.scratch, call.packed)
-    if call.words == 0:
-        parallel_for(
-            separate_products, call.blocks, call.grain, workspaces, call.geometry, offsets,
-            at_a, at_b, out, addend, epilogue, other, result, most=len(workspaces),
-        )  # fmt: skip
-        return
-    for offset_a, offset_b, offset_out in offsets.tolist():
-        words = np.zeros(call.words, np.int64)
-        parallel_for(
-            shared_product, call.blocks, 1, workspaces, call.geometry, address_of(words),
-            at_a + offset_a, at_b + offset_b, out + offset_out, addend + offset_out if addend else 0,
-            epilogue, other, result,
-        )  # fmt: skip
+_SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (np.float32, np.float64, np.uint32)}
+_SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 
 
-class _Call(NamedTuple):
-    """What products of the same layouts share: how they are cut (see `_Plan`), and the numbers that kernels read."""
+class Call(NamedTuple):
+    """What products of the same layouts share: their result's shape and dtype, and how they are cut (see `_Plan`).
 
+    `code` computes a range of blocks, by the geometry's address and the ids of A, B and C; None where several threads
+    should.
+    """
+
+    code: Kernel | None
+    allocate: Callable[[Shape, Any], np.ndarray]
     shape: Shape
-    batch: Shape
-    swapped: bool  # whether the transpose is computed, from B and A
+    dtype: np.dtype[Any]
     packed: np.dtype[Any]
+    plan: "_Plan"
+    products: int  # 0 where the result has no elements or is zero
     geometry: np.ndarray
-    scratch: tuple[int, int] | None  # None where the kernel takes one block as it lies
-    blocks: int
-    grain: int
-    words: int
+
+    def run(
+        self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = (), extras: Extras = NO_EXTRAS
+    ) -> np.ndarray:
+        """Return the product in fresh memory, or set the one of `outs` to it."""
+        out = outs[0] if outs else self.allocate(self.shape, self.dtype)
+        a, b = aligned(operands[0]), aligned(operands[1])
+        plan, geometry = self.plan, self.geometry
+        if extras != NO_EXTRAS:
+            geometry = with_extras(geometry, extras)
+        if self.products == 0:
+            if extras == NO_EXTRAS:
+                out.fill(0)
+        elif self.code is not None:
+            self.code(0, plan.blocks, address_of(geometry), id(a), id(b), id(out))
+        elif plan.phases == 0:
+            kernel = _SEPARATE[self.packed]
+            parallel_for(kernel, plan.blocks, plan.grain, address_of(geometry), id(a), id(b), id(out))
+        else:
+            scratch = memory.empty((plan.scratch,), self.packed)
+            for number in range(self.products):
+                words = np.zeros(plan.words, np.int64)
+                parallel_for(
+                    _SHARED[self.packed], plan.blocks, 1, address_of(geometry), id(a), id(b), id(out), id(scratch),
+                    number, address_of(words), most=plan.blocks,
+                )  # fmt: skip
+        return out
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend_row: int | None = None) -> _Call:
-    """Check the layouts of a product and plan it. `addend_row` is None where only C can be added to."""
+def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend_row: int | None = None) -> Call:
+    """Check the layouts of a product and plan it. `addend_row` is None where only C can be added to.
+
+    Raises as `matmul`.
+    """
     batch, out = _checked(a, b, out)
     (a_shape, a_strides, numbers), (b_shape, b_strides, _), (shape, out_strides, dtype) = a, b, out
     m, n, k = a_shape[-2], b_shape[-1], a_shape[-1]
     if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
         m, batch = m * math.prod(batch), ()
-    a_steps, b_steps, out_steps = a_strides[-2:], b_strides[-2:], out_strides[-2:]
+    steps = [a_strides[-2:], b_strides[-2:], out_strides[-2:]]
+    in_batch = [_batch_strides(len(batch), layout) for layout in (a, b, out)] if batch else [[], [], []]
     packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
     plain = packed == numbers
-    swapped = _is_better_swapped(m, n, plain, b_steps, out_steps, dtype.itemsize)
+    swapped = _is_better_swapped(m, n, plain, steps[1], steps[2], dtype.itemsize)
     if swapped:
         m, n = n, m
-        a_steps, b_steps, out_steps = b_steps[::-1], a_steps[::-1], out_steps[::-1]
-    in_lines = (a_steps[1] == numbers.itemsize, b_steps[0] == numbers.itemsize)
-    in_rows = b_steps[1] == out_steps[1] == dtype.itemsize
+        steps = [steps[1][::-1], steps[0][::-1], steps[2][::-1]]
+        in_batch = [in_batch[1], in_batch[0], in_batch[2]]
+    (_, a_col), (b_row, b_col), (out_row, out_col) = steps
+    in_lines = (a_col == numbers.itemsize, b_row == numbers.itemsize)
+    in_rows = b_col == out_col == dtype.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
     plan = _plan(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows)
-    rows = (out_steps[0] if addend_row is None else addend_row, out_steps[0], out_steps[0])
-    cut = (m, n, k, plan.rows, plan.columns, plan.scratch[0], plan.phases)
-    geometry = np.array((*cut, *a_steps, *b_steps, *out_steps, *rows), np.int64)
-    small = plain and in_rows and m * n * k <= SMALL_WORK and min(m, n) > 1 and plan.scratch[0] == 1
-    scratch = None if small else plan.scratch
-    return _Call(shape, batch, swapped, packed, geometry, scratch, plan.blocks, plan.grain, plan.words)
+    rows = (out_row if addend_row is None else addend_row, out_row, out_row)
+    cut = (m, n, k, plan.rows, plan.columns, plan.blocks if plan.phases else plan.scratch, plan.phases)
+    geometry = geometry_of(cut, swapped, [*itertools.chain(*steps), *rows], list(zip(batch, *in_batch, strict=True)))
+    products = products if math.prod(shape) and k else 0
+    direct = products and plan.phases == 0 and plan.blocks <= plan.grain
+    code = entry_point(_SEPARATE[packed], 6) if direct else None
+    return Call(code, memory.allocator(shape, dtype), shape, dtype, packed, plan, products, geometry)
+
+
+def _batch_strides(dims: int, layout: Layout) -> list[int]:
+    """Return how far the matrices of an operand, which broadcasts, lie apart in each dimension of the batch."""
+    shape, strides, _ = layout
+    own = [0 if size == 1 else stride for size, stride in zip(shape[:-2], strides[:-2], strict=True)]
+    return [*[0] * (dims - len(own)), *own]
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
-    """Return the product's batch and layout, which is dense if none is given. Raises ValueError unless all fit."""
-    (a_shape, _, numbers), (b_shape, _, _) = a, b
+    """Return the product's batch and layout, which is dense if none is given. Raises as `matmul`."""
+    (a_shape, _, numbers), (b_shape, _, other) = a, b
+    if numbers != other or numbers not in _SUMS:
+        raise TypeError(
+            f"matmul: got {numbers} and {other}; wanted both float32, float64, or uint16 for bfloat16; convert one"
+        )
     if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
         raise ValueError(
             f"matmul: got {a_shape} and {b_shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
@@ -230,10 +250,10 @@ class _Plan(NamedTuple):
 
     rows: int
     columns: int
-    scratch: tuple[int, int]  # workers, and elements for each
+    scratch: int  # elements: for each block at work, or for all
     blocks: int  # how many there are, and how many of them a thread takes at once; of a shared product its workers
     grain: int
-    phases: int = 0  # shared: see `shared_product`
+    phases: int = 0  # shared: see `product.py`
     words: int = 0
 
 
@@ -257,11 +277,25 @@ def _plan(
     elif plain and n <= 2 * VECTOR_BYTES // itemsize and in_lines[0]:
         rows = min(m, round_up(-(-m // (4 * threads)), ROWS))
     elif threads > 1 and m * n * k >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK):
-        return _shared_plan(m, n, k, itemsize, threads)
+        if not plain or m * n * k > _PACKED_WORK:
+            return _shared_plan(m, n, k, itemsize, threads)
+        rows, columns = _blocks_of(m, n, itemsize, _BLOCKS_PER_THREAD * threads)
     blocks = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
-    workers = 1 if blocks <= grain else threads
-    return _Plan(rows, columns, (workers, workspace_size(rows, columns, k, itemsize)), blocks, grain)
+    like = np.zeros(1, f"f{itemsize}")
+    in_place = plain and in_rows and min(m, n) > 1 and reads_in_place(like, rows, columns, itemsize)
+    scratch = 0 if in_place else workspace_size(rows, columns, k, itemsize)
+    return _Plan(rows, columns, scratch, blocks, grain)
+
+
+def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
+    """Cut a product into at least so many blocks of whole tiles, where it has them; return their rows and columns.
+
+    Columns are cut first: blocks of the same columns would pack them each for itself.
+    """
+    tile_width = 2 * VECTOR_BYTES // itemsize
+    columns = round_up(-(-n // wanted), tile_width)
+    return round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS), columns
 
 
 def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:
@@ -282,7 +316,7 @@ def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:
     vector = VECTOR_BYTES // itemsize
     panels = column_groups * columns * depth + row_groups * (rows * depth + vector)
     scratch = threads * TILE_ROWS * tile_width + 2 * panels + vector
-    return _Plan(rows, columns, (threads, -(-scratch // threads)), threads, 1, phases, words)
+    return _Plan(rows, columns, scratch, threads, 1, phases, words)
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:

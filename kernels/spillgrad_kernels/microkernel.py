@@ -128,11 +128,11 @@ if DISABLE_JIT:
 
     def multiply_strided(
         like: np.ndarray, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int, c: int, c_row: int,
-        accumulate: bool,
+        addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Do as `multiply_panels` with A read through any strides, setting C or, with `accumulate`, adding to it."""
-        columns, addend = tile_columns(like), c if accumulate else 0
-        multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, c_row)
+        """Do as `multiply_panels` with A read through any strides."""
+        columns = tile_columns(like)
+        multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row)
 
     def prefetch(address: int) -> None:
         """Ask for the cache line at `address`, which need not be readable."""
@@ -285,7 +285,7 @@ else:
             return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), lanes))
 
         def sums_of_products(
-            self, k: Any, a: tuple[list[Any], Any], b: tuple[Any, Any], a_at: Any, b_at: Any, vectors: int
+            self, k: Any, a: tuple[list[Any], Any], b: tuple[Any, Any], a_at: Any, b_at: Any, rows: int, vectors: int
         ) -> dict[tuple[int, int], Any]:
             """Return a tile's vectors: for each row i and vector j the sum over k of A's element i times B's vector j.
 
@@ -293,7 +293,7 @@ else:
             loads a vector.
             """
             builder, integer = self.builder, k.type
-            tile = [(i, j) for i in range(TILE_ROWS) for j in range(vectors)]
+            tile = [(i, j) for i in range(rows) for j in range(vectors)]
             entry, loop, done = builder.block, builder.append_basic_block("k"), builder.append_basic_block("done")
             builder.branch(loop)
             builder.position_at_end(loop)
@@ -302,7 +302,7 @@ else:
             sums = {at: builder.phi(self.sums) for at in tile}
             b_vectors = [b_at(pb, j) for j in range(vectors)]
             updated = {}
-            for i in range(TILE_ROWS):
+            for i in range(rows):
                 a_element = self.splat(a_at(pa, i))
                 for j in range(vectors):
                     updated[i, j] = self.fma(a_element, b_vectors[j], sums[i, j])
@@ -319,16 +319,15 @@ else:
             builder.position_at_end(done)
             return updated
 
-        def store_tile(self, sums: dict[tuple[int, int], Any], c: Any, c_row: Any, added: tuple[Any, ...]) -> None:
-            """Set a tile of C to `sums`, plus a tile if it is `added`: its address, bytes between rows, and whether."""
+        def store_tile(self, sums: dict[tuple[int, int], Any], c: Any, c_row: Any, addend: Any, added_row: Any) -> None:
+            """Set a tile of C to `sums`, plus a tile at `addend` unless 0."""
             builder = self.builder
-            addend, addend_row, flag = added
-            with builder.if_else(flag) as (add, overwrite):
+            with builder.if_else(cgutils.is_not_null(builder, addend)) as (add, overwrite):
                 for branch, is_add in ((add, True), (overwrite, False)):
                     with branch:
                         for (i, j), value in sums.items():
                             if is_add:
-                                row = builder.add(addend, builder.mul(addend_row, ir.Constant(addend_row.type, i)))
+                                row = builder.add(addend, builder.mul(added_row, ir.Constant(added_row.type, i)))
                                 value = builder.fadd(self.load_sums(self.shifted(row, j * self.lanes)), value)
                             row = builder.add(c, builder.mul(c_row, ir.Constant(c_row.type, i)))
                             self.store(value, self.shifted(row, j * self.lanes))
@@ -359,10 +358,9 @@ else:
                 _prefetch(builder, emit.shifted(row, (_TILE_VECTORS - 1) * emit.lanes), to_write=True)
             sums = emit.sums_of_products(
                 k, ([a], ir.Constant(integer, TILE_ROWS * emit.bytes)), (b, b_row),
-                lambda pa, i: emit.shifted(pa[0], i), emit.load_nth, _TILE_VECTORS,
+                lambda pa, i: emit.shifted(pa[0], i), emit.load_nth, TILE_ROWS, _TILE_VECTORS,
             )  # fmt: skip
-            adds = builder.icmp_signed("!=", addend, ir.Constant(integer, 0))
-            emit.store_tile(sums, c, c_row, (addend, addend_row, adds))
+            emit.store_tile(sums, c, c_row, addend, addend_row)
             return context.get_dummy_value()
 
         return types.void(like, *[types.intp] * 8), codegen
@@ -370,12 +368,12 @@ else:
     @intrinsic
     def multiply_strided(
         typing_context: Any, like: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any, c_row: Any,
-        accumulate: Any,
+        addend: Any, addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Do as `multiply_panels` with A read through any strides, setting C or, with `accumulate`, adding to it."""
+        """Do as `multiply_panels` with A read through any strides."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, k, a, a_row, a_col, b, b_row, c, c_row, accumulate = arguments
+            _, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
             emit = _Emitter(builder, like.dtype)
             rows_apiece = TILE_ROWS // _POINTERS
             distances = [builder.mul(a_row, ir.Constant(k.type, i)) for i in range(TILE_ROWS)]
@@ -383,12 +381,12 @@ else:
             sums = emit.sums_of_products(
                 k, (starts, a_col), (b, b_row),
                 lambda pa, i: builder.add(pa[i // rows_apiece], distances[i % rows_apiece]),
-                emit.load_nth, _TILE_VECTORS,
+                emit.load_nth, TILE_ROWS, _TILE_VECTORS,
             )  # fmt: skip
-            emit.store_tile(sums, c, c_row, (c, c_row, cgutils.is_not_null(builder, accumulate)))
+            emit.store_tile(sums, c, c_row, addend, addend_row)
             return context.get_dummy_value()
 
-        return types.void(like, *[types.intp] * 8, types.boolean), codegen
+        return types.void(like, *[types.intp] * 10), codegen
 
     @intrinsic
     def prefetch(typing_context: Any, address: Any) -> Any:
@@ -414,37 +412,54 @@ else:
             _, rows, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
             emit = _Emitter(builder, like.dtype)
             integer = k.type
-            # Rows that are not there are computed from the last one and not stored.
-            last = builder.sub(rows, ir.Constant(integer, 1))
-            offsets = []
-            for i in range(TILE_ROWS):
-                row = ir.Constant(integer, i)
-                offsets.append(builder.mul(builder.select(builder.icmp_signed("<", row, rows), row, last), a_row))
-            adds = builder.icmp_signed("!=", addend, ir.Constant(integer, 0))
-            is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
-            with builder.if_else(is_narrow) as (narrow, wide):
-                for branch, vectors in ((narrow, 1), (wide, _TILE_VECTORS)):
-                    with branch:
-                        counts = [builder.sub(columns, ir.Constant(integer, j * emit.lanes)) for j in range(vectors)]
-                        masks = [emit.first_lanes(count) for count in counts]
+            adds = cgutils.is_not_null(builder, addend)
 
-                        def b_at(pb: Any, j: int, masks: Any = masks, vectors: int = vectors) -> Any:
-                            # Where rows are long, no processor foresees that the next tile begins beside this one.
-                            _prefetch(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
-                            return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
+            def multiply(tile_rows: int, vectors: int) -> None:
+                """Write the code for at most so many rows and vectors."""
+                # Rows that are not there are computed from the last one and not stored.
+                last = builder.sub(rows, ir.Constant(integer, 1))
+                present = [builder.icmp_signed("<", ir.Constant(integer, i), rows) for i in range(tile_rows)]
+                nearest = [builder.select(flag, ir.Constant(integer, i), last) for i, flag in enumerate(present)]
+                offsets = [builder.mul(row, a_row) for row in nearest]
+                counts = [builder.sub(columns, ir.Constant(integer, j * emit.lanes)) for j in range(vectors)]
+                masks = [emit.first_lanes(count) for count in counts]
 
-                        sums = emit.sums_of_products(
-                            k, ([a], a_col), (b, b_row), lambda pa, i: builder.add(pa[0], offsets[i]), b_at, vectors
-                        )
-                        for i in range(TILE_ROWS):
-                            with builder.if_then(builder.icmp_signed("<", ir.Constant(integer, i), rows)):
-                                for j in range(vectors):
-                                    row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
-                                    mask = builder.and_(masks[j], emit.splat_flag(adds))
-                                    added = emit.load_some(emit.shifted(row, j * emit.lanes), mask)
-                                    total = builder.select(adds, builder.fadd(added, sums[i, j]), sums[i, j])
-                                    row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                                    emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
+                def b_at(pb: Any, j: int) -> Any:
+                    # Where rows are long, no processor foresees that the next tile begins beside this one.
+                    _prefetch(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
+                    return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
+
+                sums = emit.sums_of_products(
+                    k, ([a], a_col), (b, b_row), lambda pa, i: builder.add(pa[0], offsets[i]), b_at, tile_rows, vectors
+                )
+                for i in range(tile_rows):
+                    with builder.if_then(present[i]):
+                        for j in range(vectors):
+                            row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
+                            mask = builder.and_(masks[j], emit.splat_flag(adds))
+                            added = emit.load_some(emit.shifted(row, j * emit.lanes), mask)
+                            total = builder.select(adds, builder.fadd(added, sums[i, j]), sums[i, j])
+                            row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+                            emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
+
+            def multiply_lower(heights: list[int]) -> None:
+                """Write the code for the lowest of the tiles that has enough rows."""
+                is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
+                if len(heights) > 1:
+                    is_low = builder.icmp_signed("<=", rows, ir.Constant(integer, heights[0]))
+                    with builder.if_else(is_low) as (low, high):
+                        with low:
+                            multiply_lower(heights[:1])
+                        with high:
+                            multiply_lower(heights[1:])
+                    return
+                with builder.if_else(is_narrow) as (narrow, wide):
+                    with narrow:
+                        multiply(heights[0], 1)
+                    with wide:
+                        multiply(heights[0], _TILE_VECTORS)
+
+            multiply_lower([-(-TILE_ROWS // 3), -(-2 * TILE_ROWS // 3), TILE_ROWS])
             return context.get_dummy_value()
 
         return types.void(like, *[types.intp] * 12), codegen

@@ -6,16 +6,22 @@ thread makes it.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from spillgrad_kernels.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.compile import REASSOCIATE, jit, register_jitable
-from spillgrad_kernels.epilogue import NO_EPILOGUE, Epilogue, run_epilogue
+from spillgrad_kernels.dispatch import Kernel
+from spillgrad_kernels.epilogue import NO_EPILOGUE, run_epilogue
 from spillgrad_kernels.microkernel import (
     TILE_ROWS,
     VECTOR_BYTES,
     multiply_in_place,
     multiply_panels,
+    multiply_strided,
     numbers_in,
     numbers_of,
     sums_of,
@@ -23,7 +29,7 @@ from spillgrad_kernels.microkernel import (
     widened,
 )
 from spillgrad_kernels.packing import packer, round_up
-from spillgrad_kernels.pointers import array_at
+from spillgrad_kernels.pointers import array_at, data_of
 
 # A panel of B (DEPTH x tile_columns) stays in the L1 cache, a block of A (ROWS x DEPTH) in L2, one of B in L3.
 DEPTH = 256
@@ -33,12 +39,16 @@ COLUMNS = 2048
 SHARED_ROWS = 160 * TILE_ROWS
 # A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
 _VECTOR_CHUNK = 4096
-# Multiply-adds up to which packing costs more than it saves.
-SMALL_WORK = 1 << 20
+# Bytes of a row of B up to which a slab of it, `DEPTH` rows, stays in L2: then A is read as it lies, and so is B where
+# its rows have no gaps. Packing would cost more than it saves.
+_NARROW_BYTES = 2048
 
 # Where a matrix lies: its address, the bytes from one row to the next, and from one column to the next. Address 0
 # stands for none to add.
 Matrix = tuple[int, int, int]
+# The ids of A, B and C.
+Operands = tuple[int, int, int]
+_WORDS = np.zeros(1, np.int64)
 
 
 @register_jitable
@@ -91,7 +101,6 @@ def _multiply_block(
     size = like.itemsize
     columns = tile_columns(like)
     tile_row = columns * size
-    spare = array_at(sums, tile, TILE_ROWS * columns)
     _, c_row, c_col = c
     for j in range(0, width, columns):
         for i in range(0, height, TILE_ROWS):
@@ -110,60 +119,63 @@ def _multiply_block(
                 addend_row,
             )
             if not fits:
-                for r in range(min(TILE_ROWS, height - i)):
-                    present = min(columns, width - j)
-                    values = spare[r * columns : r * columns + present]
-                    if added != 0:
-                        for s in range(present):
-                            values[s] += array_at(sums, added + r * addend_row + s * c_col, 1)[0]
-                    for s in range(present):
-                        array_at(sums, place + r * c_row + s * c_col, 1)[0] = values[s]
+                rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
+                _spread(sums, rows, present, tile, tile_row, _part(c, i, j), _part(addend, i, j))
 
 
 @jit
-def _small_product(like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: Matrix, c: Matrix, addend: Matrix) -> None:
-    """Do as `product` where rows of B and C have no gaps: tile by tile, A and B where they lie."""
-    columns = tile_columns(like)
-    for k0 in range(0, k, DEPTH):
-        base = addend if k0 == 0 else c
-        for j in range(0, n, columns):
-            for i in range(0, m, TILE_ROWS):
-                corner, a_row, a_col = _part(a, i, k0)
-                rows_of_b, b_row, _ = _part(b, k0, j)
-                place, c_row, _ = _part(c, i, j)
-                added, added_row, _ = _part(base, i, j)
-                multiply_in_place(
-                    like, min(TILE_ROWS, m - i), min(columns, n - j), min(DEPTH, k - k0), corner, a_row, a_col,
-                    rows_of_b, b_row, place, c_row, added, added_row,
-                )  # fmt: skip
+def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, c: Matrix, addend: Matrix) -> None:
+    """Copy a tile to C, plus a matrix unless that is none; columns of both may lie apart."""
+    for i in range(rows):
+        values = array_at(sums, tile + i * tile_row, columns)
+        place, added = _part(c, i, 0)[0], _part(addend, i, 0)[0]
+        for j in range(columns):
+            value = values[j]
+            if added != 0:
+                value += array_at(sums, added + j * c[2], 1)[0]
+            array_at(sums, place + j * c[2], 1)[0] = value
+
+
+@register_jitable
+def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
+    """Say whether A is read as it lies; B's columns lie `b_col` bytes apart."""
+    size = like.itemsize
+    return numbers_in(like) == 1 and (n * size <= _NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
 
 
 @jit
-def _thin_product(
-    like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: Matrix, c: Matrix, addend: Matrix, workspace: int
-) -> None:
-    """Do as `product` where C is at most a tile wide and rows of A have no gaps: A is read once, as it lies."""
+def _multiply_in_place(
+    like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: int, b_row: int, b_step: int, c: Matrix, addend: Matrix,
+    tile: int,
+) -> None:  # fmt: skip
+    """Set an m x n matrix C to the product of A, as it lies, and `k` rows of B, plus a matrix unless that is none.
+
+    B's rows lie `b_row` bytes apart, and a tile's columns `b_step` from those of the next. `tile` is room for one tile,
+    used where columns of C lie apart.
+    """
     size = like.itemsize
     columns = tile_columns(like)
     tile_row = columns * size
-    packed = workspace + TILE_ROWS * tile_row
-    for k0 in range(0, k, DEPTH):
-        depth = min(DEPTH, k - k0)
-        source, b_row, b_col = _part(b, k0, 0)
-        packer(like)(like, columns, source, b_col, b_row, n, depth, packed)
-        base = addend if k0 == 0 else c
-        for i in range(0, m, TILE_ROWS):
-            rows = min(TILE_ROWS, m - i)
-            corner, a_row, _ = _part(a, i, k0)
-            multiply_in_place(
-                like, rows, n, depth, corner, a_row, size, packed, tile_row, workspace, tile_row, 0, 0
-            )  # fmt: skip
-            for r in range(rows):
-                sums = array_at(like, workspace + r * tile_row, n)
-                added, place, col = _part(base, i + r, 0)[0], _part(c, i + r, 0)[0], c[2]
-                for s in range(n):
-                    before = array_at(like, added + s * col, 1)[0] if added != 0 else like.dtype.type(0)
-                    array_at(like, place + s * col, 1)[0] = before + sums[s]
+    for i0 in range(0, m, ROWS):
+        for j in range(0, n, columns):
+            source = b + j // columns * b_step
+            present = min(columns, n - j)
+            for i in range(i0, min(i0 + ROWS, m), TILE_ROWS):
+                rows = min(TILE_ROWS, m - i)
+                corner, a_row, a_col = _part(a, i, 0)
+                place, c_row, c_col = _part(c, i, j)
+                added, added_row, _ = _part(addend, i, j)
+                in_rows = c_col == size
+                if not in_rows:
+                    place, c_row, added = tile, tile_row, 0
+                if rows == TILE_ROWS and present == columns:
+                    multiply_strided(like, k, corner, a_row, a_col, source, b_row, place, c_row, added, added_row)
+                else:
+                    multiply_in_place(
+                        like, rows, present, k, corner, a_row, a_col, source, b_row, place, c_row, added, added_row
+                    )
+                if not in_rows:
+                    _spread(like, rows, present, tile, tile_row, _part(c, i, j), _part(addend, i, j))
 
 
 @jit
@@ -177,14 +189,18 @@ def product(
     """
     size = like.itemsize
     columns = tile_columns(like)
-    plain = numbers_in(like) == 1
-    if plain and (m <= TILE_ROWS or m * n * k <= SMALL_WORK) and b[2] == size and c[2] == size:
-        _small_product(like, m, n, k, a, b, c, addend)
-        return
-    if plain and n <= columns and a[2] == size:
-        _thin_product(like, m, n, k, a, b, c, addend, workspace)
-        return
     packed_b = workspace + TILE_ROWS * columns * size
+    if reads_in_place(like, m, n, b[2]):
+        for k0 in range(0, k, DEPTH):
+            depth = min(DEPTH, k - k0)
+            source, b_row, b_col = _part(b, k0, 0)
+            b_step = columns * size
+            if b_col != size:
+                packer(like)(like, columns, source, b_col, b_row, n, depth, packed_b)
+                source, b_row, b_step = packed_b, columns * size, columns * size * depth
+            base = addend if k0 == 0 else c
+            _multiply_in_place(like, m, n, depth, _part(a, 0, k0), source, b_row, b_step, c, base, workspace)
+        return
     # Packing A may write a vector beyond its end, so A comes last.
     packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
     step = DEPTH * numbers_in(like)
@@ -211,37 +227,25 @@ _TICKET, COUNTERS = 0, 8
 
 
 @jit
-def shared_product(
-    start: int,
-    stop: int,
-    worker: int,
-    workspace: np.ndarray,
-    geometry: np.ndarray,
-    words: int,
-    at_a: int,
-    at_b: int,
-    at_c: int,
-    at_addend: int,
-    epilogue: Epilogue,
-    at_other: int,
-    at_result: int,
+def _share_product(
+    like: np.ndarray, worker: int, geometry: int, scratch: int, number: int, words: int, operands: Operands
 ) -> None:
-    """Take part in one large product until nothing is left of it to begin; every share is a thread's part.
+    """Take part in one large product, that of a number in its batch, until nothing is left of it to begin.
 
     A phase is a slab of depth `DEPTH` of a block of C. Its tasks pack groups of `columns` of B and of `rows` of A,
     once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
     tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
     """
-    m, n, k, rows, columns, workers, phases = _cut(geometry)
-    a, b, c, addend, other, result = _matrices(geometry, at_a, at_b, at_c, at_addend, at_other, at_result)
-    size = workspace.itemsize
-    scratch = round_up(np.intp(workspace.ctypes.data), VECTOR_BYTES)
-    tile_size = TILE_ROWS * tile_columns(workspace) * size
+    m, n, k, rows, columns, workers, phases, epilogue = _cut(geometry)
+    a, b, c, addend, other, result = _matrices(geometry, number, operands)
+    size = like.itemsize
+    scratch = round_up(data_of(scratch), VECTOR_BYTES)
+    tile_size = TILE_ROWS * tile_columns(like) * size
     tile = scratch + worker * tile_size
     packed, made, added = COUNTERS, COUNTERS + phases, COUNTERS + 2 * phases
-    slab = DEPTH * numbers_in(workspace)
-    b_group = columns * min(_depth_of(workspace, k), DEPTH) * size
-    a_group = rows * min(_depth_of(workspace, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
+    slab = DEPTH * numbers_in(like)
+    b_group = columns * min(_depth_of(like, k), DEPTH) * size
+    a_group = rows * min(_depth_of(like, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
     b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
     place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
 
@@ -269,16 +273,16 @@ def shared_product(
                         if task < column_groups:
                             j = task * columns
                             source, along, across = _part(b, k0, j0 + j)
-                            packer(workspace)(
-                                workspace, tile_columns(workspace), source, across, along, min(columns, width - j),
+                            packer(like)(
+                                like, tile_columns(like), source, across, along, min(columns, width - j),
                                 depth, packed_b + task * b_group,
                             )  # fmt: skip
                         else:
                             group = task - column_groups
                             i = group * rows
                             source, across, along = _part(a, i0 + i, k0)
-                            packer(workspace)(
-                                workspace, TILE_ROWS, source, across, along, min(rows, height - i), depth,
+                            packer(like)(
+                                like, TILE_ROWS, source, across, along, min(rows, height - i), depth,
                                 packed_a + group * a_group,
                             )  # fmt: skip
                         fetch_add(words, packed + phase, 1)
@@ -290,12 +294,17 @@ def shared_product(
                         wait_for(words, packed + phase, packings)
                         wait_for(words, added + at, k0 // slab)
                         _multiply_block(
-                            workspace, tall, wide, _depth_of(workspace, depth), packed_a + at % row_groups * a_group,
+                            like, tall, wide, _depth_of(like, depth), packed_a + at % row_groups * a_group,
                             packed_b + at // row_groups * b_group, place, _part(base, i0 + i, j0 + j), tile,
                         )  # fmt: skip
                         if epilogue != NO_EPILOGUE and k0 + slab >= k:
                             _finish(
-                                epilogue, tall, wide, place, _part(other, i0 + i, j0 + j), _part(result, i0 + i, j0 + j)
+                                epilogue,
+                                tall,
+                                wide,
+                                place,
+                                _part(other, i0 + i, j0 + j),
+                                _part(result, i0 + i, j0 + j),
                             )
                         store(words, added + at, k0 // slab + 1)
                         fetch_add(words, made + phase, 1)
@@ -364,70 +373,124 @@ def _multiply_vector(
 
 
 @jit
-def separate_products(
-    start: int,
-    stop: int,
-    worker: int,
-    workspaces: np.ndarray,
-    geometry: np.ndarray,
-    batch_offsets: np.ndarray,
-    at_a: int,
-    at_b: int,
-    at_c: int,
-    at_addend: int,
-    epilogue: Epilogue,
-    at_other: int,
-    at_result: int,
-) -> None:
+def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
     """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
-    m, n, k, rows, columns, _, _ = _cut(geometry)
+    m, n, k, rows, columns, scratch_size, _, epilogue = _cut(geometry)
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
-    like = workspaces[worker]
-    scratch = round_up(np.intp(like.ctypes.data), VECTOR_BYTES)
+    scratch = np.empty(scratch_size, like.dtype)
     for task in range(start, stop):
-        of_a, of_b, of_c = batch_offsets[task // blocks]
-        a, b, c, addend, other, result = _matrices(
-            geometry, at_a + of_a, at_b + of_b, at_c + of_c, at_addend + of_c if at_addend != 0 else 0, at_other,
-            at_result,
-        )  # fmt: skip
+        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
+        a, b, c, addend, other, result = _matrices(geometry, task // blocks, operands)
         i = task % blocks % row_blocks * rows
         j = task % blocks // row_blocks * columns
         height, width = min(rows, m - i), min(columns, n - j)
         left, right, place, added = _part(a, i, 0), _part(b, 0, j), _part(c, i, j), _part(addend, i, j)
         if n == 1:
-            _multiply_vector(like, height, k, left, right, place, added, scratch)
+            _multiply_vector(like, height, k, left, right, place, added, workspace)
         elif m == 1:
             _multiply_vector(
-                like, width, k, _transposed(right), _transposed(left), _transposed(place), _transposed(added), scratch
+                like, width, k, _transposed(right), _transposed(left), _transposed(place), _transposed(added), workspace
             )
         else:
-            product(like, height, width, k, left, right, place, added, scratch)
+            product(like, height, width, k, left, right, place, added, workspace)
         if epilogue != NO_EPILOGUE:
             _finish(epilogue, height, width, place, _part(other, i, j), _part(result, i, j))
 
 
 @register_jitable
-def _finish(epilogue: Epilogue, rows: int, columns: int, c: Matrix, other: Matrix, result: Matrix) -> None:
+def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, result: Matrix) -> None:
     run_epilogue(epilogue, rows, columns, c[0], c[1], other[0], other[1], result[0], result[1])
 
 
-# What kernels read of a product's plan, as one array: `_Plan` and the strides of its matrices (see `matmul.py`).
-@register_jitable
-def _cut(geometry: np.ndarray) -> tuple[int, ...]:
-    """Return m, n, k, then `_Plan`'s rows, columns, workers and phases."""
-    g = geometry
-    return g[0], g[1], g[2], g[3], g[4], g[5], g[6]
+def separate_products(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that computes separate blocks of products, packed as `dtype`.
+
+    All its parameters are integers: the address of the geometry, and the ids of A, B and C.
+    """
+    like: Any = np.zeros(1, dtype)
+
+    @jit(name=f"product.separate_products.{dtype}")
+    def kernel(start: int, stop: int, geometry: int, a: int, b: int, c: int) -> None:
+        _separate_products(like, start, stop, geometry, (a, b, c))
+
+    return kernel
+
+
+def shared_product(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that shares one product of a batch, with what `separate_products` takes.
+
+    Also the id of an array of scratch memory, the product's number, and the address of its words. Every share is a
+    thread's part.
+    """
+    like: Any = np.zeros(1, dtype)
+
+    @jit(name=f"product.shared_product.{dtype}")
+    def kernel(
+        start: int, stop: int, worker: int, geometry: int, a: int, b: int, c: int, scratch: int, number: int, words: int
+    ) -> None:
+        _share_product(like, worker, geometry, scratch, number, words, (a, b, c))
+
+    return kernel
+
+
+# What kernels read of products, as one array: m, n, k; rows and columns of a block or tile; the elements of scratch
+# memory or the number of workers; phases; the epilogue. The ids of the addend, of the epilogue's other operand and its
+# result. Whether A and B change places. The strides of matrices. The batch's dimensions, with each its size and the
+# strides of A, B and C.
+_EXTRAS, _SWAPPED, _STRIDES, _BATCH = 7, 11, 12, 21
+
+
+def geometry_of(
+    cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Return what kernels read of products without an addend or an epilogue.
+
+    `strides` are those of rows and columns of A, B and C, then of rows of the addend, of other and of the result.
+    """
+    head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
+    return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
+
+
+# An epilogue, and the ids of the addend, other and result; 0 stands for none.
+Extras = tuple[int, int, int, int]
+NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0, 0)
+
+
+def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
+    """Return the geometry of products that have them."""
+    geometry = geometry.copy()
+    geometry[_EXTRAS:_SWAPPED] = extras
+    return geometry
 
 
 @register_jitable
-def _matrices(
-    geometry: np.ndarray, a: int, b: int, c: int, addend: int, other: int, result: int
-) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
-    """Return where the matrices at these addresses lie; all but A and B have the columns of C."""
-    g = geometry
-    col = g[12]  # of C and what is like it
+def _cut(geometry: int) -> tuple[int, ...]:
+    g = array_at(_WORDS, geometry, _EXTRAS + 1)
+    return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]
+
+
+@register_jitable
+def _matrices(geometry: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
+    """Return where the matrices of the product of a number lie; all but A and B have the columns of C."""
+    dims = array_at(_WORDS, geometry, _BATCH + 1)[_BATCH]
+    g = array_at(_WORDS, geometry, _BATCH + 1 + 4 * dims)
+    of_a, of_b, of_c = 0, 0, 0
+    for d in range(_BATCH + 1 + 4 * (dims - 1), _BATCH, -4):
+        number, index = number // g[d], number % g[d]
+        of_a, of_b, of_c = of_a + index * g[d + 1], of_b + index * g[d + 2], of_c + index * g[d + 3]
+    a, b, c = operands
+    if g[_SWAPPED] != 0:
+        a, b = b, a
+    strides = g[_STRIDES:_BATCH]
+    col = strides[5]  # of C and what is like it
+    addend, other, result = g[_EXTRAS + 1], g[_EXTRAS + 2], g[_EXTRAS + 3]
     return (
-        (a, g[7], g[8]), (b, g[9], g[10]), (c, g[11], col), (addend, g[13], col), (other, g[14], col),
-        (result, g[15], col),
-    )  # fmt: skip
+        (data_of(a) + of_a, strides[0], strides[1]),
+        (data_of(b) + of_b, strides[2], strides[3]),
+        (data_of(c) + of_c, strides[4], col),
+        (data_of(addend) + of_c if addend != 0 else 0, strides[6], col),
+        (data_of(other) if other != 0 else 0, strides[7], col),
+        (data_of(result) if result != 0 else 0, strides[8], col),
+    )
