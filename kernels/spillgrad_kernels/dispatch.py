@@ -10,7 +10,7 @@ import inspect
 import os
 from typing import Any
 
-from spillgrad_kernels.compile import DISABLE_JIT, jit
+from spillgrad_kernels.compile import DISABLE_JIT, jit, types
 from spillgrad_kernels.team import Team, launch, takes_worker
 
 Kernel = Any  # what `compile.jit` returns
@@ -74,6 +74,15 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     namespace: dict[str, Any] = {"kernel": kernel.made, "launch": launch, "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
     kernel.launcher = jit(namespace["launcher"], name=name).made
+
+
+def entry_point(kernel: Kernel, parameters: int) -> Kernel:
+    """Return a kernel of integers alone as a function that looks at no argument's type, which takes 0.3 us."""
+    if DISABLE_JIT:
+        return kernel
+    integers = (types.int64,) * parameters
+    kernel.compile(integers)
+    return kernel.overloads[integers].entry_point
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:
