@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad_kernels.atomics import WORD_BYTES
 from spillgrad_kernels.compile import jit
 from spillgrad_kernels.copying import copy
 from spillgrad_kernels.dispatch import Kernel, entry_point, parallel_for
@@ -31,8 +32,9 @@ def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
     moving = [i for i, letter in enumerate(pattern) if letter == "v"]
     standing = [i for i, letter in enumerate(pattern) if letter == "s"]
     lines = [
-        f"def kernel(start, stop, loops, dims, {', '.join(f'a{i}' for i in range(arrays))}):",
-        f"    loops = array_at(like_int64, loops, {arrays + 2} * dims)",
+        f"def kernel(start, stop, loops, {', '.join(f'a{i}' for i in range(arrays))}):",
+        "    dims = array_at(like_int64, loops, 1)[0]",
+        f"    loops = array_at(like_int64, loops + {WORD_BYTES}, {arrays + 2} * dims)",
         f"    place = empty({arrays + 2}, int64)",
         *(f"    down{i} = loops[{3 + i} * dims - 2]" for i in range(arrays)),
         "    for tile in range(start, stop):",
@@ -86,25 +88,25 @@ class Call(NamedTuple):
     kernel: Kernel
     tiles: int
     grain: int
-    loops: int  # the address of the walk's
-    dims: int
+    loops: int  # the address of what the kernel reads: the walk's dimensions, then its loops
     shape: Shape
     results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # how to allocate each, and its dtype
     copied: tuple[tuple[int, Shape], ...]
-    kept: np.ndarray  # the walk's loops
+    arrays: int
+    kept: np.ndarray  # the memory at `loops`
 
     @property
     def code(self) -> Kernel:
-        """The kernel as a function of integers alone: a range, the walk's two, and the arrays' ids."""
-        return entry_point(self.kernel, 2 + len(self.kept))
+        """The kernel as a function of a range, `loops` and the arrays' ids."""
+        return entry_point(self.kernel, 3 + self.arrays)
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
         """Compute into fresh memory or into `outs`."""
-        kernel, tiles, grain, loops, dims, shape, results, copied, _ = self
+        kernel, tiles, grain, loops, shape, results, copied, _, _ = self
         if not outs:
             outs = tuple([allocate(shape, dtype) for allocate, dtype in results])
         if not copied:
-            parallel_for(kernel, tiles, grain, loops, dims, *map(id, operands), *map(id, outs))
+            parallel_for(kernel, tiles, grain, loops, *map(id, operands), *map(id, outs))
         elif tiles:
             self._run_with_copies(operands, outs)
         return outs
@@ -117,7 +119,7 @@ class Call(NamedTuple):
             arrays[i] = dense.transpose(sorted(range(dense.ndim), key=order.__getitem__))
             if i < len(operands):
                 copy(operands[i], arrays[i])
-        parallel_for(self.kernel, self.tiles, self.grain, self.loops, self.dims, *map(id, arrays))
+        parallel_for(self.kernel, self.tiles, self.grain, self.loops, *map(id, arrays))
         for i, _ in self.copied:
             if i >= len(operands):
                 copy(arrays[i], outs[i - len(operands)])
@@ -155,9 +157,9 @@ def prepare(
         formula = _trace(formula, number.type)
     kernel = build(formula, name, pattern, tuple([layout[2] for layout in arrays]))
     results = tuple([(allocator(shape, kind), kind) for kind in kinds])
-    loops = walk.loops
+    words = np.concatenate([walk.loops.shape[1:], walk.loops.reshape(-1)])
     return Call(
-        kernel, walk.tiles, walk.grain, loops.ctypes.data, loops.shape[1], shape, results, tuple(copied.items()), loops
+        kernel, walk.tiles, walk.grain, words.ctypes.data, shape, results, tuple(copied.items()), len(arrays), words
     )
 
 

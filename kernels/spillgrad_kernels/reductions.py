@@ -9,7 +9,7 @@ float64, along a row after runs of a fixed length.
 import builtins
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,10 @@ from llvmlite import ir
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, DISABLE_JIT, REASSOCIATE, intrinsic, jit, overload, register_jitable
-from spillgrad_kernels.dispatch import parallel_for
+from spillgrad_kernels.dispatch import Kernel, entry_point, parallel_for
+from spillgrad_kernels.pointers import aligned, array_at, data_of
 from spillgrad_kernels.scalar_math import exp, where
+from spillgrad_kernels.walk import Layout, dense, layout_of
 
 # Elements that one unit of work folds: 256 KiB of float32, some 8 microseconds.
 _BLOCK_ELEMENTS = 1 << 16
@@ -203,103 +205,125 @@ def _first_position(row: Any, extreme: Any) -> Any:
     return _NOT_FOUND
 
 
-def _fold_kernel(
-    name: str, fold_row: Callable[..., Any], term: Callable[..., Any], combine: Callable[..., Any], fastmath: set[str]
-) -> Any:
-    """Make a kernel over units of work; unit ((o * blocks + b) * column_blocks + c) folds block b of outer index o.
-
-    `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result; `combine`
-    folds it in. Where there is one column, `fold_row(row, shift, j)` does both from position j on.
-    """
-
-    @jit(name=f"reductions.{name}", fastmath=fastmath)
-    def kernel(
-        start: int, stop: int, a: Any, shift: Any, out: Any, identity: Any, n: int, inner: int, blocks: int, length: int
-    ) -> None:
-        column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
-        accumulators = np.full(_BLOCK_COLUMNS if inner > 1 else 1, identity)
-        for unit in range(start, stop):
-            o = unit // column_blocks // blocks
-            first = unit // column_blocks % blocks * length
-            last = first + length if first + length < n else n
-            if inner == 1:
-                row = a[o * n + first : o * n + last]
-                out[unit] = fold_row(row, shift[o], first)
-            else:
-                column = unit % column_blocks * _BLOCK_COLUMNS
-                width = inner - column if inner - column < _BLOCK_COLUMNS else _BLOCK_COLUMNS
-                shifts = shift[o * inner + column : o * inner + column + width]
-                accumulators[:] = identity
-                for j in range(first, last):
-                    begin = (o * n + j) * inner + column
-                    row = a[begin : begin + width]
-                    for c in range(width):
-                        accumulators[c] = combine(accumulators[c], term(row[c], shifts[c], j))
-                begin = unit // column_blocks * inner + column
-                for c in range(width):
-                    out[begin + c] = accumulators[c]
-
-    return kernel
-
-
-def _fold(
-    name: str,
-    fold_row: Callable[..., Any],
-    term: Callable[..., Any],
-    combine: Callable[..., Any],
-    fastmath: set[str] = CONTRACT,
-) -> Any:
-    return _fold_kernel(name, register_jitable(fold_row), register_jitable(term), register_jitable(combine), fastmath)
-
-
-@register_jitable
 def _position_in_row(row: Any, extreme: Any, first: int) -> Any:
     found = _first_position(row, extreme)
     return found if found == _NOT_FOUND else first + found
 
 
-# Name: the fold's kernel (of a row, of a term, of two), and the NumPy function that combines its partial results.
-_FOLDS = {
-    "sum": (
-        _fold("sum", lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x, REASSOCIATE),
-        np.add,
+class _Rule(NamedTuple):
+    """What a fold does.
+
+    `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result; `combine`
+    folds it in, beginning from `identity`. In place of both, `row(row, shift, j)` folds a row from position j on.
+    `finish(folded, n)` makes the result of what n elements, or a block of them, were folded to.
+    """
+
+    row: Callable[..., Any]
+    term: Callable[..., Any]
+    combine: Callable[..., Any]
+    identity: Callable[[Any], Any]  # of the dtype's type
+    ufunc: np.ufunc  # combines the results of blocks, in the identity's dtype
+    fastmath: set[str] = CONTRACT
+    shifted: bool = False
+    finish: Callable[..., Any] = lambda folded, n: folded
+    empty: float | None = None  # the result over no elements, if not the identity
+
+    def result_type(self, dtype: Any) -> Any:
+        """Return the dtype of results: the elements', or that of positions."""
+        return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
+
+
+_RULES = {
+    "sum": _Rule(
+        lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x,
+        lambda _: np.float64(0.0), np.add, REASSOCIATE,
     ),
-    "prod": (
-        _fold("prod", lambda row, _, j: _row_prod(row), lambda x, _, j: x, lambda y, x: y * x, REASSOCIATE),
-        np.multiply,
+    "mean": _Rule(
+        lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x,
+        lambda _: np.float64(0.0), np.add, REASSOCIATE, finish=lambda total, n: total / n, empty=np.nan,
     ),
-    "max": (_fold("max", lambda row, _, j: row_max(row), lambda x, _, j: x, lambda y, x: maximum(y, x)), np.maximum),
-    "min": (_fold("min", lambda row, _, j: row_min(row), lambda x, _, j: x, lambda y, x: minimum(y, x)), np.minimum),
-    "squares": (
-        _fold(
-            "squares",
-            lambda row, centre, j: row_squares(row, centre),
-            lambda x, centre, j: (x - centre) * (x - centre),
-            lambda y, x: y + x,
-            REASSOCIATE,
-        ),
-        np.add,
+    "prod": _Rule(
+        lambda row, _, j: _row_prod(row), lambda x, _, j: x, lambda y, x: y * x,
+        lambda _: np.float64(1.0), np.multiply, REASSOCIATE,
     ),
-    "exponentials": (
-        _fold(
-            "exponentials",
-            lambda row, shift, j: row_exponentials(row, shift),
-            lambda x, shift, j: exp(x - shift),
-            lambda y, x: y + x,
-            REASSOCIATE,
-        ),
-        np.add,
+    "max": _Rule(
+        lambda row, _, j: row_max(row), lambda x, _, j: x, lambda y, x: maximum(y, x),
+        lambda kind: kind(-np.inf), np.maximum,
     ),
-    "position": (
-        _fold(
-            "position",
-            _position_in_row,
-            lambda x, extreme, j: where((x == extreme) | (x != x), j, _NOT_FOUND),
-            lambda y, j: y if y < j else j,
-        ),
-        np.minimum,
+    "min": _Rule(
+        lambda row, _, j: row_min(row), lambda x, _, j: x, lambda y, x: minimum(y, x),
+        lambda kind: kind(np.inf), np.minimum,
     ),
-}
+    "squares": _Rule(
+        lambda row, centre, j: row_squares(row, centre), lambda x, centre, j: (x - centre) * (x - centre),
+        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
+    ),
+    "exponentials": _Rule(
+        lambda row, shift, j: row_exponentials(row, shift), lambda x, shift, j: exp(x - shift),
+        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
+    ),
+    "position": _Rule(
+        _position_in_row, lambda x, extreme, j: where((x == extreme) | (x != x), j, _NOT_FOUND),
+        lambda y, j: y if y < j else j, lambda _: _NOT_FOUND, np.minimum, shifted=True,
+    ),
+}  # fmt: skip
+for _function in {f for rule in _RULES.values() for f in (rule.row, rule.term, rule.combine, rule.finish)}:
+    register_jitable(_function)
+
+
+@functools.cache
+def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
+    """Return a kernel over units of work; unit ((o * blocks + b) * column_blocks + c) folds block b of outer index o.
+
+    It gets the address of `Fold.words`, and the ids of the array, of the shifts if the rule has any, and of the result.
+    """
+    rule = _RULES[name]
+    fold_row, term, combine, finish = rule.row, rule.term, rule.combine, rule.finish
+    identity = rule.identity(dtype.type)
+    accumulated = type(identity)
+    like, like_result, like_int64 = np.zeros(1, dtype), np.zeros(1, rule.result_type(dtype)), np.zeros(1, np.int64)
+
+    def fold(start: int, stop: int, words: int, a: int, shift: int, out: int) -> None:
+        numbers = array_at(like_int64, words, 5)
+        outer, n, inner, blocks, length = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+        elements = array_at(like, data_of(a), outer * n * inner)
+        shifts = array_at(like, data_of(shift), outer * inner)
+        results = array_at(like_result, data_of(out), outer * blocks * inner)
+        if inner == 1:
+            for unit in range(start, stop):
+                o, first = unit // blocks, unit % blocks * length
+                last = first + length if first + length < n else n
+                results[unit] = finish(fold_row(elements[o * n + first : o * n + last], shifts[o], first), n)
+            return
+        column_blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
+        accumulators = np.empty(_BLOCK_COLUMNS, accumulated)
+        for unit in range(start, stop):
+            o = unit // column_blocks // blocks
+            first = unit // column_blocks % blocks * length
+            last = first + length if first + length < n else n
+            column = unit % column_blocks * _BLOCK_COLUMNS
+            width = inner - column if inner - column < _BLOCK_COLUMNS else _BLOCK_COLUMNS
+            own_shifts = shifts[o * inner + column : o * inner + column + width]
+            accumulators[:] = identity
+            for j in range(first, last):
+                begin = (o * n + j) * inner + column
+                row = elements[begin : begin + width]
+                for c in range(width):
+                    accumulators[c] = combine(accumulators[c], term(row[c], own_shifts[c], j))
+            begin = unit // column_blocks * inner + column
+            for c in range(width):
+                results[begin + c] = finish(accumulators[c], n)
+
+    name = f"reductions.{name}.{dtype.name}"
+    if rule.shifted:
+        return jit(fold, name=name, fastmath=rule.fastmath)
+    register_jitable(fold, fastmath=rule.fastmath, error_model="numpy")
+
+    @jit(name=name, fastmath=rule.fastmath)
+    def kernel(start: int, stop: int, words: int, a: int, out: int) -> None:
+        fold(start, stop, words, a, out, out)  # shifts that no term uses may be read anywhere
+
+    return kernel
 
 
 class _Order(NamedTuple):
@@ -327,7 +351,7 @@ def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
     """Return the elements in the order of (outer, n, inner), one after the other."""
     if permutation is not None:
         a = a.transpose(permutation)
-    return (a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
+    return aligned(a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
 
 
 def _reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
@@ -335,64 +359,91 @@ def _reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool
     return tuple(sizes)
 
 
-class _Plan(NamedTuple):
-    """How to fold an array of a shape: its order, and the blocks that make the units of work."""
+class Fold(NamedTuple):
+    """How to fold arrays of one layout: the kernel, the blocks that make its units of work, and the result.
 
-    order: _Order
-    shape: tuple[int, ...]  # of the result
-    blocks: int
-    length: int  # of a block
+    `moved` says that elements must first be brought into the order of (outer, n, inner).
+    """
+
+    rule: _Rule
+    kernel: Kernel
     units: int
     grain: int
+    words: int  # the address of what the kernel reads: outer, n, inner, blocks, length of a block
+    order: _Order
+    blocks: int
+    moved: bool
+    shape: tuple[int, ...]
+    dtype: Any
+    kept: np.ndarray  # the memory at `words`
+
+    @property
+    def direct(self) -> bool:
+        """Whether `code` alone gives the result, on one thread."""
+        return not self.moved and self.blocks == 1 and 0 < self.units <= self.grain
+
+    @property
+    def code(self) -> Kernel:
+        """The kernel as a function of a range, `words` and the arrays' ids."""
+        return entry_point(self.kernel, 6 if self.rule.shifted else 5)
+
+    def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+        """Fold an array into one, a contiguous one; a shifted fold's second operand has one value per result."""
+        (out,), rule = outs, self.rule
+        permutation, outer, _, inner = self.order
+        if self.units == 0:
+            out.fill(rule.identity(operands[0].dtype.type) if rule.empty is None else rule.empty)
+            return
+        arrays = [_flat(operands[0], permutation), *map(np.ascontiguousarray, operands[1:])]
+        partials = out if self.blocks == 1 else memory.empty((outer, self.blocks, inner), out.dtype)
+        parallel_for(self.kernel, self.units, self.grain, self.words, *map(id, arrays), id(partials))
+        if partials is not out:
+            kind = type(rule.identity(out.dtype.type))
+            with np.errstate(all="ignore"):
+                out.reshape(outer, inner)[...] = rule.ufunc.reduce(partials, axis=1, dtype=kind)
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> _Plan:
+def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -> Fold:
+    """Return how to fold `axes` of arrays of a layout by the rule `name`."""
+    (shape, strides, dtype), rule = operand, _RULES[name]
     order = _order(shape, axes)
     columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
     length = builtins.max(1, _BLOCK_ELEMENTS // columns)
     blocks = -(-order.n // length)
     units = order.outer * blocks * -(-order.inner // _BLOCK_COLUMNS)
     grain = -(-_GRAIN_ELEMENTS // builtins.max(1, builtins.min(order.n, length) * columns))
-    return _Plan(order, _reduced_shape(shape, axes, keepdims), blocks, length, units, grain)
+    words = np.array([order.outer, order.n, order.inner, blocks, length], np.int64)
+    steps = dense(shape, dtype)[1]
+    gaps = [size > 1 and stride != step for size, stride, step in zip(shape, strides, steps, strict=True)]
+    moved = order.permutation is not None or any(gaps)
+    return Fold(
+        rule, _kernel(name, dtype), units, grain, words.ctypes.data, order, blocks, moved,
+        _reduced_shape(shape, axes, keepdims), rule.result_type(dtype), words,
+    )  # fmt: skip
 
 
-def _reduce(
-    name: str,
-    a: np.ndarray,
-    axes: tuple[int, ...],
-    keepdims: bool,
-    start: Any,
-    shift: np.ndarray | None = None,
-    dtype: Any = None,
-) -> np.ndarray:
-    """Fold `axes` of `a`, beginning from `start`; `shift` holds one value per result in the result's order."""
-    kernel, ufunc = _FOLDS[name]
-    dtype = a.dtype if dtype is None else dtype
-    (permutation, outer, n, inner), shape, blocks, length, units, grain = _plan(a.shape, axes, keepdims)
-    if units == 0:
-        return np.full(shape, start, dtype)
-    partials = memory.empty((outer * blocks * inner,), dtype)
-    # Folds that take no shift never use the value read; the results' own memory is a valid place to read it from.
-    shifts = partials if shift is None else np.ascontiguousarray(shift).reshape(-1)
-    parallel_for(kernel, units, grain, _flat(a, permutation), shifts, partials, start, n, inner, blocks, length)
-    if blocks == 1:
-        return partials.reshape(shape)
-    out = memory.empty(shape, dtype)
-    accumulator = np.float64 if isinstance(start, np.float64) else dtype
-    with np.errstate(all="ignore"):
-        out.reshape(outer, inner)[...] = ufunc.reduce(partials.reshape(outer, blocks, inner), axis=1, dtype=accumulator)
+def _reduce(name: str, axes: tuple[int, ...], keepdims: bool, *operands: np.ndarray) -> np.ndarray:
+    """Fold `axes` of an array; a shifted fold has a second operand, with one value per result in the result's order."""
+    fold = prepare(name, layout_of(operands[0]), axes, keepdims)
+    out = memory.empty(fold.shape, fold.dtype)
+    fold.run(operands, (out,))
     return out
 
 
 def sum(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the sum over `axes`; 0 over no elements."""
-    return _reduce("sum", a, axes, keepdims, np.float64(0.0))
+    return _reduce("sum", axes, keepdims, a)
+
+
+def mean(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """Return the average over `axes`; NaN over no elements."""
+    return _reduce("mean", axes, keepdims, a)
 
 
 def prod(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the product over `axes`; 1 over no elements."""
-    return _reduce("prod", a, axes, keepdims, np.float64(1.0))
+    return _reduce("prod", axes, keepdims, a)
 
 
 def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
@@ -401,7 +452,7 @@ def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
     Raises ValueError for the maximum of no elements.
     """
     _require_elements("max", a, axes)
-    return _reduce("max", a, axes, keepdims, a.dtype.type(-np.inf))
+    return _reduce("max", axes, keepdims, a)
 
 
 def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
@@ -410,7 +461,7 @@ def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
     Raises ValueError for the minimum of no elements.
     """
     _require_elements("min", a, axes)
-    return _reduce("min", a, axes, keepdims, a.dtype.type(np.inf))
+    return _reduce("min", axes, keepdims, a)
 
 
 def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
@@ -419,7 +470,7 @@ def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
     Raises ValueError for the maximum of no elements.
     """
     _require_elements("argmax", a, (axis,))
-    return _reduce("position", a, (axis,), keepdims, _NOT_FOUND, max(a, (axis,)), np.int64)
+    return _reduce("position", (axis,), keepdims, a, max(a, (axis,)))
 
 
 def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
@@ -428,7 +479,7 @@ def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
     Raises ValueError for the minimum of no elements.
     """
     _require_elements("argmin", a, (axis,))
-    return _reduce("position", a, (axis,), keepdims, _NOT_FOUND, min(a, (axis,)), np.int64)
+    return _reduce("position", (axis,), keepdims, a, min(a, (axis,)))
 
 
 def var(
@@ -436,18 +487,17 @@ def var(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (variance, mean) over `axes`; squared deviations are divided by max(0, n - `correction`)."""
     n = math.prod(a.shape[axis] for axis in axes)
-    mean = sum(a, axes, keepdims)
+    centre = mean(a, axes, keepdims)
+    variance = _reduce("squares", axes, keepdims, a, centre)
     with np.errstate(all="ignore"):
-        mean /= n
-        variance = _reduce("squares", a, axes, keepdims, np.float64(0.0), mean)
         variance /= builtins.max(0.0, n - correction)
-    return variance, mean
+    return variance, centre
 
 
 def norm(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the square root of the sum of squares over `axes`."""
     centre = np.zeros(_reduced_shape(a.shape, axes, keepdims), a.dtype)
-    result = _reduce("squares", a, axes, keepdims, np.float64(0.0), centre)
+    result = _reduce("squares", axes, keepdims, a, centre)
     np.sqrt(result, out=result)
     return result
 
@@ -455,9 +505,9 @@ def norm(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.nda
 def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return log(sum(exp(a))) over `axes` without overflow; -inf over no elements."""
     with np.errstate(all="ignore"):
-        largest = _reduce("max", a, axes, keepdims, a.dtype.type(-np.inf))
+        largest = _reduce("max", axes, keepdims, a)
         largest[~np.isfinite(largest)] = 0  # inf - inf would be NaN
-        total = _reduce("exponentials", a, axes, keepdims, np.float64(0.0), largest)
+        total = _reduce("exponentials", axes, keepdims, a, largest)
         np.log(total, out=total)
         total += largest
     return total

@@ -28,6 +28,7 @@ from spillgrad.autograd.saved import SavedTensor
 from spillgrad.device import CPU
 from spillgrad.dtypes import is_floating_point
 from spillgrad.ops import generate
+from spillgrad.ops.planned import Planned
 from spillgrad.ops.symbol import Unrecorded, record
 from spillgrad.tensor import Storage, Tensor
 
@@ -87,21 +88,16 @@ def view_of(source: Tensor, array: np.ndarray) -> Tensor:
 class Operation:
     """A differentiable operation; calling it computes, and records where gradients are wanted.
 
-    `view` says that the output may share the first input's memory; it then shares its storage and version. `anew` comes
-    with a forward function that returns a result and what is known of calls like it (a plan, with the metadata of a
-    node), or None where nothing is: `anew(*arguments)` then returns the output, and `promoted(*arguments)` says which
-    arguments a program records.
+    `view` says that the output may share the first input's memory; it then shares its storage and version.
     """
 
     name: str
-    forward: Callable[..., Any]
+    forward: Callable[..., Any] | Planned
     derivatives: tuple[Derivative, ...]
     parameters: tuple[str, ...]
     outputs: tuple[str, ...] = ("result",)
     aux: tuple[str, ...] = ()
     view: bool = False
-    anew: Callable[..., Tensor] | None = None
-    promoted: Callable[..., tuple[Any, ...]] | None = None
     # Per derivative: the values it needs.
     saves: tuple[frozenset[str], ...] = field(init=False)
 
@@ -122,7 +118,7 @@ class Operation:
                 )
         self.saves = tuple(frozenset(order).intersection(d.parameters) for d in self.derivatives)
         self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
-        self.__doc__ = inspect.getdoc(self.forward)
+        self.__doc__ = None if isinstance(self.forward, Planned) else inspect.getdoc(self.forward)
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
@@ -149,7 +145,7 @@ class Operation:
         """What the operation's code depends on."""
         positions = {name: i for i, name in enumerate(self.parameters)}
         named = {name for derivative in self.derivatives for name in derivative.parameters}
-        planned = self.anew is not None  # a plan has the metadata of every input
+        planned = isinstance(self.forward, Planned)  # a plan has the metadata of every input
         derivatives = [(tuple([positions[name] for name in d.inputs]), d.parameters) for d in self.derivatives]
         asked = [i for name, i in positions.items() if planned or {f"{name}_shape", f"{name}_dtype"} & named]
         return generate.Structure(
@@ -162,8 +158,8 @@ class Operation:
     @functools.cached_property
     def _own_names(self) -> dict[str, Any]:
         """What the code of the call names and is this operation's own."""
-        own: dict[str, Any] = {"name": self.name, "forward": self.forward}
-        own |= {"anew": self.anew, "symbolic": self._symbolic}
+        own: dict[str, Any] = {"name": self.name, "symbolic": self._symbolic, "anew": self._anew}
+        own["forward"] = self.forward.compute if isinstance(self.forward, Planned) else self.forward
         if self.derivatives:
             own["NodeType"] = type(self.node_name, (OperationNode,), {"operation": self, "apply": self._apply()})
         return own
@@ -173,7 +169,15 @@ class Operation:
         return generate.function(generate.apply_source(self.structure), "apply", {**_NAMES, **functions})
 
     def _symbolic(self, *arguments: Any) -> Any:
-        return record(self.name, arguments if self.promoted is None else self.promoted(*arguments))
+        promoted = self.forward.promoted(*arguments) if isinstance(self.forward, Planned) else arguments
+        return record(self.name, promoted)
+
+    def _anew(self, *arguments: Any) -> Tensor:
+        """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
+        assert isinstance(self.forward, Planned)
+        arguments = self.forward.promoted(*arguments)
+        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
+        return self.computed(arguments, self.forward.result(*arrays))
 
 
 class OperationNode(Node):
@@ -255,7 +259,7 @@ _NAMES: dict[str, Any] = {
 
 def operation(
     name: str,
-    forward: Callable[..., Any],
+    forward: Callable[..., Any] | Planned,
     /,
     *,
     outputs: tuple[str, ...] = ("result",),
@@ -277,5 +281,5 @@ def operation(
             parsed.append(Derivative(inputs, names, choose))
         else:
             parsed.append(Derivative.of(inputs, function))
-    parameters = tuple(inspect.signature(forward).parameters)
+    parameters = forward.parameters if isinstance(forward, Planned) else tuple(inspect.signature(forward).parameters)
     return Operation(name, forward, tuple(parsed), parameters, outputs, aux, view)

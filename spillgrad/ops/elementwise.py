@@ -7,27 +7,26 @@ tensor of its shape, which may be an operand or overlap one.
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled, state
-from spillgrad.autograd.node import OutputMeta
-from spillgrad.device import CPU
 from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, ShapeError
 from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_array, run_formula
+from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.cpu import Call, prepare
-from spillgrad_kernels.dispatch import Kernel
+from spillgrad_kernels.cpu import prepare
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
+from spillgrad_kernels.walk import Layout, Shape
 
 Number = bool | int | float
 Operand = Tensor | Number
@@ -42,147 +41,54 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
 
 
-# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
-_REMEMBERED = 1024
-
-
-class Plan(NamedTuple):
-    """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
-
-    code: Kernel
-    tiles: int
-    loops: int
-    dims: int
-    allocate: Callable[..., np.ndarray]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: dtypes.DType
-    large: Call | None  # what computes with several threads or copies, if that pays; otherwise `code` does
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-
-
-class Loop:
-    """A formula of arrays and numbers, and the plans for layouts that it has met."""
+class Loop(Planned):
+    """A formula of arrays and numbers that broadcast together."""
 
     def __init__(self, formula: Formula, name: str, gives_bool: bool = False) -> None:
+        super().__init__(name, parameters(formula))
         self.formula = formula
-        self.name = name
         self.gives_bool = gives_bool
-        self.plans: dict[Any, Plan] = {}
 
-    @functools.cached_property
-    def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
-        """Return the result over arrays and numbers, and its plan; None for operands that no plan is for.
+    def promoted(self, *operands: Any) -> tuple[Any, ...]:
+        return _promoted(self.name, operands)
 
-        With `out`, the result goes there; None also where it does not lie as fresh results do.
-        """
-        count = len(parameters(self.formula))
-        names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
-        return generate.function(_compute_source(count), self.name, names)
-
-    def prepare(self, *operands: Any) -> bool:
-        """Make a plan for operands like these; return whether there is one: not where conversions are needed."""
-        arrays = _arrays_of(*operands)
-        if arrays is None:
-            return False
-        layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
-        key = tuple([part for layout in layouts for part in layout])
-        if key in self.plans:
-            return True
-        dtype = _dtype_of(arrays)
-        if any(found not in (dtype, dtypes.bool_) for _, _, found in layouts):
-            return False
+    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+        found = [dtype for _, _, dtype in layouts]
+        dtype = next((d for d in found if d != dtypes.bool_), dtypes.bool_)
+        if any(d not in (dtype, dtypes.bool_) for d in found):
+            return None
         result = dtypes.bool_ if self.gives_bool else dtype
-        call = prepare(self.formula, self.name, (result,), layouts)
+        try:
+            call = prepare(self.formula, self.name, (result,), layouts)
+        except ValueError as error:
+            raise _shape_error(self.name, [shape for shape, _, _ in layouts]) from error
         small = not call.copied and call.tiles <= call.grain
-        ((allocate, _),) = call.results
-        plan = Plan(
-            call.code if small else call.kernel, call.tiles, call.loops, call.dims, allocate, call.shape,
-            np.empty(call.shape, result).strides, result,
-            None if small else call, tuple([layout[::2] for layout in layouts]),
-            (OutputMeta(call.shape, result, CPU),),
-        )  # fmt: skip
-        if len(self.plans) >= _REMEMBERED:
-            self.plans.clear()
-        self.plans[key] = plan
-        return True
+        code, large = (call.code, None) if small else (None, call)
+        return new_plan(layouts, code, call.tiles, call.loops, call.shape, result, large)
 
-    def result(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the result over any arrays and numbers, in `out` where it fits there.
-
-        Raises ShapeError when shapes do not broadcast.
-        """
-        found = self.compute(*operands, out=out)
-        if found is None:
-            try:
-                found = self.compute(*operands, out=out) if self.prepare(*operands) else None
-                if found is None:
-                    dtype = _dtype_of(operands)
-                    result = dtypes.bool_ if self.gives_bool else dtype
-                    return run_formula(self.formula, self.name, operands, dtype, result, out)
-            except ValueError as error:
-                raise _shape_error(self.name, operands) from error
-        return found[0]
-
-
-def _compute_source(count: int) -> str:
-    """Return the code of `Loop.compute` for so many operands.
-
-    The key of a plan is how the operands lie in memory, in one look.
-    """
-    names = [f"a{i}" for i in range(count)]
-    return f"""def compute({", ".join(names)}, out=None):
-    if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
-        arrays = arrays_of({", ".join(names)})
-        if arrays is None:
-            return None
-        {", ".join(names)}, = arrays
-    plan = plans.get(({", ".join(f"{a}.shape, {a}.strides, {a}.dtype" for a in names)}))
-    if plan is None:
-        return None
-    code, tiles, loops, dims, allocate, shape, strides, dtype, large, _, _ = plan
-    if out is None:
-        r0 = allocate(shape, dtype)
-    elif out.shape == shape and out.strides == strides and out.dtype == dtype:
-        r0 = out
-    else:
-        return None
-    if large is not None:
-        large.run(({", ".join(names)},), (r0,))
-        return r0, plan
-    code(0, tiles, loops, dims, {", ".join(f"id({a})" for a in names)}, id(r0))
-    return r0, plan
-"""
-
-
-def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
-    """Return operands with numbers as arrays of the others' dtype; None where that is none kernels compute in."""
-    dtype = None
-    for operand in operands:
-        if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
-            dtype = operand.dtype
-    if dtype is None or dtype not in FLOATS:
-        return None
-    arrays = []
-    for operand in operands:
-        if isinstance(operand, np.ndarray):
-            arrays.append(operand)
-        elif type(operand) is float or type(operand) is int:
-            arrays.append(as_array(operand, dtype))
-        else:
-            return None
-    return tuple(arrays)
+    def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result. Raises ShapeError when shapes do not broadcast."""
+        dtype = _dtype_of(operands)
+        try:
+            return run_formula(
+                self.formula, self.name, operands, dtype, dtypes.bool_ if self.gives_bool else dtype, out
+            )
+        except ValueError as error:
+            raise _shape_error(self.name, _shapes(operands)) from error
 
 
 def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
     return dtypes.bool_ if row.result == "bool" else _dtype_of(operands)
 
 
-def _shape_error(name: str, operands: Iterable[Any]) -> ShapeError:
-    shapes = " and ".join(str(o.shape) for o in operands if isinstance(o, np.ndarray))
+def _shapes(operands: Iterable[Any]) -> list[Shape]:
+    return [operand.shape for operand in operands if isinstance(operand, np.ndarray)]
+
+
+def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
+    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers, and what is like one, fit anything
     return ShapeError(
-        f"{name}: got shapes {shapes}; sizes must match from the last dimension on, or be 1: "
+        f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
         "reshape or unsqueeze one of them"
     )
 
@@ -214,21 +120,8 @@ def _derivative_source(count: int) -> str:
 
 
 def _operation(row: Row) -> Operation:
-    loop = LOOPS[row.name]
     derivatives = tuple(_derivative(row, source, formula) for source, formula in row.derivatives.items())
-
-    def promoted(*operands: Any) -> tuple[Any, ...]:
-        return _promoted(row.name, operands)
-
-    def anew(*operands: Any) -> Tensor:
-        """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
-        operands = promoted(*operands)
-        arrays = [o._array if isinstance(o, Tensor) else o for o in operands]
-        return operation.computed(operands, loop.result(*arrays))
-
-    operation = Operation(
-        row.name, loop.compute, derivatives, parameters(row.forward), anew=anew, promoted=promoted
-    )  # fmt: skip
+    operation = Operation(row.name, LOOPS[row.name], derivatives, parameters(row.forward))
     operation.node_name = _NODE_NAMES.get(row.name, operation.node_name)
     return operation
 
@@ -251,7 +144,7 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
     try:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
     except ValueError as error:
-        raise _shape_error(row.name, arrays) from error
+        raise _shape_error(row.name, _shapes(arrays)) from error
     _check_out(row.name, out, shape, operands if row.derivatives else ())
     inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))
     direct = out._array if all([_same_or_apart(out._array, a) for a in arrays]) else None
@@ -657,7 +550,7 @@ def _by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
     try:
         return Tensor.wrap(np.asarray(function(*values)))
     except ValueError as error:
-        raise _shape_error(name, values) from error
+        raise _shape_error(name, _shapes(values)) from error
 
 
 def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:

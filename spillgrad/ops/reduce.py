@@ -3,6 +3,7 @@
 `dim` is one dimension, several, or none for all; Paddle's and NumPy's `axis` means the same.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.elementwise import abs, div, exp, maximum, minimum, mul, pow, where
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
+from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import (
     as_tuple,
     flatten,
@@ -33,6 +35,7 @@ from spillgrad.ops.shape import (
 )
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.walk import Layout
 
 Shape = tuple[int, ...]
 Dims = int | Sequence[int] | None
@@ -67,17 +70,23 @@ def _count(shape: Shape, dims: Shape) -> int:
     return math.prod(shape[i] for i in dims)
 
 
-def _folded(
-    kernel: Callable[..., Any], numpy_function: Callable[..., Any], **options: Any
-) -> Callable[..., np.ndarray]:
-    """Return a forward function: a kernel for floating dtypes, NumPy with `options` for integers and bool."""
+class _Folded(Planned):
+    """A fold over dimensions: by a kernel for floating dtypes, by NumPy with `options` for integers and bool."""
 
-    def forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
-        if not dtypes.is_floating_point(compute_dtype(self.dtype)):
-            return np.asarray(numpy_function(self, axis=dims, keepdims=keepdim, **options))
-        return on_floats(kernel, self, dims, keepdim)
+    def __init__(self, fold: str, numpy_function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(fold, ("self", "dims", "keepdim"), arrays=1)
+        self._numpy_function = functools.partial(numpy_function, **options)
 
-    return forward
+    def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> Plan:
+        fold = kernels.prepare(self.name, layouts[0], dims, keepdim)
+        code, large = (fold.code, None) if fold.direct else (None, fold)
+        return new_plan(layouts, code, fold.units, fold.words, fold.shape, fold.dtype, large)
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        array, dims, keepdim = arguments
+        if dtypes.is_floating_point(compute_dtype(array.dtype)):
+            return on_floats(getattr(kernels, self.name), array, dims, keepdim)
+        return np.asarray(self._numpy_function(array, axis=dims, keepdims=keepdim))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
@@ -88,28 +97,16 @@ def _root(array: np.ndarray) -> np.ndarray:
 # --- Sum, mean, product ----------------------------------------------------------------------------------------------
 
 _sum: Callable[..., Tensor] = operation(
-    "sum", _folded(kernels.sum, np.sum, dtype=np.int64),
+    "sum", _Folded("sum", np.sum, dtype=np.int64),
     self=lambda g, dims, self_shape: expand_to(_kept(g, self_shape, dims), self_shape),
 )  # fmt: skip
-
-
-def _mean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
-    def averaged(a: np.ndarray) -> np.ndarray:
-        total, count = kernels.sum(a, dims, keepdim), _count(a.shape, dims)
-        if not count:
-            total.fill(np.nan)
-            return total
-        total /= count
-        return total
-
-    return on_floats(averaged, self)
 
 
 def _mean_gradient(g: Tensor, dims: Shape, self_shape: Shape) -> Tensor:
     return expand_to(_kept(div(g, _count(self_shape, dims)), self_shape, dims), self_shape)
 
 
-_mean: Callable[..., Tensor] = operation("mean", _mean_forward, self=_mean_gradient)
+_mean: Callable[..., Tensor] = operation("mean", _Folded("mean", np.mean), self=_mean_gradient)
 
 
 def _products_of_others(factors: Tensor) -> Tensor:
@@ -133,7 +130,7 @@ def _prod_gradient(g: Tensor, self: Tensor, dims: Shape) -> Tensor:
     return mul(back, _kept(g, self.shape, dims))
 
 
-_prod: Callable[..., Tensor] = operation("prod", _folded(kernels.prod, np.prod, dtype=np.int64), self=_prod_gradient)
+_prod: Callable[..., Tensor] = operation("prod", _Folded("prod", np.prod, dtype=np.int64), self=_prod_gradient)
 
 
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
@@ -237,8 +234,8 @@ def _shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     return where(is_extreme, share, 0.0)
 
 
-_amax: Callable[..., Tensor] = operation("amax", _folded(kernels.max, np.max), self=_shared_among_ties)
-_amin: Callable[..., Tensor] = operation("amin", _folded(kernels.min, np.min), self=_shared_among_ties)
+_amax: Callable[..., Tensor] = operation("amax", _Folded("max", np.max), self=_shared_among_ties)
+_amin: Callable[..., Tensor] = operation("amin", _Folded("min", np.min), self=_shared_among_ties)
 
 
 def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -277,7 +274,7 @@ _min_along: Any = operation(
 
 
 def _require_elements(name: str, input: Tensor, dims: Shape) -> None:
-    if 0 in (input.shape[i] for i in dims):
+    if 0 in input.shape and 0 in [input.shape[i] for i in dims]:
         raise DimensionError(f"{name}: got a tensor of shape {input.shape}; reduce a dimension that is not empty")
 
 

@@ -33,8 +33,15 @@ def logsumexp(a, axis, keepdims):
     return total if keepdims else total.squeeze(axis)
 
 
+def mean(a, axis, keepdims):
+    total = a.sum(axis=axis, keepdims=keepdims)
+    with np.errstate(all="ignore"):
+        return total / np.float64(a.size / max(1, total.size))
+
+
 ORACLES = {
     "sum": np.sum,
+    "mean": mean,
     "prod": np.prod,
     "max": np.max,
     "min": np.min,
@@ -82,7 +89,7 @@ def test_a_reduction_accepts_any_strides(name, view):
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "logsumexp"])
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "max", "min", "logsumexp"])
 def test_nan_propagates(name, axes):
     a = draw((4, 40), np.float32)
     a[2, 17] = np.nan

@@ -1,0 +1,168 @@
+"""Forward functions that remember how to compute: one look finds, for operands that lie in memory as others did before,
+the kernel, the result's layout and the metadata of a node.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd.node import OutputMeta
+from spillgrad.device import CPU
+from spillgrad.ops import generate
+from spillgrad.ops.numeric import as_array
+from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.dispatch import Kernel
+from spillgrad_kernels.memory import allocator
+from spillgrad_kernels.walk import Layout
+
+# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
+_REMEMBERED = 1024
+
+
+class Large(Protocol):
+    """What computes with several threads or copies."""
+
+    def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...]) -> Any:
+        """Compute into `outs`."""
+
+
+class Plan(NamedTuple):
+    """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
+
+    code: Kernel | None  # computes, of a range, `words` and the arrays' ids
+    units: int
+    words: int
+    allocate: Callable[..., np.ndarray]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: dtypes.DType
+    large: Large | None  # computes where that takes several threads or copies; otherwise `code` does
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+class Planned:
+    """A function of arrays, of which some may be numbers, then of attributes; and the plans for those it has met.
+
+    Subclasses say how to plan, and how to compute what no plan is for.
+    """
+
+    def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None) -> None:
+        self.name = name
+        self.parameters = parameters
+        self.arrays = len(parameters) if arrays is None else arrays
+        self.plans: dict[Any, Plan] = {}
+
+    def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> Plan | None:
+        """Return how to compute for operands that lie so in memory; None where they must be converted first."""
+        raise NotImplementedError
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result for what no plan is for: dtypes that kernels do not compute in, or an `out` unlike others.
+
+        It is in `out` where it fits there.
+        """
+        raise NotImplementedError
+
+    def promoted(self, *arguments: Any) -> tuple[Any, ...]:
+        """Return an operation's arguments with tensors of the dtype it computes in; a program records these."""
+        return arguments
+
+    @functools.cached_property
+    def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
+        """Return the result, and its plan; None for arguments that no plan is for.
+
+        With `out`, the result goes there; None also where it does not lie as fresh results do.
+        """
+        names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
+        source = _compute_source(self.arrays, len(self.parameters) - self.arrays)
+        return generate.function(source, self.name, names)
+
+    def prepare(self, *arguments: Any) -> bool:
+        """Make a plan for arguments like these; return whether there is one."""
+        arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]
+        if arrays is None:
+            return False
+        layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
+        key = (*[part for layout in layouts for part in layout], *attributes)
+        if key in self.plans:
+            return True
+        plan = self.plan(layouts, *attributes)
+        if plan is None:
+            return False
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        self.plans[key] = plan
+        return True
+
+    def result(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result for any arguments, in `out` where it fits there."""
+        found = self.compute(*arguments, out=out)
+        if found is None and self.prepare(*arguments):
+            found = self.compute(*arguments, out=out)
+        return self.converted(*arguments, out=out) if found is None else found[0]
+
+
+def new_plan(
+    layouts: tuple[Layout, ...], code: Kernel | None, units: int, words: int, shape: tuple[int, ...],
+    dtype: dtypes.DType, large: Large | None,
+) -> Plan:  # fmt: skip
+    """Return a plan for operands of these layouts, and a result like this."""
+    return Plan(
+        code, units, words, allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
+        tuple([layout[::2] for layout in layouts]), (OutputMeta(shape, dtype, CPU),),
+    )  # fmt: skip
+
+
+def _compute_source(arrays: int, attributes: int) -> str:
+    """Return the code of `Planned.compute` for so many arrays and attributes.
+
+    The key of a plan is how the arrays lie in memory, and the attributes, in one look.
+    """
+    names = [f"a{i}" for i in range(arrays)]
+    further = [f"a{i}" for i in range(arrays, arrays + attributes)]
+    key = ", ".join([*[f"{a}.shape, {a}.strides, {a}.dtype" for a in names], *further])
+    return f"""def compute({", ".join([*names, *further])}, out=None):
+    if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
+        arrays = arrays_of({", ".join(names)})
+        if arrays is None:
+            return None
+        {", ".join(names)}, = arrays
+    plan = plans.get(({key}))
+    if plan is None:
+        return None
+    code, units, words, allocate, shape, strides, dtype, large, _, _ = plan
+    if out is None:
+        r0 = allocate(shape, dtype)
+    elif out.shape == shape and out.strides == strides and out.dtype == dtype:
+        r0 = out
+    else:
+        return None
+    if large is not None:
+        large.run(({", ".join(names)},), (r0,))
+        return r0, plan
+    code(0, units, words, {", ".join(f"id({a})" for a in names)}, id(r0))
+    return r0, plan
+"""
+
+
+def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
+    """Return operands with numbers as arrays of the others' dtype; None where that is none kernels compute in."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
+            dtype = operand.dtype
+    if dtype is None or dtype not in FLOATS:
+        return None
+    arrays = []
+    for operand in operands:
+        if isinstance(operand, np.ndarray):
+            arrays.append(operand)
+        elif type(operand) is float or type(operand) is int:
+            arrays.append(as_array(operand, dtype))
+        else:
+            return None
+    return tuple(arrays)
