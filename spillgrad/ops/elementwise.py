@@ -64,7 +64,7 @@ class Loop(Planned):
             raise _shape_error(self.name, [shape for shape, _, _ in layouts]) from error
         small = not call.copied and call.tiles <= call.grain
         code, large = (call.code, None) if small else (None, call)
-        return new_plan(layouts, code, call.tiles, call.loops, call.shape, result, large)
+        return new_plan(layouts, code, call.tiles, call.kept, call.shape, result, large)
 
     def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the result. Raises ShapeError when shapes do not broadcast."""

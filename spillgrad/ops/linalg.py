@@ -1,7 +1,7 @@
 """Matrix products."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,42 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
 from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.dispatch import get_num_threads
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.memory import empty
+from spillgrad_kernels.walk import Layout
 
 
-def _product(self: np.ndarray, other: np.ndarray) -> np.ndarray:
-    if self.dtype in FLOATS:
-        return kernels.matmul(self, other)
-    if self.dtype.kind in "biu":
-        return np.matmul(self, other)  # type: ignore[no-any-return]
-    if self.dtype == dtypes.bfloat16:
-        return numeric.cast(kernels.matmul(_bits(self), _bits(other)), dtypes.bfloat16)
-    return on_floats(kernels.matmul, self, other)
+class _Product(Planned):
+    """The matrix product of two arrays of at least two dimensions each."""
+
+    def promoted(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+        return _checked(*arguments)
+
+    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+        if layouts[0][2] not in FLOATS:
+            return None
+        # How many threads there are may change: what one of several would compute alone is computed so.
+        call = kernels.prepare(*layouts, None, max(2, get_num_threads()))
+        large = self if call.code is None else None
+        return new_plan(layouts, call.code, call.plan.blocks, call.geometry, call.shape, call.dtype, large)
+
+    def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+        """Compute a large product, planned for the threads that there are."""
+        kernels.matmul(*operands, *outs)
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        a, b = arguments
+        if a.dtype.kind in "biu":
+            return np.matmul(a, b)  # type: ignore[no-any-return]
+        if a.dtype == dtypes.bfloat16:
+            return numeric.cast(kernels.matmul(_bits(a), _bits(b)), dtypes.bfloat16)
+        return on_floats(kernels.matmul, a, b)
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
@@ -37,14 +57,14 @@ def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16)
 
 
-_matmul: Callable[..., Tensor] = operation(
-    "matmul", _product,
+_matmul: Operation = operation(
+    "matmul", _Product("matmul", ("self", "other")),
     self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
     other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
 )  # fmt: skip
 # Of two matrices: PyTorch's name, and its names of what is saved.
-_mm: Callable[..., Tensor] = operation(
-    "mm", lambda self, mat2: _product(self, mat2),
+_mm: Operation = operation(
+    "mm", _Product("mm", ("self", "mat2")),
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
 )  # fmt: skip
 
@@ -61,21 +81,24 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     Shapes: (..., m, k) and (..., k, n) give (..., m, n); (k,) with (k,) gives a 0-d tensor.
     Raises ShapeError when inner sizes differ or batches do not broadcast, DtypeError when dtypes differ.
     """
-    input, other = _check(input, other)
-    if input.ndim == other.ndim == 2:
-        return _mm(input, other)
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
+        input, other = _checked(input, other)
+    dims = input.ndim, other.ndim
+    if dims == (2, 2):
+        return _mm.run(input, other)  # type: ignore[no-any-return]
+    if min(dims) > 1:
+        return _matmul.run(input, other)  # type: ignore[no-any-return]
+    input, other = _checked(input, other)
     if input.ndim == other.ndim == 1:
         return reshape(_mm(unsqueeze(input, 0), unsqueeze(other, 1)), ())
     if input.ndim == 1:
         product = _matmul(unsqueeze(input, 0), other)
         return reshape(product, (*product.shape[:-2], product.shape[-1]))
-    if other.ndim == 1:
-        product = _matmul(input, unsqueeze(other, 1))
-        return reshape(product, product.shape[:-1])
-    return _matmul(input, other)
+    product = _matmul(input, unsqueeze(other, 1))
+    return reshape(product, product.shape[:-1])
 
 
-def _check(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def _checked(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors after checking that they can be multiplied."""
     input, other = as_operand("matmul", input), as_operand("matmul", other)
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):

@@ -16,6 +16,7 @@ from spillgrad.ops.numeric import as_array
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.dispatch import Kernel
 from spillgrad_kernels.memory import allocator
+from spillgrad_kernels.pointers import address_of
 from spillgrad_kernels.walk import Layout
 
 # Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
@@ -42,6 +43,7 @@ class Plan(NamedTuple):
     large: Large | None  # computes where that takes several threads or copies; otherwise `code` does
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    kept: np.ndarray  # the memory at `words`
 
 
 class Planned:
@@ -107,13 +109,13 @@ class Planned:
 
 
 def new_plan(
-    layouts: tuple[Layout, ...], code: Kernel | None, units: int, words: int, shape: tuple[int, ...],
+    layouts: tuple[Layout, ...], code: Kernel | None, units: int, words: np.ndarray, shape: tuple[int, ...],
     dtype: dtypes.DType, large: Large | None,
 ) -> Plan:  # fmt: skip
     """Return a plan for operands of these layouts, and a result like this."""
     return Plan(
-        code, units, words, allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
-        tuple([layout[::2] for layout in layouts]), (OutputMeta(shape, dtype, CPU),),
+        code, units, address_of(words), allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
+        tuple([layout[::2] for layout in layouts]), (OutputMeta(shape, dtype, CPU),), words,
     )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def _compute_source(arrays: int, attributes: int) -> str:
     plan = plans.get(({key}))
     if plan is None:
         return None
-    code, units, words, allocate, shape, strides, dtype, large, _, _ = plan
+    code, units, words, allocate, shape, strides, dtype, large, _, _, _ = plan
     if out is None:
         r0 = allocate(shape, dtype)
     elif out.shape == shape and out.strides == strides and out.dtype == dtype:

@@ -80,7 +80,7 @@ class _Folded(Planned):
     def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> Plan:
         fold = kernels.prepare(self.name, layouts[0], dims, keepdim)
         code, large = (fold.code, None) if fold.direct else (None, fold)
-        return new_plan(layouts, code, fold.units, fold.words, fold.shape, fold.dtype, large)
+        return new_plan(layouts, code, fold.units, fold.kept, fold.shape, fold.dtype, large)
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         array, dims, keepdim = arguments
