@@ -1,7 +1,7 @@
 """The matrix product, for any strides and any broadcast batch: what its callers call, and how a product is cut.
 
-Small products, and those of a vector or of a few rows, are cut into separate blocks; large ones are shared, tile by
-tile (see `product.py`).
+Most are cut into separate blocks, of which a thread packs what it needs; large ones are shared, tile by tile, and so is
+what is packed for them (see `product.py`).
 """
 
 import functools
@@ -24,6 +24,7 @@ from spillgrad_kernels.product import (
     COLUMNS,
     COUNTERS,
     DEPTH,
+    NARROW_BYTES,
     NO_EXTRAS,
     ROWS,
     SHARED_ROWS,
@@ -37,10 +38,11 @@ from spillgrad_kernels.product import (
 )
 from spillgrad_kernels.walk import Layout, Shape, dense, layout_of
 
-# In a product shared by threads: columns of a group, and tiles that balance uneven cores.
-_GROUP_COLUMNS = 256
+# Separate blocks, and tiles of a shared product, that balance uneven cores.
 _BLOCKS_PER_THREAD = 4
 _TILES_PER_THREAD = 4
+# In a shared product: columns packed at once.
+_GROUP_COLUMNS = 256
 # Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
 # where many products wait.
 _SHARED_WORK = 1 << 20
@@ -276,10 +278,12 @@ def _plan(
         columns = min(n, round_up(-(-n // threads), _GROUP_COLUMNS))
     elif plain and n <= 2 * VECTOR_BYTES // itemsize and in_lines[0]:
         rows = min(m, round_up(-(-m // (4 * threads)), ROWS))
-    elif threads > 1 and m * n * k >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK):
-        if not plain or m * n * k > _PACKED_WORK:
+    else:
+        deserves_all = threads > 1 and m * n * k >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK)
+        if plain and m * n * k <= _PACKED_WORK:
+            rows, columns = _blocks_of(m, n, itemsize, _BLOCKS_PER_THREAD * threads if deserves_all else 1)
+        elif deserves_all:
             return _shared_plan(m, n, k, itemsize, threads)
-        rows, columns = _blocks_of(m, n, itemsize, _BLOCKS_PER_THREAD * threads)
     blocks = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
     like = np.zeros(1, f"f{itemsize}")
@@ -293,9 +297,9 @@ def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
 
     Columns are cut first: blocks of the same columns would pack them each for itself.
     """
-    tile_width = 2 * VECTOR_BYTES // itemsize
-    columns = round_up(-(-n // wanted), tile_width)
-    return round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS), columns
+    columns = min(round_up(-(-n // wanted), 2 * VECTOR_BYTES // itemsize), NARROW_BYTES // itemsize)
+    rows = round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS)
+    return min(m, rows), min(n, columns)
 
 
 def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:

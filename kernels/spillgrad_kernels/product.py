@@ -1,8 +1,8 @@
 """The compiled loops of the matrix product, for any strides, at the speed of the multiply-add units.
 
 BLIS's loops: blocks of A and B are packed into panels that stay in cache, and `multiply_panels` makes one tile of C
-from a panel of each. K is always cut at multiples of `DEPTH`, so that an element of C is the same sum whatever block or
-thread makes it.
+from a panel of each. Where B is narrow, A is read as it lies, and B too if its rows have no gaps. K is always cut at
+multiples of `DEPTH`, so that an element of C is the same sum whatever block or thread makes it.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -41,7 +41,7 @@ SHARED_ROWS = 160 * TILE_ROWS
 _VECTOR_CHUNK = 4096
 # Bytes of a row of B up to which a slab of it, `DEPTH` rows, stays in L2: then A is read as it lies, and so is B where
 # its rows have no gaps. Packing would cost more than it saves.
-_NARROW_BYTES = 2048
+NARROW_BYTES = 2048
 
 # Where a matrix lies: its address, the bytes from one row to the next, and from one column to the next. Address 0
 # stands for none to add.
@@ -140,7 +140,7 @@ def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int,
 def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
     """Say whether A is read as it lies; B's columns lie `b_col` bytes apart."""
     size = like.itemsize
-    return numbers_in(like) == 1 and (n * size <= _NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
+    return numbers_in(like) == 1 and (n * size <= NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
 
 
 @jit

@@ -29,6 +29,9 @@ SIZES = [
     (9, 1300, 300),
     (1300, 9, 300),
     (12, 12, 700),
+    (16, 20, 300),
+    (20, 70, 33),
+    (40, 600, 20),
 ]
 LAYOUTS = {
     "rows": lambda x: x.copy(order="C"),
@@ -139,7 +142,17 @@ def test_zero_sizes_give_empty_arrays_or_zeros(shapes):
 
 
 @pytest.mark.parametrize(
-    "size", [(700, 300, 129), (300, 700, 600), (5000, 1, 1000), (1, 5001, 1000), (9, 5000, 300)], ids=str
+    "size",
+    [
+        (700, 300, 129),
+        (300, 700, 600),
+        (30, 3000, 40),
+        (700, 600, 400),
+        (5000, 1, 1000),
+        (1, 5001, 1000),
+        (9, 5000, 300),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -226,7 +239,8 @@ LINEAR_SIZES = [
     (90, 20, 300),
     (7, 500, 300),
     (64, 96, 32),
-    (700, 300, 600),
+    (700, 300, 60),
+    (700, 600, 400),
     (1, 40, 30),
     (40, 1, 30),
     (1, 1, 1),
@@ -347,7 +361,7 @@ def test_bfloat16_needs_no_instruction_of_its_own():
 
 def test_many_threads_on_few_cores_make_the_same_bits(random, threads):
     # Many blocks and slabs of few tiles: threads that lose their core meet others two blocks ahead.
-    a, b = random.standard_normal((8, 1100)).astype("f4"), random.standard_normal((1100, 6200)).astype("f4")
+    a, b = random.standard_normal((40, 1100)).astype("f4"), random.standard_normal((1100, 6200)).astype("f4")
     threads(1)
     want = matmul(a, b)
     threads(7)
