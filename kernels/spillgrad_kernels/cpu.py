@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad_kernels import half
 from spillgrad_kernels.atomics import WORD_BYTES
 from spillgrad_kernels.compile import jit
 from spillgrad_kernels.copying import copy
@@ -43,26 +44,38 @@ def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
         *(f"        p{i} = place[{i}]" for i in range(arrays)),
         f"        length = place[{arrays + 1}]",
         f"        for _ in range(place[{arrays}]):",
-        *(f"            {body.inputs[i]} = array_at(like_{dtypes[i].name}, p{i}, 1)[0]" for i in standing),
+        *(
+            f"            {body.inputs[i]} = {_loaded(dtypes[i], f'array_at(like_{dtypes[i].name}, p{i}, 1)[0]')}"
+            for i in standing
+        ),
         *(
             f"            x{i} = array_at(like_{dtypes[i].name}, p{i}, length)"
             for i in (*moving, *(i for i, _ in results))
         ),
         "            for i in range(length):",
-        *(f"                {body.inputs[i]} = x{i}[i]" for i in moving),
+        *(f"                {body.inputs[i]} = {_loaded(dtypes[i], f'x{i}[i]')}" for i in moving),
         *(f"                {line}" for line in body.lines),
-        *(f"                x{i}[i] = {name}" for i, name in results),
+        *(f"                x{i}[i] = {_stored(dtypes[i], name)}" for i, name in results),
         *(f"            p{i} += down{i}" for i in range(arrays)),
     ]
     return "\n".join(lines)
+
+
+def _loaded(dtype: np.dtype[Any], expression: str) -> str:
+    return f"widen_{dtype.name}({expression})" if dtype.name in half.HALF else expression
+
+
+def _stored(dtype: np.dtype[Any], expression: str) -> str:
+    return f"narrow_{dtype.name}({expression})" if dtype.name in half.HALF else expression
 
 
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...]) -> Kernel:
     """Compile the loop that computes `body` for operands that move ("v") or stand still ("s") along a row."""
     source = _source(body, pattern, dtypes)
-    like = {f"like_{dtype.name}": np.zeros(1, dtype) for dtype in (*dtypes, np.dtype(np.int64))}
-    namespace = {**FUNCTIONS, **_NAMES, **like, **body.constants}
+    kinds = {dtype.name: np.uint16 if dtype.name in half.HALF else dtype for dtype in (*dtypes, np.dtype(np.int64))}
+    like = {f"like_{name}": np.zeros(1, kind) for name, kind in kinds.items()}
+    namespace = {**FUNCTIONS, **_NAMES, **half.NAMES, **like, **body.constants}
     exec(compile(source, f"<{name}>", "exec"), namespace)
     constants = sorted((key, repr(value)) for key, value in body.constants.items())
     digest = hashlib.sha256(f"{source}{constants}".encode()).hexdigest()[:12]
@@ -153,8 +166,8 @@ def prepare(
         walk = plan(shape, [dense(a[0], a[2], copied.get(i)) if i in copied else a for i, a in enumerate(arrays)])
     pattern = "".join("s" if step == 0 else "v" for step in walk.steps[: len(operands)])
     if not isinstance(formula, Trace):
-        number = next((layout[2] for layout in operands if layout[2].kind == "f"), arrays[-1][2])
-        formula = _trace(formula, number.type)
+        number = next((layout[2] for layout in operands if layout[2].name in CONVERSIONS), arrays[-1][2])
+        formula = _trace(formula, CONVERSIONS.get(number.name, number.type))
     kernel = build(formula, name, pattern, tuple([layout[2] for layout in arrays]))
     results = tuple([(allocator(shape, kind), kind) for kind in kinds])
     words = np.concatenate([walk.loops.shape[1:], walk.loops.reshape(-1)])
@@ -188,6 +201,7 @@ def elementwise(
 ) -> np.ndarray:
     """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
 
-    Constants in the formula take the first floating operand's dtype.
+    Constants in the formula take the first floating operand's dtype; half-precision operands and results, bit patterns
+    in memory, are numbers of float32 in the loop.
     """
     return compute(formula, name, operands, (dtype,), () if out is None else (out,))[0]

@@ -46,8 +46,9 @@ def run_backward(
         while ready:
             node = heapq.heappop(ready)[2]
             grads = arrived.pop(node, None) or [None] * node.output_count
-            if node._tensor_hooks is not None or node._retain_hooks is not None:
-                node.run_tensor_hooks(grads)
+            hooks = node.tensor_hooks()
+            if hooks is not None or node._retain_hooks is not None:
+                node.run_tensor_hooks(hooks, grads)
             for position in wanted.get(node, ()) if wanted else ():
                 captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             results: Sequence[Any] | None = None
@@ -121,7 +122,7 @@ def _checked(node: Node, results: list[Any]) -> list[Any]:
     for i, ((source, output_nr), grad) in enumerate(zip(node.edges, results, strict=True)):
         if grad is None or source is None:
             continue
-        shape, dtype, _ = source.outputs[output_nr]
+        shape, dtype, _ = source.output(output_nr)
         if grad.shape != shape:
             raise GraphError(
                 f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted {shape}; "

@@ -178,6 +178,14 @@ class Node:
         if store is not None and node is not None:
             node.retain_gradient(number, store)
 
+    def output(self, output_nr: int) -> OutputMeta:
+        """Return what a gradient of an output must look like."""
+        return self.outputs[output_nr]
+
+    def tensor_hooks(self) -> dict[int, HookDict] | None:
+        """Return the hooks of the output tensors, by the output's number."""
+        return self._tensor_hooks
+
     @property
     def output_count(self) -> int:
         """The number of outputs."""
@@ -193,9 +201,9 @@ class Node:
             results = _replaced(self._posthooks, results, lambda hook, values: hook(values, outputs))
         return results
 
-    def run_tensor_hooks(self, grads: list[Any]) -> None:
+    def run_tensor_hooks(self, tensor_hooks: dict[int, HookDict] | None, grads: list[Any]) -> None:
         """Let the hooks of the output tensors see, and replace in place, the gradients in `grads`."""
-        for output_nr, hooks in list((self._tensor_hooks or {}).items()):
+        for output_nr, hooks in list((tensor_hooks or {}).items()):
             for hook in list(hooks.values()):
                 grad = grads[output_nr]
                 if grad is None:
@@ -265,14 +273,12 @@ class AccumulateGrad(Node):
     rank = 0
     output_count = 1
 
-    @property
-    def outputs(self) -> tuple[OutputMeta, ...]:  # type: ignore[override]
-        """What a gradient must look like; made when backward asks, which is far less often than accumulators are."""
+    def output(self, output_nr: int) -> OutputMeta:
+        """Return what a gradient must look like; made when asked for, far less often than accumulators are."""
         variable = self.variable
-        return (new_output((variable.shape, variable.dtype, variable.device)),)
+        return new_output((variable.shape, variable.dtype, variable.device))
 
-    @property
-    def _tensor_hooks(self) -> dict[int, HookDict] | None:  # type: ignore[override]
+    def tensor_hooks(self) -> dict[int, HookDict] | None:
         hooks = self.variable._leaf_hooks
         return None if hooks is None else {0: hooks}
 

@@ -15,7 +15,7 @@ Derivatives take and return tensors and are themselves differentiable: with `cre
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,7 +240,7 @@ def _hold(gradient: Any, held: set[int]) -> Any:
     return gradient
 
 
-def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: tuple[int, ...]) -> None:
+def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: Iterable[int]) -> None:
     if gradients is None or isinstance(gradients, Tensor):
         gradients = (gradients,)
     for position, gradient in zip(positions, gradients, strict=True):

@@ -292,7 +292,11 @@ def _stacked(*arrays_and_dim: Any) -> np.ndarray:
     return out
 
 
-@functools.cache
+# Numbers of inputs or outputs for which an operation is remembered: that of thousands takes a megabyte.
+_few = functools.lru_cache(maxsize=64)
+
+
+@_few
 def _cat(count: int) -> Operation:
     """The concatenation of `count` tensors: one input slot each."""
     names = tuple(f"tensor{i}" for i in range(count))
@@ -304,7 +308,7 @@ def _cat(count: int) -> Operation:
     return Operation("cat", _joined, (derivative,), (*names, "sizes", "dim"))
 
 
-@functools.cache
+@_few
 def _stack(count: int) -> Operation:
     """The stack of `count` tensors: one input slot each."""
     names = tuple(f"tensor{i}" for i in range(count))
@@ -445,7 +449,7 @@ def _in_tuple(outputs: Any) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-@functools.cache
+@_few
 def _split(count: int) -> Operation:
     outputs = tuple(f"piece{i}" for i in range(count))
     forward = _pieces if count > 1 else _whole
@@ -479,7 +483,7 @@ def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Ten
     return _in_tuple(_unbind(count)(input, dim)) if count else ()
 
 
-@functools.cache
+@_few
 def _unbind(count: int) -> Operation:
     def backward(grads: tuple[Tensor, ...], dim: int) -> Tensor:
         return stack(grads, dim)

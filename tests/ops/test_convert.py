@@ -27,7 +27,7 @@ def test_every_dtype_converts_to_every_other(first, second):
 
 
 @pytest.mark.parametrize("first", DTYPES)
-@pytest.mark.parametrize("second", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("second", ["float16", "bfloat16", "float32", "float64", "int32"])
 def test_a_large_array_converts_as_numpy_does_also_from_a_transposed_or_repeated_one(monkeypatch, first, second):
     monkeypatch.setattr(numeric, "_SHARED_MIN_BYTES", 0)
     numbers = np.random.default_rng(0).integers(0, 100, (300, 400))
@@ -37,6 +37,11 @@ def test_a_large_array_converts_as_numpy_does_also_from_a_transposed_or_repeated
         assert np.array_equal(part.to(second).numpy(), wanted)
         target = sg.zeros(wanted.shape, dtype=second)
         assert np.array_equal(target.copy_(part).numpy(), wanted)
+
+
+def test_a_large_float64_tensor_is_rounded_to_float16_once():
+    x = sg.full((5000,), 1 + 2.0**-11 + 2.0**-40, dtype="float64")  # in float32, halfway between two numbers
+    assert x.to("float16").double().tolist() == [1 + 2.0**-10] * 5000
 
 
 @pytest.mark.parametrize("kind", ["i4", "f4", "f8"])

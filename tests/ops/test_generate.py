@@ -69,6 +69,12 @@ def test_a_concatenation_of_any_number_of_tensors_has_the_same_gradient(count):
     assert _cat(count).structure.listed == (count + 2 > generate.UNROLLED)
 
 
+def test_the_code_for_thousands_of_inputs_is_as_short_as_for_ten():
+    few, many = (_cat(count).structure for count in (10, 4000))
+    for source in (lambda s: generate.call_source(s, made=False), generate.apply_source):
+        assert len(source(many)) < len(source(few)) + 20
+
+
 def test_a_gradient_that_several_inputs_share_is_copied_by_each_leaf():
     x, y = leaf([1.0, 2.0]), leaf([3.0, 4.0])
     g = sg.Tensor(np.ones(2))
