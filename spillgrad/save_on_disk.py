@@ -197,8 +197,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
             known = self._storages.get(handle)
             storage = None if known is None else known()
             if storage is None or _address(storage.array) != _address(array):
-                storage = Copy(array, key)
+                storage = copy = Copy(array, key)
                 self._storages[handle] = weakref.ref(storage)
+                self._store.watch(handle, array, lambda: not copy.version)
         if isinstance(storage, Copy) and storage.version:
             raise SavedTensorError(
                 f"unpack: {handle.label} was modified in place after it was read back for another use; "

@@ -3,6 +3,7 @@
 import bisect
 import collections
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -30,10 +31,18 @@ class Plan:
         self._uses: list[list[int]] = [[] for _ in packed]
         for position, number in enumerate(used):
             self._uses[number].append(position)
+        by_rank = sorted(((self.rank(number, 0), nbytes) for number, (_, nbytes) in enumerate(packed)), reverse=True)
+        self._ranks = [rank for rank, _ in by_rank]
+        self._needed_bytes = [*itertools.accumulate(nbytes for _, nbytes in by_rank)]
 
     def peak_bytes(self, put: int) -> int:
         """Return the most bytes that will be live when more is put, after the first `put` arrays."""
         return self._peak_bytes[put]
+
+    def highest_rank_beyond(self, budget_bytes: int) -> float:
+        """Return the highest rank of an array that does not fit beside all that are needed sooner."""
+        place = bisect.bisect_right(self._needed_bytes, budget_bytes)
+        return self._ranks[place] if place < len(self._ranks) else -math.inf
 
     def rank(self, number: int, got: int) -> int:
         """Return the rank of an array after `got` uses of any: by its next use, or by its last if none will come."""
@@ -125,6 +134,10 @@ class Schedule:
         """How many bytes more will be live at the next peak, according to the plan; None without one."""
         plan = None if self._too_long else self._plan
         return None if plan is None else max(0, plan.peak_bytes(len(self._packed)) - self._live_bytes)
+
+    def stays(self, entry: Entry, budget_bytes: int) -> bool:
+        """Whether an array fits the budget beside all that a plan says are needed sooner."""
+        return self._plan is not None and entry.rank > self._plan.highest_rank_beyond(budget_bytes)
 
     def get(self, entry: Entry) -> None:
         """Note that an array is used now."""
