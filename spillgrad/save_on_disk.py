@@ -155,8 +155,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
             # Memory with gaps, or read-only: the store copies what this view shows of it, when there is room.
             key = (key, offset, array.shape, strides)
             stored = array[tuple(slice(None if stride else 1) for stride in strides)]
-            offset, strides = 0, tuple(
-                inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)
+            offset, strides = (
+                0,
+                tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
             )
         operation, slot = hooks.packing()
         label = Label(operation or None, slot or None, labels.current.module, labels.current.step)
