@@ -13,10 +13,11 @@ class Cache:
     """The arrays a store holds in RAM.
 
     Invariant: `ram_bytes` is the sum over arrays kept as they were put (`dirty`, being written, and `clean`, on disk
-    as well), reads under way, and arrays that the store made (copied for `put`, or read back) and that are alive
-    anywhere; what a caller made and we let go of is the caller's again. `absent` holds what is on disk
-    only. `pinned_bytes` is the part of `ram_bytes` that only callers can free. Everything is guarded by the store's lock, but
-    for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is posted there.
+    as well), reads under way, and arrays that the store made (copies for `put`, and what was read back) and that are
+    alive anywhere; what a caller made is the caller's again once the store lets go of it. `absent` holds what is on
+    disk only. `pinned_bytes` is the part of `ram_bytes` that only callers can free. Everything is guarded by the
+    store's lock, but for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is
+    posted there.
     """
 
     def __init__(self, budget_bytes: int, on_lease_end: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ class DiskStore:
     share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it once two steps waited for the disk.
+    and goes through it once two steps in succession waited for the disk.
     When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
     until the disk takes them.
 
@@ -50,6 +50,9 @@ class DiskStore:
 
     `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
     sizes, shapes and dtypes can be read. It needs the package cryptography.
+
+    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) until the last alias of it
+    dies. An array that a caller made is not counted once the store lets go of it, whoever else holds it.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array; a `put` that does not fit, of an array that must be copied, adds the copy; and one array
@@ -98,7 +101,7 @@ class DiskStore:
             coding,
         )
         self._lifecycle.watch(self._writer.worker)
-        self._account.on_slow_step = self._segments.note_wait
+        self._account.on_step = self._segments.note_step
         self._packed_bytes = self._hits = self._misses = 0
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
@@ -191,7 +194,7 @@ class DiskStore:
             return array
 
     def watch(self, handle: Handle, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
-        """Ask `unchanged` before anybody else gets `array`, which was got from `handle`, if the store still keeps it."""
+        """Ask `unchanged` before anybody else gets `array`, got from `handle`, if the store still keeps it."""
         account = self._account
         with account.lock:
             entry = account.entries.get(handle.sequence)

@@ -88,7 +88,8 @@ class Store(Protocol):
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
-        not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through `unchanged`.
+        not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through
+        `unchanged`.
 
         Raises SpillError when an earlier write failed, or this one did.
         """

@@ -244,9 +244,13 @@ class Writer:
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
                 entry = wanted if wanted in cache.dirty else None
-            # Beyond what those who wait need, nothing is written that could stay.
-            wanted_bytes = account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
-            needed = account.waiting_puts and self._moving_bytes < wanted_bytes
+            # Beyond what those who wait need, nothing is written that could stay. They may not have woken yet to find
+            # that what was written for them need only go.
+            needed = (
+                account.waiting_puts
+                and not cache.make_room(account.waiting_bytes)
+                and self._moving_bytes < account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
+            )
             if entry is None and self._flush_done == self._flush_asked and (needed or self._is_behind):
                 entry = cache.dirty.lowest()
         if entry is None:
