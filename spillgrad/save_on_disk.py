@@ -1,6 +1,7 @@
 """Ready-made hooks that spill saved tensors to HDF5 files under a RAM budget: `save_on_cpu`'s sibling for disks."""
 
 import functools
+import math
 import os
 import threading
 import warnings
@@ -44,13 +45,21 @@ class Spilled:
 
     __slots__ = ("__weakref__", "_dtype", "_handle", "_key", "_offset", "_shape", "_spill", "_strides")
 
-    def __init__(self, spill: "save_on_disk", handle: Handle, key: Hashable, array: np.ndarray, offset: int) -> None:
+    def __init__(
+        self,
+        spill: "save_on_disk",
+        handle: Handle,
+        key: Hashable,
+        array: np.ndarray,
+        offset: int,
+        strides: tuple[int, ...],
+    ) -> None:
         self._spill = spill
         self._handle = handle
         self._key = key
         self._dtype = array.dtype
         self._shape = array.shape
-        self._strides = array.strides
+        self._strides = strides
         self._offset = offset
 
     def __del__(self) -> None:
@@ -58,8 +67,8 @@ class Spilled:
 
     def tensor(self) -> Tensor:
         """Return the tensor, over memory it shares with all others of its storage."""
-        storage = self._spill._storage_of(self._handle, self._key)
-        array: np.ndarray = np.ndarray(self._shape, self._dtype, storage.array, self._offset, self._strides)
+        dense, storage = self._spill._memory_of(self._handle, self._key)
+        array: np.ndarray = np.ndarray(self._shape, self._dtype, dense, self._offset, self._strides)
         return Tensor.wrap(array, storage)
 
     def __repr__(self) -> str:
@@ -80,7 +89,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
     When the disk is full, or refuses for another reason, saving raises SpillError; with `on_full="ram"` it warns once
     and keeps tensors in RAM beyond the budget until the disk takes them. Nothing is lost, and later steps run.
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it once two steps waited for the disk.
+    and goes through it once two steps in succession waited for the disk.
     `checksums=False` saves 0.1 s of processor time per GiB written and read, and no longer notices damage on the disk.
 
     `codec` says what tensors become in the files; one that is still in RAM comes back exact whatever it is. "lossless":
@@ -139,21 +148,27 @@ class save_on_disk(hooks.saved_tensors_hooks):
         if array.nbytes < self._min_bytes:
             return Tensor.wrap(memory.copy(array))  # a view would keep its whole storage in RAM
         offset = _address(array) - _address(storage.array) if array.size else 0
-        key = _key(storage)
-        if not storage.array.flags.carray:
-            # Memory of somebody else's layout, perhaps with gaps or read-only: what this view shows of it is stored.
-            key = (key, offset, array.shape, array.strides)
-            storage = Copy(memory.copy(array[tuple(slice(None if stride else 1) for stride in array.strides)]), key)
-            array, offset = np.broadcast_to(storage.array, array.shape), 0
+        key, strides = _key(storage), array.strides
+        stored = _as_it_lies(storage.array)
+        is_kept = stored.flags.carray
+        if not is_kept:
+            # Memory with gaps, or read-only: the store copies what this view shows of it, when there is room.
+            key = (key, offset, array.shape, strides)
+            stored = array[tuple(slice(None if stride else 1) for stride in strides)]
+            offset, strides = (
+                0,
+                tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
+            )
         operation, slot = hooks.packing()
         label = Label(operation or None, slot or None, labels.current.module, labels.current.step)
         version = storage.version
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
         # back from there gets this storage, and counts its changes there.
-        handle = self._store.put(storage.array, key=key, label=label, unchanged=lambda: storage.version == version)
-        with self._storages_lock:
-            self._storages.setdefault(handle, weakref.ref(storage))
-        return Spilled(self, handle, key, array, offset)
+        handle = self._store.put(stored, key=key, label=label, unchanged=lambda: storage.version == version)
+        if is_kept:
+            with self._storages_lock:
+                self._storages.setdefault(handle, weakref.ref(storage))
+        return Spilled(self, handle, key, array, offset, strides)
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
@@ -176,21 +191,22 @@ class save_on_disk(hooks.saved_tensors_hooks):
         """Where this object's files are."""
         return self._store.directory
 
-    def _storage_of(self, handle: Handle, key: Hashable) -> Storage:
-        """Return the storage over the array of `handle`: the packed one while that is in RAM, else a reloaded copy."""
+    def _memory_of(self, handle: Handle, key: Hashable) -> tuple[np.ndarray, Storage]:
+        """Return the array of `handle` and the storage over it: the packed one while that is in RAM, else a copy's."""
         array = self._store.get(handle)
         with self._storages_lock:
             known = self._storages.get(handle)
             storage = None if known is None else known()
-            if storage is None or storage.array is not array:
-                storage = Copy(array, key)
+            if storage is None or _address(storage.array) != _address(array):
+                storage = copy = Copy(array, key)
                 self._storages[handle] = weakref.ref(storage)
+                self._store.watch(handle, array, lambda: not copy.version)
         if isinstance(storage, Copy) and storage.version:
             raise SavedTensorError(
                 f"unpack: {handle.label} was modified in place after it was read back for another use; "
                 f"clone() a saved tensor before changing it"
             )
-        return storage
+        return array, storage
 
 
 def _key(storage: Storage) -> Hashable:
@@ -198,6 +214,18 @@ def _key(storage: Storage) -> Hashable:
     if isinstance(storage, Copy) and not storage.version:
         return storage.key
     return storage.uid, storage.version
+
+
+def _as_it_lies(array: np.ndarray) -> np.ndarray:
+    """Return `array` with its axes in the order of its memory, which is C-contiguous then unless it has gaps."""
+    if array.flags.c_contiguous:
+        return array
+    return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+
+
+def _dense_strides(array: np.ndarray) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous copy of `array`."""
+    return tuple(array.itemsize * math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
 
 
 def _address(array: np.ndarray) -> int:

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import spillgrad as sg
 from spillgrad.errors import BudgetError, GraphError, SavedTensorError, SpillError
 from spillgrad.save_on_disk import Spilled
 from spillgrad.storage import is_ram_disk
+from spillgrad_kernels import memory
 from tests.waiting import wait_until
 
 ARRAY = np.random.default_rng(0).standard_normal((80, 60)).astype(np.float32)
@@ -156,6 +158,48 @@ def test_memory_of_any_layout_is_stored_once_and_without_repetition(directory: P
     assert spill.stats().written_bytes == distinct
     first, second = (spill.unpack_hook(each) for each in packed[:2])
     assert first.storage is second.storage
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (2, 1, 0)])
+def test_dense_memory_is_stored_as_it_lies_whatever_the_order_of_axes(directory: Path, order: tuple[int, ...]):
+    array = np.random.default_rng(0).random((4, 50, 60)).transpose(order)
+    for budget in (0, LARGE):
+        spill = sg.save_on_disk(directory, ram_budget=budget)
+        tensor = sg.from_numpy(array)
+        views = [tensor.detach(), tensor.transpose(0, 2).detach(), tensor[1:, 2:].detach()]
+        packed = [spill.pack_hook(view) for view in views]
+        assert spill.stats().live_bytes == array.nbytes
+        for view, each in zip(views, packed, strict=True):
+            np.testing.assert_array_equal(spill.unpack_hook(each).numpy(), view.numpy())
+        hot = spill.unpack_hook(packed[0])
+        assert (hot.storage is tensor.storage) == np.may_share_memory(hot.numpy(), array) == (budget == LARGE)
+        del hot, packed, each, view
+
+
+def test_memory_with_gaps_is_copied_only_when_there_is_room(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    may_write = threading.Event()
+    write = os.pwritev
+
+    def late(descriptor: int, buffers: list[Any], place: int) -> int:
+        may_write.wait(30)
+        return write(descriptor, buffers, place)
+
+    monkeypatch.setattr(os, "pwritev", late)
+    first, second = sg.randn(1000, 200), sg.from_numpy(np.ones((1000, 400), np.float32)[:, ::2])
+    spill = sg.save_on_disk(directory, ram_budget=first.nbytes)
+    kept = spill.pack_hook(first)
+    before = memory.memory_stats().live_bytes
+    packed = []
+    thread = threading.Thread(target=lambda: packed.append(spill.pack_hook(second)))
+    thread.start()
+    try:
+        wait_until(lambda: spill._store._account.waiting_puts == 1)
+        assert memory.memory_stats().live_bytes == before
+    finally:
+        may_write.set()
+        thread.join()
+    np.testing.assert_array_equal(spill.unpack_hook(packed[0]).numpy(), second.numpy())
+    np.testing.assert_array_equal(spill.unpack_hook(kept).numpy(), first.numpy())
 
 
 def test_an_expanded_tensor_costs_its_unexpanded_bytes(directory: Path):
@@ -325,6 +369,37 @@ def test_a_backward_that_changes_what_it_saved_spoils_no_other(
             right.sum().backward()
         del caught
     Careless.changed.clear()
+
+
+class Doubling(sg.autograd.Function):
+    """w * x, whose backward doubles the x it saved, and holds it no longer."""
+
+    @staticmethod
+    def forward(ctx, w, x):
+        ctx.save_for_backward(x)
+        return w * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x.mul_(2), None
+
+
+def test_a_reloaded_copy_kept_for_another_use_is_not_the_one_that_a_backward_changed(directory: Path):
+    spill = sg.save_on_disk(directory, ram_budget=2 * NBYTES)
+    for _ in range(3):  # from the second step on a plan knows that x is used twice
+        w, v, x = weight(), weight(), batch()
+        before = spill.stats().read_bytes
+        with spill:
+            loss = (w * x).sum() + Doubling.apply(v, x).sum()
+            for _ in range(4):
+                loss = loss + (weight() * batch()).sum()
+        del x
+        loss.backward()
+        assert spill.stats().read_bytes - before >= NBYTES
+        np.testing.assert_array_equal(w.grad.numpy(), ARRAY)
+        np.testing.assert_array_equal(v.grad.numpy(), 2 * ARRAY)
+        del loss
 
 
 # The graph, more than once

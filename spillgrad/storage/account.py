@@ -49,7 +49,8 @@ class Account:
         self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
         self.on_closing: Callable[[], None] = lambda: None
-        self.on_slow_step: Callable[[], None] = lambda: None
+        self.on_step: Callable[[bool], None] = lambda waited: None
+        self._step_spilled = False
         self.wait_write_s = self.wait_read_s = 0.0
         self._step_began_s = self._waited_before_s = 0.0
         self.deduplicated_bytes = self.live_bytes = self.sequence = 0
@@ -204,6 +205,7 @@ class Account:
         self.journal.note("free", entry.sequence)
         self.cache.remove(entry)
         self.cache.schedule.drop(entry)
+        self._step_spilled |= entry.extent is not None
         if not self.entries:
             self._end_step()
         self.free_extent(entry)
@@ -214,9 +216,9 @@ class Account:
         self.cache.schedule.end_step()
         waited_s = self.wait_write_s + self.wait_read_s
         step_s = time.perf_counter() - self._step_began_s
-        if waited_s - self._waited_before_s > _WAIT_SHARE * step_s:
-            self.on_slow_step()
-        self._waited_before_s = waited_s
+        if self._step_spilled:
+            self.on_step(waited_s - self._waited_before_s > _WAIT_SHARE * step_s)
+        self._waited_before_s, self._step_spilled = waited_s, False
 
     def free_extent(self, entry: Entry) -> None:
         """Give the space of an entry without references back, once nobody reads it."""

@@ -13,9 +13,11 @@ class Cache:
     """The arrays a store holds in RAM.
 
     Invariant: `ram_bytes` is the sum over arrays kept as they were put (`dirty`, being written, and `clean`, on disk
-    as well), reads under way, and arrays read back and still alive anywhere. `absent` holds what is on disk
-    only. `pinned_bytes` is the part of it that only callers can free. Everything is guarded by the store's lock, but
-    for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is posted there.
+    as well), reads under way, and arrays that the store made (copies for `put`, and what was read back) and that are
+    alive anywhere; what a caller made is the caller's again once the store lets go of it. `absent` holds what is on
+    disk only. `pinned_bytes` is the part of `ram_bytes` that only callers can free. Everything is guarded by the
+    store's lock, but for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is
+    posted there.
     """
 
     def __init__(self, budget_bytes: int, on_lease_end: Callable[[], None]) -> None:
@@ -29,9 +31,11 @@ class Cache:
         self._ended: collections.deque[Lease] = collections.deque()
         self._on_lease_end = on_lease_end
 
-    def keep(self, entry: Entry, array: np.ndarray) -> None:
-        """Hold an array as it was put; it is not on disk."""
+    def keep(self, entry: Entry, array: np.ndarray, ours: bool = False) -> None:
+        """Hold an array as it was put, or `ours`, a copy of it; it is not on disk."""
         entry.array = array
+        if ours:
+            self._watch(entry, array)
         self.reserve(entry.nbytes)
         self.dirty.add(entry)
         self.dirty_bytes += entry.nbytes
@@ -65,11 +69,14 @@ class Cache:
             self.release(entry)
 
     def release(self, entry: Entry) -> None:
-        """Give up the store's own reference to an array; one read back stays counted while it is alive elsewhere."""
+        """Give up the store's own reference to an array; one it made stays counted while it is alive elsewhere."""
         if entry.array is not None:
-            if entry.lease is None and not entry.uncounted:
+            lease = entry.lease
+            if lease is None and not entry.uncounted:
                 self.ram_bytes -= entry.nbytes
             entry.array = None
+            if lease is not None and lease() is not None:
+                self._pin(lease)
             # It may hold what it watches alive, and with it the memory given up here.
             entry.unchanged = None
             self.settle()
@@ -105,25 +112,35 @@ class Cache:
 
     def lend(self, entry: Entry, array: np.ndarray, handed_out: bool) -> None:
         """Turn the reservation for an array that was read back into a lease on it."""
-        lease = Lease(array, self._end)
-        lease.entry, lease.handed_out = entry, handed_out
-        self._leases[id(lease)] = lease
-        entry.lease = lease
-        if not handed_out:
+        lease = self._watch(entry, array)
+        if handed_out and not self._is_needed_again(entry):
+            lease.pinned = True
+        else:
+            if handed_out:
+                self.pinned_bytes -= entry.nbytes
             entry.array = array
             self.clean.add(entry)
 
     def find(self, entry: Entry) -> np.ndarray | None:
-        """Return the array of `entry` if it is in RAM; what was prefetched belongs to the caller from now on."""
+        """Return the array of `entry` if it is in RAM.
+
+        What the store made and can read again is the caller's from now on, unless the schedule expects another use.
+        """
         if entry.array is None:
             return None if entry.lease is None else entry.lease()
         array = entry.array
-        if entry.lease is not None:
+        if entry.lease is not None and entry in self.clean and not self._is_needed_again(entry):
             self.clean.discard(entry)
-            entry.array = None
-            entry.lease.handed_out = True
-            self.pinned_bytes += entry.nbytes
+            entry.array = entry.unchanged = None
+            self._pin(entry.lease)
         return array
+
+    def forget(self, entry: Entry) -> None:
+        """Let go of an array that is not what is on disk any more; it is read anew for whoever wants it next."""
+        self.clean.discard(entry)
+        self.release(entry)
+        entry.lease = None
+        self.absent.add(entry)
 
     def settle(self) -> None:
         """Stop counting arrays that died."""
@@ -131,11 +148,27 @@ class Cache:
             lease = self._ended.popleft()
             entry = lease.entry
             del self._leases[id(lease)]
-            self.unreserve(entry.nbytes, pinned=lease.handed_out)
+            self.unreserve(entry.nbytes, pinned=lease.pinned)
             if entry.lease is lease:
                 entry.lease = None
                 if entry.references > 0 and entry.extent is not None and not entry.loading:
                     self.absent.add(entry)
+
+    def _watch(self, entry: Entry, array: np.ndarray) -> Lease:
+        lease = entry.lease = Lease(array, self._end)
+        lease.entry, lease.pinned = entry, False
+        self._leases[id(lease)] = lease
+        return lease
+
+    def _pin(self, lease: Lease) -> None:
+        lease.pinned = True
+        self.pinned_bytes += lease.entry.nbytes
+
+    def _is_needed_again(self, entry: Entry) -> bool:
+        """Whether a plan says that an array just used is used once more, and keeping it exceeds no budget."""
+        cursor = self.schedule.cursor
+        is_expected = cursor is not None and entry.rank < cursor and entry.references > 0
+        return is_expected and self.ram_bytes <= self.budget_bytes
 
     def _end(self, lease: Lease) -> None:
         self._ended.append(lease)

@@ -73,7 +73,8 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
-# Steps that waited for direct I/O, by device. The first may have waited for the measurement above.
+# Steps in succession that waited for direct I/O, by device. The first of a run waits for the measurement above and does
+# not know what it will need, and any step may meet a moment when the disk is busy.
 _slow_steps: collections.Counter[int] = collections.Counter()
 _SLOW_STEPS = 2
 
@@ -83,9 +84,10 @@ def is_awaited(device: int) -> bool:
     return _slow_steps[device] >= _SLOW_STEPS
 
 
-def note_awaited(device: int) -> None:
-    """Count, for all stores of the process, a step that waited for direct I/O on this device."""
-    _slow_steps[device] += 1
+def note_step(device: int, waited: bool) -> None:
+    """Note, for all stores of the process, whether a step waited for direct I/O on this device."""
+    if not is_awaited(device):
+        _slow_steps[device] = _slow_steps[device] + 1 if waited else 0
 
 
 def _measure(directory: Path) -> Speeds:

@@ -37,7 +37,7 @@ class DiskStore:
     share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it once two steps waited for the disk.
+    and goes through it once two steps in succession waited for the disk.
     When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
     until the disk takes them.
 
@@ -50,6 +50,9 @@ class DiskStore:
 
     `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
     sizes, shapes and dtypes can be read. It needs the package cryptography.
+
+    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) until the last alias of it
+    dies. An array that a caller made is not counted once the store lets go of it, whoever else holds it.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array; a `put` that does not fit, of an array that must be copied, adds the copy; and one array
@@ -98,7 +101,7 @@ class DiskStore:
             coding,
         )
         self._lifecycle.watch(self._writer.worker)
-        self._account.on_slow_step = self._segments.note_wait
+        self._account.on_step = self._segments.note_step
         self._packed_bytes = self._hits = self._misses = 0
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
@@ -141,7 +144,7 @@ class DiskStore:
                 entry = account.enter(kept, key, label, unchanged if kept is array else None)
                 try:
                     if fits:
-                        account.cache.keep(entry, kept)
+                        account.cache.keep(entry, kept, ours=kept is not array)
                         self._writer.wake_if_behind()
                     else:
                         self._writer.write_through(entry, kept, ours=kept is not array)
@@ -173,8 +176,8 @@ class DiskStore:
                     account.settle("get")
                     account.live_entry("get", handle)
                 account.cache.schedule.get(entry)
+                unchanged = None if entry.array is None else entry.unchanged
                 array = account.cache.find(entry)
-                unchanged = None if entry.array is None else entry.unchanged  # only what is as it was put may change
                 if array is None:
                     self._misses += 1
                     self._loader.begin(entry, pinned=True)
@@ -184,10 +187,20 @@ class DiskStore:
             if array is None:
                 array = self._loader.load(entry)
             elif unchanged is not None and not unchanged():
-                self._discard_changed(entry)
+                self._discard_changed(entry, array)
+                array = unchanged = None
                 continue
             account.look_again()
             return array
+
+    def watch(self, handle: Handle, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
+        """Ask `unchanged` before anybody else gets `array`, got from `handle`, if the store still keeps it."""
+        account = self._account
+        with account.lock:
+            entry = account.entries.get(handle.sequence)
+            if entry is handle and entry.array is array:
+                entry.unchanged = unchanged
+        account.look_again()
 
     def drop(self, handle: Handle) -> None:
         """Release one reference; see `Store.drop`. A handle without references is left alone."""
@@ -268,19 +281,18 @@ class DiskStore:
         """
         self._lifecycle.close()
 
-    def _discard_changed(self, entry: Entry) -> None:
-        """Forget an array that its owner modified; what is on disk still holds. Called without the lock."""
+    def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
+        """Forget an array that somebody modified; what is on disk still holds. Called without the lock."""
         cache = self._account.cache
         with self._account.lock:
-            if entry.references <= 0 or entry.array is None or entry.lease is not None:
+            is_lent = entry.lease is not None and entry.lease() is array
+            if entry.references <= 0 or not (entry.array is array or is_lent):
                 return
             if entry.extent is None:
                 entry.error = changed_error(entry)
                 cache.remove(entry)
             else:
-                cache.clean.discard(entry)
-                cache.release(entry)
-                cache.absent.add(entry)
+                cache.forget(entry)
 
 
 def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:

@@ -36,7 +36,7 @@ class Entry(Handle):
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
         self.array: np.ndarray | None = None  # the store's own reference
-        self.lease: Lease | None = None  # while an array read back from disk is alive, here or outside
+        self.lease: Lease | None = None  # while an array that the store made is alive, here or outside
         self.extent: Extent | None = None  # where it is on disk
         self.key: Hashable | None = None
         self.unchanged: Callable[[], bool] | None = None
@@ -69,11 +69,11 @@ class Entry(Handle):
 
 
 class Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to an array read back from disk: its bytes count until the last alias of it dies."""
+    """A weak reference to an array that the store made: its bytes count until the last alias of it dies."""
 
-    __slots__ = ("entry", "handed_out")
+    __slots__ = ("entry", "pinned")
     entry: Entry
-    handed_out: bool
+    pinned: bool  # only callers hold it
 
 
 class RankedEntries:

@@ -2,9 +2,11 @@
 
 import bisect
 import collections
+import itertools
+import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from spillgrad.storage.entry import Entry
 
@@ -17,14 +19,30 @@ Packed = tuple[str | None, int]
 
 
 class Plan:
-    """What a step put, in order, and which of it was got, in order; arrays are counted from 0 as they were put."""
+    """What a step put, in order, and which of it was got, in order; arrays are counted from 0 as they were put.
 
-    def __init__(self, packed: tuple[Packed, ...], used: tuple[int, ...]) -> None:
+    `live_bytes` were live when each was put.
+    """
+
+    def __init__(self, packed: tuple[Packed, ...], used: tuple[int, ...], live_bytes: Sequence[int]) -> None:
         self.packed = packed
         self.used = used
+        self._peak_bytes = [*itertools.accumulate(reversed(live_bytes), max, initial=0)][::-1]
         self._uses: list[list[int]] = [[] for _ in packed]
         for position, number in enumerate(used):
             self._uses[number].append(position)
+        by_rank = sorted(((self.rank(number, 0), nbytes) for number, (_, nbytes) in enumerate(packed)), reverse=True)
+        self._ranks = [rank for rank, _ in by_rank]
+        self._needed_bytes = [*itertools.accumulate(nbytes for _, nbytes in by_rank)]
+
+    def peak_bytes(self, put: int) -> int:
+        """Return the most bytes that will be live when more is put, after the first `put` arrays."""
+        return self._peak_bytes[put]
+
+    def highest_rank_beyond(self, budget_bytes: int) -> float:
+        """Return the highest rank of an array that does not fit beside all that are needed sooner."""
+        place = bisect.bisect_right(self._needed_bytes, budget_bytes)
+        return self._ranks[place] if place < len(self._ranks) else -math.inf
 
     def rank(self, number: int, got: int) -> int:
         """Return the rank of an array after `got` uses of any: by its next use, or by its last if none will come."""
@@ -85,6 +103,8 @@ class Schedule:
         self._live: dict[Entry, int] = {}  # numbers
         self._packed: list[Packed] = []
         self._used: list[int] = []
+        self._live_bytes = 0
+        self._live_bytes_then: list[int] = []  # when each was put
         self._plan: Plan | None = None
         self._too_long = False
 
@@ -94,6 +114,8 @@ class Schedule:
             self._live[entry] = number = len(self._packed)
             packed = (entry.label.op, entry.nbytes)
             self._packed.append(packed)
+            self._live_bytes += entry.nbytes
+            self._live_bytes_then.append(self._live_bytes)
             plan = self._plan
             if number == 0 or (plan is not None and (number == len(plan.packed) or plan.packed[number] != packed)):
                 self._choose_plan()
@@ -106,6 +128,16 @@ class Schedule:
         """Expect that arrays are put rather than got now, unless a plan says otherwise."""
         if self._plan is None or not self._used:
             self.cursor = None
+
+    @property
+    def coming_bytes(self) -> int | None:
+        """How many bytes more will be live at the next peak, according to the plan; None without one."""
+        plan = None if self._too_long else self._plan
+        return None if plan is None else max(0, plan.peak_bytes(len(self._packed)) - self._live_bytes)
+
+    def stays(self, entry: Entry, budget_bytes: int) -> bool:
+        """Whether an array fits the budget beside all that a plan says are needed sooner."""
+        return self._plan is not None and entry.rank > self._plan.highest_rank_beyond(budget_bytes)
 
     def get(self, entry: Entry) -> None:
         """Note that an array is used now."""
@@ -126,14 +158,16 @@ class Schedule:
 
     def drop(self, entry: Entry) -> None:
         """Forget an array; with the last one the step ends."""
-        self._live.pop(entry, None)
+        if self._live.pop(entry, None) is not None:
+            self._live_bytes -= entry.nbytes
 
     def end_step(self) -> None:
         """Remember the step: the store is empty."""
         if self._used and not self._too_long:
-            _remember(Plan(tuple(self._packed), tuple(self._used)))
+            _remember(Plan(tuple(self._packed), tuple(self._used), self._live_bytes_then))
         self._live.clear()
         self._packed, self._used = [], []
+        self._live_bytes, self._live_bytes_then = 0, []
         self._plan, self._too_long, self.cursor = None, False, None
 
     def _choose_plan(self) -> None:

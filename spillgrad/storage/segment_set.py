@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.storage.codecs import Encoding
-from spillgrad.storage.disk_speed import is_awaited, note_awaited, speeds
+from spillgrad.storage.disk_speed import is_awaited, note_step, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label
@@ -103,10 +103,10 @@ class SegmentSet:
         """Whether what is written goes through the page cache, though its file may be open for direct I/O too."""
         return self._may_choose and is_awaited(self._device)
 
-    def note_wait(self) -> None:
-        """Note that callers waited for much of a step: the page cache may hide that."""
+    def note_step(self, waited: bool) -> None:
+        """Note whether callers waited for much of a step: the page cache may hide that."""
         if self._may_choose:
-            note_awaited(self._device)
+            note_step(self._device, waited)
 
     def has_unused(self) -> bool:
         """Return whether some place waits for an array, or some segment holds nothing."""

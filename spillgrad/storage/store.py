@@ -88,7 +88,8 @@ class Store(Protocol):
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
-        not a copy, unless it is read-only or not C-contiguous: who writes to it afterwards says so through `unchanged`.
+        not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through
+        `unchanged`.
 
         Raises SpillError when an earlier write failed, or this one did.
         """
@@ -150,8 +151,8 @@ def storable(array: np.ndarray) -> np.ndarray:
 
 
 def dense(array: np.ndarray) -> np.ndarray:
-    """Return `array` itself if a store may keep it as it is, else a C-contiguous, writeable copy."""
-    return array if array.flags.c_contiguous and array.flags.writeable else memory.copy(array)
+    """Return `array` itself if a store may keep it as it is, else a C-contiguous, aligned, writeable copy."""
+    return array if array.flags.carray else memory.copy(array)
 
 
 def changed_error(handle: Handle) -> SpillError:

@@ -23,7 +23,7 @@ from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.store import changed_error, closed_error
 from spillgrad.storage.worker import Worker
 
-# Writing begins when this part of the budget is full of arrays that are not on disk yet; the rest absorbs bursts.
+# While nothing is known of a step, writing begins when this part of the budget is full of arrays that are not on disk.
 _HIGH_WATER = 0.5
 # After a failed write of a store that may keep all in RAM, the disk is left alone for so long.
 _PAUSE_S = 2.0
@@ -63,7 +63,7 @@ class Writer:
         self._unheard: SpillError | None = None  # the first failure, until a caller warns of it
         self._warned = False
         self._on_end = on_end
-        self._high_water_bytes = int(account.cache.budget_bytes * _HIGH_WATER)
+        self._low_water_bytes = int(account.cache.budget_bytes * (1 - _HIGH_WATER))
         self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
@@ -80,9 +80,22 @@ class Writer:
         self._account.bell.ring()
 
     def wake_if_behind(self) -> None:
-        """Look for something to write if much of the budget is not on disk yet."""
-        if self._account.cache.dirty_bytes > self._high_water_bytes:
+        """Look for something to write if not all that comes will fit."""
+        if self._is_behind:
             self.wake()
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether what is in RAM only, and what comes, exceed the budget: the sooner it is written, the less waits."""
+        cache = self._account.cache
+        entry = cache.dirty.lowest()
+        if entry is None or cache.schedule.stays(entry, cache.budget_bytes):
+            return False
+        coming_bytes = cache.schedule.coming_bytes
+        if coming_bytes is None:
+            # Once arrays are asked for, the newest go next: writing them would be for nothing.
+            coming_bytes = self._low_water_bytes if cache.schedule.cursor is None else 0
+        return cache.dirty_bytes + coming_bytes > cache.budget_bytes
 
     def answer_failures(self) -> None:
         """Raise the error of failed writes, once; or keep everything in RAM from now on, if that is allowed."""
@@ -228,15 +241,17 @@ class Writer:
             entry = urgent if urgent.references > 0 else None
         if entry is None and not account.failures and not (self._paused and not self._to_flush):
             cache = account.cache
-            # Once arrays are asked for, the newest go next: writing them would be for nothing.
-            ahead = cache.schedule.cursor is None and cache.dirty_bytes > self._high_water_bytes
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
                 entry = wanted if wanted in cache.dirty else None
-            # Beyond what those who wait need, nothing is written that could stay.
-            wanted_bytes = account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
-            needed = account.waiting_puts and self._moving_bytes < wanted_bytes
-            if entry is None and self._flush_done == self._flush_asked and (ahead or needed):
+            # Beyond what those who wait need, nothing is written that could stay. They may not have woken yet to find
+            # that what was written for them need only go.
+            needed = (
+                account.waiting_puts
+                and not cache.make_room(account.waiting_bytes)
+                and self._moving_bytes < account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
+            )
+            if entry is None and self._flush_done == self._flush_asked and (needed or self._is_behind):
                 entry = cache.dirty.lowest()
         if entry is None:
             return None

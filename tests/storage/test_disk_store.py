@@ -90,6 +90,32 @@ def test_arrays_read_back_count_until_their_last_alias_dies(make_store: MakeStor
     assert store.stats().ram_bytes == 0
 
 
+@pytest.mark.parametrize("budget", ["1MiB", 0], ids=["hot", "read back"])
+def test_copies_that_a_store_made_count_until_their_last_alias_dies(make_store: MakeStore, budget: int | str):
+    store = make_store(budget)
+    handle = store.put(np.arange(10_000.0).reshape(100, 100).T)  # not C-contiguous: it is copied
+    got = store.get(handle)
+    store.drop(handle)
+    assert store.stats().ram_bytes == got.nbytes
+    alias = got[1:]
+    del got
+    assert store.stats().ram_bytes == 80_000
+    del alias
+    assert store.stats().ram_bytes == 0
+
+
+def test_a_copy_that_only_its_getter_holds_makes_no_put_wait(make_store: MakeStore):
+    store = make_store(100_000)
+    handle = store.put(np.arange(10_000.0).reshape(100, 100).T)
+    got = store.get(handle)
+    store.flush()
+    others = [store.put(np.full(10_000, float(i))) for i in range(2)]  # one alone does not fit beside it
+    assert store.stats().ram_bytes == got.nbytes
+    assert (got == np.arange(10_000.0).reshape(100, 100).T).all()
+    for i, other in enumerate(others):
+        assert (store.get(other) == i).all()
+
+
 def test_the_newest_stay_in_ram_and_the_oldest_go_to_disk(make_store: MakeStore):
     store = make_store(1_000_000)
     handles = [store.put(np.full(25_000, i, np.float32)) for i in range(30)]

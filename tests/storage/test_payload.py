@@ -107,6 +107,17 @@ def test_direct_files_are_used_where_they_take_less_of_the_processor_and_the_dis
     assert Speeds(Speed(4e9, 4e9, 2e-10), direct).direct_io_pays is pays
 
 
+def test_only_steps_in_succession_say_that_a_disk_is_awaited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
+    for waited in (True, False, True, False):
+        disk_speed.note_step(1, waited)
+        disk_speed.note_step(2, True)
+    assert not disk_speed.is_awaited(1)
+    assert disk_speed.is_awaited(2)
+    disk_speed.note_step(2, False)
+    assert disk_speed.is_awaited(2)  # it is the page cache that is not waited for now
+
+
 def test_two_steps_that_waited_for_direct_io_are_followed_by_steps_through_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -132,8 +143,11 @@ def test_two_steps_that_waited_for_direct_io_are_followed_by_steps_through_the_p
     step(asked_for)
     asked_for.close()
     chosen = DiskStore(tmp_path, ram_budget=0)
+    in_ram = DiskStore(tmp_path, ram_budget="1MiB")
     step(chosen)
+    step(in_ram)  # says nothing of the disk
     step(chosen)
+    in_ram.close()
     chosen.close()
     assert used == [False] * 12
     another = DiskStore(tmp_path, ram_budget=0)

@@ -175,3 +175,46 @@ def test_what_is_needed_first_stays_in_ram_from_the_second_step_on(make_store: C
 
     assert 0 not in step()
     assert 0 in step()
+
+
+def test_a_step_that_repeats_writes_only_what_does_not_fit(make_store: Callable[..., DiskStore]):
+    nbytes = 100 << 10
+    store = make_store(3 * nbytes)
+    for _ in range(3):
+        before = store.stats()
+        handles = [store.put(np.full(nbytes, i, np.uint8), label=Label(f"op{i}")) for i in range(10)]
+        for i in reversed(range(10)):
+            assert (store.get(handles[i]) == i).all()
+            store.drop(handles[i])
+        after = store.stats()
+    assert after.written_bytes - before.written_bytes == 7 * nbytes
+    assert after.read_bytes - before.read_bytes == 7 * nbytes
+
+
+def test_a_step_that_fits_at_every_moment_writes_nothing_however_much_passes(make_store: Callable[..., DiskStore]):
+    nbytes = 100 << 10
+    store = make_store(4 * nbytes)
+    for _ in range(2):
+        before = store.stats().written_bytes
+        first = store.put(np.zeros(nbytes, np.uint8), label=Label("first"))
+        for i in range(20):  # as recomputation does
+            passing = store.put(np.full(nbytes, i, np.uint8), label=Label("passing"))
+            assert (store.get(passing) == i).all()
+            store.drop(passing)
+        assert (store.get(first) == 0).all()
+        store.drop(first)
+    assert store.stats().written_bytes == before
+
+
+def test_what_a_plan_says_is_used_twice_is_read_once(make_store: Callable[..., DiskStore]):
+    nbytes = 100 << 10
+    store = make_store(3 * nbytes)
+    for _ in range(2):
+        before = store.stats()
+        handles = [store.put(np.full(nbytes, i, np.uint8), label=Label(f"op{i}")) for i in range(6)]
+        for i in reversed(range(6)):
+            for _ in range(2):
+                assert (store.get(handles[i]) == i).all()
+            store.drop(handles[i])
+        after = store.stats()
+    assert after.read_bytes - before.read_bytes == 3 * nbytes

@@ -107,6 +107,48 @@ def test_the_command_trains_saves_and_reports(here: Path, capsys: pytest.Capture
     wait_until(lambda: not list(here.rglob("*.h5")))  # the store's own thread removes them
 
 
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], {"codec": None, "on_full": "raise", "encrypt": False}),
+        (["--codec", "lossless"], {"codec": "lossless", "on_full": "raise", "encrypt": False}),
+        (["--codec", "bf16", "--on-full", "ram"], {"codec": "bf16", "on_full": "ram", "encrypt": False}),
+        (["--codec", "int8", "--encrypt"], {"codec": "int8", "on_full": "raise", "encrypt": True}),
+    ],
+)
+def test_the_command_says_what_spilled_tensors_become(
+    here: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], given: dict[str, object]
+):
+    spilled = []
+
+    class Watched(sg.save_on_disk):
+        def __init__(self, *arguments: object, **options: object):
+            spilled.append((self, options))
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(sg, "save_on_disk", Watched)
+    arguments = [*ARGUMENTS, "--steps", "2", "--context", "64", "--ram-budget", "0", "--out", "out"]
+    assert main([*arguments, *options]) == 0
+    ((spill, passed),) = spilled
+    assert {name: passed[name] for name in given} == given
+    stats = spill.stats()
+    # Floats as integers of a quarter, as halves, or as they are.
+    share = {"int8": 0.3, "bf16": 0.6}.get(given["codec"], 1)
+    assert stats.stored_bytes <= share * stats.written_bytes
+    wait_until(lambda: not list(here.rglob("*.h5")))
+
+
+def test_the_report_says_how_many_bytes_went_to_disk(here: Path, capsys: pytest.CaptureFixture[str]):
+    written = []
+    for options in ([], ["--codec", "int8"]):
+        out = "exact" if not options else "int8"
+        assert main([*ARGUMENTS, "--batch", "8", "--ram-budget", "0", "--out", out, *options]) == 0
+        found = re.search(r"written to disk\s+([0-9.]+) MiB", capsys.readouterr().out)
+        assert found is not None
+        written.append(float(found[1]))
+    assert written[1] < 0.5 * written[0]
+
+
 def test_runs_without_an_output_folder_are_numbered(here: Path, capsys: pytest.CaptureFixture[str]):
     for number in (1, 2):
         assert main([*ARGUMENTS, "--steps", "1", "--no-spill"]) == 0

@@ -62,6 +62,21 @@ def _setting(name: str, help: str, **limits: Any) -> Any:
     return typer.Option(help=help, metavar=metavar, show_default=str(default), **limits)
 
 
+class Codec(enum.StrEnum):
+    """What spilled tensors may become in the files."""
+
+    LOSSLESS = "lossless"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+class OnFull(enum.StrEnum):
+    """What to do when the disk takes no more."""
+
+    RAISE = "raise"
+    RAM = "ram"
+
+
 @app.command()
 def train(
     data: Annotated[
@@ -84,6 +99,19 @@ def train(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run whose checkpoint is in this folder.")] = None,
     spill: Annotated[bool, typer.Option(help="Whether saved tensors may go to disk.")] = True,
+    codec: Annotated[
+        Codec | None,
+        typer.Option(
+            help="Smaller files: compressed, or less exact, which changes gradients a little.",
+            show_default="tensors as they are",
+        ),
+    ] = None,
+    on_full: Annotated[
+        OnFull, typer.Option(help="When the disk is full: stop, or keep what it refuses in RAM.")
+    ] = OnFull.RAISE,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")
+    ] = False,
 ) -> None:
     """Train a byte-level GPT under a RAM budget for saved tensors.
 
@@ -93,7 +121,8 @@ def train(
 
     settings = {"model": model, "steps": steps, "batch": batch, "context": context, "lr": lr, "seed": seed}
     named = {name: value for name, value in settings.items() if value is not None}
-    finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget if spill else None))
+    chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt}
+    finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget if spill else None, chosen))
     if not finished:
         raise typer.Exit(INTERRUPTED)
 

@@ -67,7 +67,7 @@ def run(options: TrainOptions) -> bool:
         raise ArgumentError(f"train: {done}, wanted {settings.steps}; give --steps a larger number")
     with _output_directory(options) as out:
         if budget_bytes is not None:
-            training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget_bytes)
+            training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget_bytes, **options.spill)
             show_line(console, f"spilling to {training.spill.preflight()}")
         records, duration_s = _train(training, console, out)
         if training.step < settings.steps:
@@ -149,7 +149,7 @@ def _report(training: Training, records: collections.deque[StepRecord], duration
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         packed_bytes=stats.packed_bytes if stats else 0,
         deduplicated_bytes=stats.deduplicated_bytes if stats else 0,
-        written_bytes=stats.written_bytes if stats else 0,
+        written_bytes=stats.stored_bytes if stats else 0,
         read_bytes=stats.read_bytes if stats else 0,
         waited_s=waited_s,
         wait_share=waited_s / duration_s,

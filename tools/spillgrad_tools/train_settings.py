@@ -19,7 +19,10 @@ class TrainSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """A command line: the settings named on it, and places and limits, which change no number of a run."""
+    """A command line: the settings named on it, and places and limits, which change no number of a run.
+
+    `spill` goes to `save_on_disk` as it is; only a lossy codec there changes numbers.
+    """
 
     settings: dict[str, Any]
     data: Path | None = None
@@ -28,3 +31,4 @@ class TrainOptions:
     resume: Path | None = None
     ram_budget: str | None = None
     """None keeps every saved tensor in RAM."""
+    spill: dict[str, Any] = dataclasses.field(default_factory=dict)
