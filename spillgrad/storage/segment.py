@@ -27,6 +27,7 @@ from spillgrad.storage.holes import hole_bytes, punch
 from spillgrad.storage.payload import PayloadFile
 from spillgrad.storage.store import NO_LABEL, Label
 from spillgrad.storage.structure_file import StructureFile
+from spillgrad.storage.transfer import Transfer
 
 FORMAT_VERSION = 1
 ATTRIBUTE = b"spillgrad"
@@ -45,6 +46,7 @@ class Extent:
     allocated_bytes: int
     label: Label
     checksum: int | None = None  # of what was written
+    written: bool = False
     described: bool = False  # the file says what it holds
     cached: bool = False  # what was written went through the page cache, and may still be there
     encoding: Encoding | None = None  # of what is not stored as it is
@@ -163,7 +165,9 @@ class Segment:
         """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
-        extent = dataclasses.replace(extent, sequence=sequence, label=label, checksum=None, encoding=encoding)
+        extent = dataclasses.replace(
+            extent, sequence=sequence, label=label, checksum=None, written=False, encoding=encoding
+        )
         for extents in (self._undescribed, self._live):
             extents.add(extent)
         return extent
@@ -172,27 +176,36 @@ class Segment:
         """Store the bytes of `array` in `extent`."""
         payload = array.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
-        for file_offset, array_offset, nbytes in extent.pieces:
-            if self._checksums:
-                digest.update(payload[array_offset : array_offset + nbytes])
+
+        def move(piece: Piece) -> None:
             try:
-                self._payload.write(array, array_offset, nbytes, file_offset, extent.cached)
+                self._payload.write(array, piece[1], piece[2], piece[0], extent.cached)
             except OSError:
                 self._full = True
                 raise
+
+        def add(piece: Piece) -> None:
+            digest.update(payload[piece[1] : piece[1] + piece[2]])
+
+        Transfer(extent.pieces, move, add if self._checksums else None, moved_first=False).run()
         if self._checksums:
             extent.checksum = digest.intdigest()
+        extent.written = True
 
     def read(self, extent: Extent, into: np.ndarray) -> None:
         """Fill `into`, C-contiguous, from `extent`, and verify the checksum."""
         payload = into.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
-        for file_offset, array_offset, nbytes in extent.pieces:
-            count = self._payload.read(into, array_offset, nbytes, file_offset, extent.cached)
-            if count < nbytes:
-                raise self.corrupt(extent, f"the file ends {nbytes - count} bytes too early")
-            if extent.checksum is not None:
-                digest.update(payload[array_offset : array_offset + nbytes])
+
+        def move(piece: Piece) -> None:
+            missing = piece[2] - self._payload.read(into, piece[1], piece[2], piece[0], extent.cached)
+            if missing:
+                raise self.corrupt(extent, f"the file ends {missing} bytes too early")
+
+        def add(piece: Piece) -> None:
+            digest.update(payload[piece[1] : piece[1] + piece[2]])
+
+        Transfer(extent.pieces, move, add if extent.checksum is not None else None, moved_first=True).run()
         if extent.checksum not in (None, digest.intdigest()):
             raise self.corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
 
@@ -214,10 +227,19 @@ class Segment:
         if not self.broken:
             with self._structural_change():
                 while self._undescribed:
-                    _describe(self._file, self._undescribed.pop())
+                    self._describe(next(iter(self._undescribed)))
                 hdf5.h5f.flush(self._file, hdf5.h5f.SCOPE_LOCAL)
         if self.broken:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
+
+    def describe_one(self) -> bool:
+        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        written = next((extent for extent in self._undescribed if extent.written), None)
+        if written is None or self.broken:
+            return False
+        with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+            self._describe(written)
+        return True
 
     def disk_bytes(self) -> int:
         """Return how many bytes of disk the file occupies."""
@@ -278,6 +300,33 @@ class Segment:
             raise
         if self._structure.error is not None:
             raise self._structure.error
+
+    def _describe(self, extent: Extent) -> None:
+        """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        self._undescribed.discard(extent)
+        if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
+            name = _dataset_name(extent.sequence)
+            self._file.links.move(extent.dataset.encode(), self._file, name.encode())
+            extent.dataset = name
+        encoding = extent.encoding
+        text = json.dumps(
+            {
+                "format": FORMAT_VERSION,
+                "sequence": extent.sequence,
+                **vars(NO_LABEL if encoding and encoding.secret else extent.label),
+                "dtype": (encoding or extent).dtype.name,
+                "shape": (encoding or extent).shape,
+                "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
+                **({"codec": encoding.codec} if encoding else {}),
+            }
+        ).encode()
+        kind = hdf5.h5t.C_S1.copy()
+        kind.set_size(len(text))
+        kind.set_cset(hdf5.h5t.CSET_UTF8)
+        dataset = hdf5.h5d.open(self._file, extent.dataset.encode())
+        attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
+        attribute.write(np.array(text), mtype=kind)
+        extent.described = True
 
     def _unlink(self, dataset: bytes) -> None:
         if not self.broken:
@@ -344,33 +393,6 @@ class Segment:
 
 def _dataset_name(sequence: int) -> str:
     return f"{sequence:08d}"
-
-
-def _describe(file: Any, extent: Extent) -> None:
-    """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
-    if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
-        name = _dataset_name(extent.sequence)
-        file.links.move(extent.dataset.encode(), file, name.encode())
-        extent.dataset = name
-    encoding = extent.encoding
-    text = json.dumps(
-        {
-            "format": FORMAT_VERSION,
-            "sequence": extent.sequence,
-            **vars(NO_LABEL if encoding and encoding.secret else extent.label),
-            "dtype": (encoding or extent).dtype.name,
-            "shape": (encoding or extent).shape,
-            "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
-            **({"codec": encoding.codec} if encoding else {}),
-        }
-    ).encode()
-    kind = hdf5.h5t.C_S1.copy()
-    kind.set_size(len(text))
-    kind.set_cset(hdf5.h5t.CSET_UTF8)
-    dataset = hdf5.h5d.open(file, extent.dataset.encode())
-    attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
-    attribute.write(np.array(text), mtype=kind)
-    extent.described = True
 
 
 # HDF5 closes the files it finds open when the process ends, through an interpreter that is gone by then; and a forked

@@ -116,6 +116,11 @@ class SegmentSet:
             segment.flush()
             self.measure(segment)
 
+    def describe_one(self) -> bool:
+        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        self._free_waiting()
+        return any(segment.describe_one() for segment in self._segments)
+
     @property
     def goes_through_cache(self) -> bool:
         """Whether what is written goes through the page cache, though its file may be open for direct I/O too."""

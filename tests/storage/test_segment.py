@@ -99,6 +99,18 @@ def test_what_is_live_after_many_puts_and_drops_is_what_the_file_holds(make_stor
             np.testing.assert_array_equal(file[f"{handle.sequence:08d}"][()], array)
 
 
+def test_a_flush_describes_every_array_whether_it_was_written_before_or_meanwhile(
+    make_store: MakeStore, tmp_path: Path
+):
+    store = make_store("8MiB")
+    arrays = {store.put(array): array for array in (np.full((700, 333), i, np.float32) for i in range(24))}
+    with h5py.File(copy_of_segment(store, tmp_path), "r") as file:
+        for handle, array in arrays.items():
+            dataset = file[f"{handle.sequence:08d}"]
+            assert json.loads(dataset.attrs["spillgrad"])["xxh3_64"] == xxhash.xxh3_64_hexdigest(array)
+            np.testing.assert_array_equal(dataset[()], array)
+
+
 def test_only_the_owner_can_read_the_files(make_store: MakeStore):
     store = make_store(0)
     store.put(np.ones(10))
