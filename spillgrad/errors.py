@@ -59,6 +59,10 @@ class SpillCorruptionError(SpillError):
     """What came back from disk is not what was written."""
 
 
+class SpillFormatError(SpillError, ValueError):
+    """A spill file of a version that is not known here."""
+
+
 class BudgetError(SpillgradError, ValueError):
     """A byte budget that does not parse or cannot be met."""
 

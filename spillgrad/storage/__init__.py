@@ -6,6 +6,7 @@ from spillgrad.storage.file_system import free_bytes, is_ram_disk
 from spillgrad.storage.journal import read_journal
 from spillgrad.storage.memory_store import MemoryStore
 from spillgrad.storage.preflight import Preflight, preflight
+from spillgrad.storage.reader import Stored, read_segment
 from spillgrad.storage.store import Handle, Label, Store, StoreStats
 from spillgrad.storage.sweep import DeadRun, sweep
 
@@ -18,11 +19,13 @@ __all__ = [
     "Preflight",
     "Store",
     "StoreStats",
+    "Stored",
     "format_bytes",
     "free_bytes",
     "is_ram_disk",
     "parse_bytes",
     "preflight",
     "read_journal",
+    "read_segment",
     "sweep",
 ]

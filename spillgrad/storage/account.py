@@ -128,6 +128,11 @@ class Account:
         self.ended = why
         self.changed.notify_all()
 
+    def fail(self, why: SpillError) -> None:
+        """Make the store unusable: an I/O thread failed. Called without the lock."""
+        with self.lock:
+            self.end(why)
+
     def clear(self) -> None:
         """Release every entry. Nobody may be reading or writing one."""
         for entry in list(self.entries.values()):

@@ -4,8 +4,8 @@ import functools
 import itertools
 import math
 
-# Smaller chunks fit into more holes of the file (`test_segment.py`), larger ones cost less to create.
-CHUNK_BYTES = 256 << 10
+# Of what is compressed: whatever reads a part of it decompresses whole chunks.
+_COMPRESSED_BYTES = 256 << 10
 # Pieces of this size keep the checksum in cache and the system calls few.
 PIECE_BYTES = 8 << 20
 PAGE_BYTES = 4096
@@ -15,37 +15,11 @@ _MAX_CHUNK_BYTES = (1 << 32) - 1
 Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes, number of bytes
 
 
-def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
-    """Return a chunk shape whose bytes are consecutive in the array and fill whole pages; and the axis it may overhang.
-
-    A chunk is `k` whole rows of one axis. The axis is the one whose padding wastes least; the padding belongs to the
-    chunk, so that a page written behind the array's end damages nothing.
-    """
-    nbytes = math.prod(shape) * itemsize
-    best: tuple[int, int, tuple[int, ...]] | None = None
-    for axis, length in enumerate(shape):
-        outer = math.prod(shape[:axis])
-        row_bytes = math.prod(shape[axis + 1 :]) * itemsize
-        if not row_bytes or not length or not outer:
-            continue
-        rows_in_pages = PAGE_BYTES // math.gcd(row_bytes, PAGE_BYTES)
-        parts = max(1, round(length * row_bytes / CHUNK_BYTES))
-        rows = -(-length // (parts * rows_in_pages)) * rows_in_pages
-        if rows * row_bytes > _MAX_CHUNK_BYTES:
-            continue
-        allocated = outer * -(-length // rows) * rows * row_bytes
-        if best is None or allocated < best[0]:
-            best = allocated, axis, (1,) * axis + (rows, *shape[axis + 1 :])
-        if allocated - nbytes < PAGE_BYTES:
-            break
-    if best is None:  # nothing to store
-        return (1,) * len(shape), 0
-    return best[2], best[1]
-
-
-def chunk_length(chunk_offset: tuple[int, ...], chunk: tuple[int, ...], axis: int, shape: tuple[int, ...]) -> int:
-    """Return how many elements of the array a chunk at `chunk_offset` holds."""
-    return min(chunk[axis], shape[axis] - chunk_offset[axis]) * math.prod(shape[axis + 1 :])
+def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the shape of chunks, each consecutive in the array: all of it, or whole rows of it from 4 GiB on."""
+    if not math.prod(shape):
+        return (1,) * len(shape)
+    return _rows(shape, itemsize, _MAX_CHUNK_BYTES)
 
 
 @functools.lru_cache(maxsize=64)
@@ -54,13 +28,11 @@ def compressed_chunks(
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
     """Return the shape of chunks that are compressed; and where each begins: its first element, and how many there are.
 
-    A chunk is whole consecutive rows of the first axis whose rows are no larger than a chunk, whatever they come to.
+    A chunk is whole consecutive rows, whatever they come to.
     """
-    axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= CHUNK_BYTES)
-    row = math.prod(shape[axis + 1 :])
-    parts = -(-shape[axis] * row * itemsize // CHUNK_BYTES)
-    rows = -(-shape[axis] // parts)
-    chunk = (1,) * axis + (rows, *shape[axis + 1 :])
+    chunk = _rows(shape, itemsize, _COMPRESSED_BYTES)
+    axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
+    rows, row = chunk[axis], math.prod(shape[axis + 1 :])
     starts = {}
     start = 0
     for outer in itertools.product(*map(range, shape[:axis])):
@@ -71,19 +43,23 @@ def compressed_chunks(
     return chunk, starts
 
 
-def join_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Join pieces that follow each other in the file and in the array, up to `PIECE_BYTES` each.
+def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, ...]:
+    """Return the shape of parts of about one length: whole rows of the first axis whose rows are short enough."""
+    axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= most_bytes)
+    most_rows = most_bytes // (math.prod(shape[axis + 1 :]) * itemsize)
+    parts = -(-shape[axis] // most_rows)
+    return (1,) * axis + (-(-shape[axis] // parts), *shape[axis + 1 :])
 
-    Chunks of less than that come from arrays with many short rows, where a system call for each would cost more than
-    its bytes.
-    """
+
+def join_pieces(pieces: list[Piece]) -> list[Piece]:
+    """Join pieces that follow each other in file and array, and cut them into some of `PIECE_BYTES`."""
     joined: list[Piece] = []
-    for piece in sorted(pieces, key=lambda piece: piece[1]):
+    for file_offset, array_offset, nbytes in sorted(pieces, key=lambda piece: piece[1]):
         if joined:
-            file_offset, array_offset, nbytes = joined[-1]
-            follows = file_offset + nbytes == piece[0] and array_offset + nbytes == piece[1]
-            if follows and nbytes + piece[2] <= PIECE_BYTES:
-                joined[-1] = (file_offset, array_offset, nbytes + piece[2])
-                continue
-        joined.append(piece)
+            before = joined[-1]
+            if before[0] + before[2] == file_offset and before[1] + before[2] == array_offset:
+                file_offset, array_offset, nbytes = before[0], before[1], before[2] + nbytes
+                joined.pop()
+        for done in range(0, nbytes, PIECE_BYTES):
+            joined.append((file_offset + done, array_offset + done, min(PIECE_BYTES, nbytes - done)))
     return joined

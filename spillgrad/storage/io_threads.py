@@ -6,22 +6,18 @@ import threading
 from collections.abc import Callable
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.account import Account
 
 # One thread's checksums hide under another's system calls.
 _THREADS = 2
 
-Job = tuple[Account, Callable[[], None]]
+Job = tuple[Callable[[SpillError], None], Callable[[], None]]
 _jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
 _starting = threading.Lock()
 _started = False
 
 
-def submit(account: Account, work: Callable[[], None]) -> None:
-    """Have a thread call `work` after what was submitted before.
-
-    Should it raise, the store of `account` becomes unusable and says so.
-    """
+def submit(failed: Callable[[SpillError], None], work: Callable[[], None]) -> None:
+    """Have a thread call `work` after what was submitted before; should it raise, `failed` is called."""
     global _started
     if not _started:
         with _starting:
@@ -29,20 +25,19 @@ def submit(account: Account, work: Callable[[], None]) -> None:
                 for i in range(_THREADS):
                     threading.Thread(target=_work, args=(_jobs,), name=f"spillgrad-io-{i}", daemon=True).start()
                 _started = True
-    _jobs.put((account, work))
+    _jobs.put((failed, work))
 
 
 def _work(jobs: queue.SimpleQueue[Job]) -> None:
     while True:
-        account, work = jobs.get()
+        failed, work = jobs.get()
         try:
             work()
         except BaseException as error:
             thread = threading.current_thread()
-            with account.lock:
-                account.end(SpillError(f"the {thread.name} thread met {error!r}; make a new store"))
+            failed(SpillError(f"the {thread.name} thread met {error!r}; make a new store"))
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
-        del account, work  # while it waits it keeps no store alive
+        del failed, work  # while it waits it keeps no store alive
 
 
 def _forget() -> None:

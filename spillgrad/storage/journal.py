@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spillgrad.storage.store import NO_LABEL, Label
+from spillgrad.storage.versions import check_version
 
 FORMAT_VERSION = 1
 JOURNAL_NAME = "journal.jsonl"
@@ -118,7 +119,7 @@ def _origin(op: str | None, slot: str | None, module: str | None) -> str:
 def read_journal(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a run's journal, the older file's first; what was cut off, or is no JSON object, is left out.
 
-    Raises OSError when a file cannot be read.
+    Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read.
     """
     for name in (OLD_JOURNAL_NAME, JOURNAL_NAME):
         try:
@@ -131,4 +132,6 @@ def read_journal(run: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 continue
             if isinstance(found, dict):
+                if "format" in found:
+                    check_version(run / name, found["format"], FORMAT_VERSION)
                 yield found

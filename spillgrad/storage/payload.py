@@ -1,11 +1,8 @@
 """Move bytes between memory and their places in a file, through the page cache or past it."""
 
 import errno
-import mmap
 import os
-import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +14,8 @@ class PayloadFile:
     """A file's bytes, as `descriptor` sees them, and past the page cache if `direct`.
 
     Direct I/O (O_DIRECT) takes a third of the processor's time but moves whole pages between page addresses only. What
-    else there is goes through the page cache, which the kernel keeps in step with the file; so does everything where
-    the file system knows no direct I/O. Any thread may read and write.
+    else there is, such as an array's last, partial page, goes through the page cache, which the kernel keeps in step
+    with the file; so does everything where the file system knows no direct I/O. Any thread may read and write.
     """
 
     def __init__(self, path: str, descriptor: int, direct: bool) -> None:
@@ -32,7 +29,7 @@ class PayloadFile:
             self._direct = None
 
     def write(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> None:
-        """Write bytes `start:start + nbytes` of a C-contiguous array at `file_offset`, and more up to a whole page.
+        """Write bytes `start:start + nbytes` of a C-contiguous array at `file_offset`.
 
         With `cached` they go through the page cache.
         Raises OSError when the disk refuses.
@@ -68,34 +65,14 @@ class PayloadFile:
 
 
 def _move_pages(call: Callable[..., int], direct: int, memory: memoryview, place: int) -> int:
-    """Move memory that begins at a page's address; return how many of its bytes went, 0 if the file refuses."""
+    """Move the whole pages of memory that begins at a page's address; return how many bytes that were.
+
+    0 if the file refuses.
+    """
     whole = len(memory) // PAGE_BYTES * PAGE_BYTES
-    rest = len(memory) - whole
-    buffers: list[Any] = [memory[:whole]] if whole else []
-    if rest:  # the page behind the end is ours in the file, not in memory
-        page = _spare_page()
-        page[:rest] = memory[whole:]
-        buffers.append(page)
     try:
-        count = min(call(direct, buffers, place), len(memory))
+        return call(direct, [memory[:whole]], place) if whole else 0
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         return 0  # this file system wants larger blocks than pages
-    if count > whole and call is os.preadv:
-        memory[whole:count] = page[: count - whole]
-    return count
-
-
-class _SparePage(threading.local):
-    """A page of memory of each thread's own."""
-
-    def __init__(self) -> None:
-        self.page = memoryview(mmap.mmap(-1, PAGE_BYTES))
-
-
-_spare = _SparePage()
-
-
-def _spare_page() -> memoryview:
-    return _spare.page

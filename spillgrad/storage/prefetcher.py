@@ -36,19 +36,21 @@ class Prefetcher:
             self._account.bell.ring()
 
     def start_loads(self) -> None:
-        """Have I/O threads load what there is room for. Called by the writer's thread, with the lock held."""
+        """Have I/O threads load what there is room for. Called with the lock held."""
         while self._loading < _LOADING_MAX:
             entry = self._next()
             if entry is None:
                 return
             self._loader.begin(entry, pinned=False)
             self._loading += 1
-            io_threads.submit(self._account, functools.partial(self._load, entry))
+            io_threads.submit(self._account.fail, functools.partial(self._load, entry))
 
     def _load(self, entry: Entry) -> None:
         self._loader.prefetch(entry)
         with self._account.lock:
             self._loading -= 1
+            if not self._account.closing:
+                self.start_loads()  # at once: through the writer's thread it would take as long as reading a MiB
         self._account.bell.ring()
 
     def _next(self) -> Entry | None:

@@ -20,21 +20,17 @@ import xxhash
 
 from spillgrad.errors import SpillCorruptionError
 from spillgrad.storage import hdf5
-from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_length, chunk_shape, compressed_chunks, join_pieces
+from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_shape, compressed_chunks, join_pieces
 from spillgrad.storage.codecs import Encoding, filters
 from spillgrad.storage.hdf5_types import hdf5_type
+from spillgrad.storage.holes import hole_bytes, punch
 from spillgrad.storage.payload import PayloadFile
 from spillgrad.storage.store import NO_LABEL, Label
 from spillgrad.storage.structure_file import StructureFile
+from spillgrad.storage.transfer import Transfer
 
 FORMAT_VERSION = 1
 ATTRIBUTE = b"spillgrad"
-# HDF5 places the structure of an array, about 3 KB, beside its payload, and the holes that payloads leave between such
-# pieces fit nothing. So structure gets blocks of its own, each as large as one object can be: files of 1.04 instead of
-# 1.17 times the live bytes (`test_segment.py`).
-_BLOCK_BYTES = 60_000
-_ARRAYS_PER_BLOCK = 16
-_BLOCK = b"block"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -50,6 +46,7 @@ class Extent:
     allocated_bytes: int
     label: Label
     checksum: int | None = None  # of what was written
+    written: bool = False
     described: bool = False  # the file says what it holds
     cached: bool = False  # what was written went through the page cache, and may still be there
     encoding: Encoding | None = None  # of what is not stored as it is
@@ -110,10 +107,9 @@ class Segment:
         self._undescribed: set[Extent] = set()
         self.capacity_bytes = capacity_bytes
         self.live_bytes = 0
-        self.live_datasets = 0
+        self._live: set[Extent] = set()
         self._full = False
         self._failed = False
-        self._structure_for = 0  # as many arrays have their structure in blocks of its own
         abandon_at_exit()
         access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
         access.set_alignment(PAGE_BYTES, PAGE_BYTES)
@@ -129,6 +125,11 @@ class Segment:
             self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
             undo.pop_all()
             _open.add(self)
+
+    @property
+    def live_datasets(self) -> int:
+        """How many arrays have a place."""
+        return len(self._live)
 
     @property
     def broken(self) -> bool:
@@ -147,50 +148,64 @@ class Segment:
         """
         dataset = _dataset_name(sequence)
         shape, dtype = array.shape, array.dtype
-        with self._block_of_structure():
-            if encoding is not None and encoding.chunks:
-                shape, dtype = encoding.shape, encoding.dtype
-                pieces, allocated = self._create_compressed(array, dataset, encoding)
-            else:
-                pieces, allocated = self._create(array, dataset)
+        if encoding is not None and encoding.chunks:
+            shape, dtype = encoding.shape, encoding.dtype
+            pieces, allocated = self._create_compressed(array, dataset, encoding)
+        else:
+            pieces, allocated = self._create(array, dataset)
         extent = Extent(self, dataset, sequence, shape, dtype, tuple(pieces), allocated, label, encoding=encoding)
+        for file_offset, _, nbytes in pieces:
+            self._structure.taken(file_offset, file_offset + nbytes)
         self.live_bytes += allocated
-        self.live_datasets += 1
+        self._live.add(extent)
         self._undescribed.add(extent)
         return extent
 
     def place_again(self, extent: Extent, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
         """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
-        self._undescribed.discard(extent)
-        extent = dataclasses.replace(extent, sequence=sequence, label=label, checksum=None, encoding=encoding)
-        self._undescribed.add(extent)
+        for extents in (self._undescribed, self._live):
+            extents.discard(extent)
+        extent = dataclasses.replace(
+            extent, sequence=sequence, label=label, checksum=None, written=False, encoding=encoding
+        )
+        for extents in (self._undescribed, self._live):
+            extents.add(extent)
         return extent
 
     def write(self, extent: Extent, array: np.ndarray) -> None:
         """Store the bytes of `array` in `extent`."""
         payload = array.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
-        for file_offset, array_offset, nbytes in extent.pieces:
-            if self._checksums:
-                digest.update(payload[array_offset : array_offset + nbytes])
+
+        def move(piece: Piece) -> None:
             try:
-                self._payload.write(array, array_offset, nbytes, file_offset, extent.cached)
+                self._payload.write(array, piece[1], piece[2], piece[0], extent.cached)
             except OSError:
                 self._full = True
                 raise
+
+        def add(piece: Piece) -> None:
+            digest.update(payload[piece[1] : piece[1] + piece[2]])
+
+        Transfer(extent.pieces, move, add if self._checksums else None, moved_first=False).run()
         if self._checksums:
             extent.checksum = digest.intdigest()
+        extent.written = True
 
     def read(self, extent: Extent, into: np.ndarray) -> None:
         """Fill `into`, C-contiguous, from `extent`, and verify the checksum."""
         payload = into.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
-        for file_offset, array_offset, nbytes in extent.pieces:
-            count = self._payload.read(into, array_offset, nbytes, file_offset, extent.cached)
-            if count < nbytes:
-                raise self.corrupt(extent, f"the file ends {nbytes - count} bytes too early")
-            if extent.checksum is not None:
-                digest.update(payload[array_offset : array_offset + nbytes])
+
+        def move(piece: Piece) -> None:
+            missing = piece[2] - self._payload.read(into, piece[1], piece[2], piece[0], extent.cached)
+            if missing:
+                raise self.corrupt(extent, f"the file ends {missing} bytes too early")
+
+        def add(piece: Piece) -> None:
+            digest.update(payload[piece[1] : piece[1] + piece[2]])
+
+        Transfer(extent.pieces, move, add if extent.checksum is not None else None, moved_first=True).run()
         if extent.checksum not in (None, digest.intdigest()):
             raise self.corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
 
@@ -200,7 +215,7 @@ class Segment:
         In a broken segment it comes back when the file goes.
         """
         self.live_bytes -= extent.allocated_bytes
-        self.live_datasets -= 1
+        self._live.discard(extent)
         self._undescribed.discard(extent)
         self._unlink(extent.dataset.encode())
 
@@ -212,14 +227,46 @@ class Segment:
         if not self.broken:
             with self._structural_change():
                 while self._undescribed:
-                    _describe(self._file, self._undescribed.pop())
+                    self._describe(next(iter(self._undescribed)))
                 hdf5.h5f.flush(self._file, hdf5.h5f.SCOPE_LOCAL)
         if self.broken:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
+    def describe_one(self) -> bool:
+        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        written = next((extent for extent in self._undescribed if extent.written), None)
+        if written is None or self.broken:
+            return False
+        with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+            self._describe(written)
+        return True
+
     def disk_bytes(self) -> int:
         """Return how many bytes of disk the file occupies."""
         return os.fstat(self._fd).st_blocks * 512
+
+    def hole_bytes(self, extent: Extent) -> int:
+        """Return how many bytes of disk writing to a new place will take. Raises OSError when the disk refuses."""
+        return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
+
+    def punch_holes(self) -> None:
+        """Give the disk under all pages back that hold neither an array nor structure.
+
+        Structure that HDF5 did not write yet may have its place there: it will be written.
+        Raises OSError when the disk refuses.
+        """
+        length = -(-os.fstat(self._fd).st_size // PAGE_BYTES)
+        used = np.ones(length + 2, np.bool_)
+        pages = used[1:-1]
+        pages[:] = False
+        written = self._structure.pages[:length]
+        pages[: len(written)] = written
+        for extent in self._live:
+            for start, _, nbytes in extent.pieces:
+                pages[start // PAGE_BYTES : -(-(start + nbytes) // PAGE_BYTES)] = True
+        edges = np.flatnonzero(np.diff(used)) * PAGE_BYTES
+        for first, last in edges.reshape(-1, 2).tolist():
+            punch(self._fd, first, last)
 
     def discard(self) -> None:
         """Remove the file and close it. One that cannot be removed is empty afterwards."""
@@ -254,25 +301,32 @@ class Segment:
         if self._structure.error is not None:
             raise self._structure.error
 
-    @contextlib.contextmanager
-    def _block_of_structure(self) -> Iterator[None]:
-        """Leave a block for structure in front of what is created inside, if none is left elsewhere.
-
-        It must be freed after something lies behind it: at the file's end it would only make the file shorter.
-        """
-        if self.live_datasets < self._structure_for:
-            yield
-            return
-        self._structure_for += _ARRAYS_PER_BLOCK
-        with self._structural_change():
-            nothing = hdf5.h5s.create(hdf5.h5s.NULL)
-            block = hdf5.h5d.create(self._file, _BLOCK, hdf5.h5t.NATIVE_UINT8, nothing)
-            hdf5.h5a.create(block, ATTRIBUTE, hdf5.h5t.NATIVE_UINT8, hdf5.h5s.create_simple((_BLOCK_BYTES,)))
-        try:
-            yield
-        finally:
-            del block
-            self._unlink(_BLOCK)
+    def _describe(self, extent: Extent) -> None:
+        """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        self._undescribed.discard(extent)
+        if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
+            name = _dataset_name(extent.sequence)
+            self._file.links.move(extent.dataset.encode(), self._file, name.encode())
+            extent.dataset = name
+        encoding = extent.encoding
+        text = json.dumps(
+            {
+                "format": FORMAT_VERSION,
+                "sequence": extent.sequence,
+                **vars(NO_LABEL if encoding and encoding.secret else extent.label),
+                "dtype": (encoding or extent).dtype.name,
+                "shape": (encoding or extent).shape,
+                "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
+                **({"codec": encoding.codec} if encoding else {}),
+            }
+        ).encode()
+        kind = hdf5.h5t.C_S1.copy()
+        kind.set_size(len(text))
+        kind.set_cset(hdf5.h5t.CSET_UTF8)
+        dataset = hdf5.h5d.open(self._file, extent.dataset.encode())
+        attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
+        attribute.write(np.array(text), mtype=kind)
+        extent.described = True
 
     def _unlink(self, dataset: bytes) -> None:
         if not self.broken:
@@ -290,17 +344,16 @@ class Segment:
             with self._structural_change():
                 found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
                 return [(found.get_offset(), 0, array.nbytes)], array.nbytes
-        chunk, axis = chunk_shape(array.shape, array.itemsize)
+        chunk = chunk_shape(array.shape, array.itemsize)
         layout.set_chunk(chunk)
-        limits = [hdf5.h5s.UNLIMITED if i == axis else n for i, n in enumerate(array.shape)]
-        space = hdf5.h5s.create_simple(array.shape, tuple(limits))
+        space = hdf5.h5s.create_simple(array.shape)
         strides = [math.prod(array.shape[i + 1 :]) for i in range(array.ndim)]
         pieces: list[Piece] = []
         allocated = 0
 
         def place(info: Any) -> None:
             nonlocal allocated
-            elements = chunk_length(info.chunk_offset, chunk, axis, array.shape)
+            elements = math.prod(map(min, chunk, map(operator.sub, array.shape, info.chunk_offset)))
             start = sum(map(operator.mul, info.chunk_offset, strides))
             pieces.append((info.byte_offset, start * array.itemsize, elements * array.itemsize))
             allocated += info.size
@@ -340,33 +393,6 @@ class Segment:
 
 def _dataset_name(sequence: int) -> str:
     return f"{sequence:08d}"
-
-
-def _describe(file: Any, extent: Extent) -> None:
-    """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
-    if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
-        name = _dataset_name(extent.sequence)
-        file.links.move(extent.dataset.encode(), file, name.encode())
-        extent.dataset = name
-    encoding = extent.encoding
-    text = json.dumps(
-        {
-            "format": FORMAT_VERSION,
-            "sequence": extent.sequence,
-            **vars(NO_LABEL if encoding and encoding.secret else extent.label),
-            "dtype": (encoding or extent).dtype.name,
-            "shape": (encoding or extent).shape,
-            "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
-            **({"codec": encoding.codec} if encoding else {}),
-        }
-    ).encode()
-    kind = hdf5.h5t.C_S1.copy()
-    kind.set_size(len(text))
-    kind.set_cset(hdf5.h5t.CSET_UTF8)
-    dataset = hdf5.h5d.open(file, extent.dataset.encode())
-    attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
-    attribute.write(np.array(text), mtype=kind)
-    extent.described = True
 
 
 # HDF5 closes the files it finds open when the process ends, through an interpreter that is gone by then; and a forked

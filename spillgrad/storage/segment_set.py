@@ -14,7 +14,8 @@ from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label
 
 SEGMENT_BYTES = 256 << 20
-
+# Disk under free space goes back to the file system beyond this multiple of the most that was live.
+_MOST_DISK = 1.05
 
 _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
@@ -42,6 +43,7 @@ class SegmentSet:
         self._segments: list[Segment] = []
         self._disk_bytes: dict[Segment, int] = {}
         self._made = 0
+        self._needed_bytes = 0
         self.disk_bytes = 0
         self.peak_disk_bytes = 0
 
@@ -60,9 +62,25 @@ class SegmentSet:
         self._free_waiting()
         segment = self._with_room(array.nbytes)
         try:
-            return segment.place(array, sequence, label, encoding)
+            extent = segment.place(array, sequence, label, encoding)
+            try:
+                self._make_way(segment.hole_bytes(extent))
+            except OSError:
+                segment.free(extent)
+                raise
+            return extent
         finally:
             self.measure(segment)
+
+    def _make_way(self, nbytes: int) -> None:
+        """Give disk under free space back where so much more will be occupied, beyond what is needed anyway."""
+        live_bytes = sum(segment.live_bytes for segment in self._segments)
+        self._needed_bytes = max(self._needed_bytes, live_bytes)
+        if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
+            for segment in self._segments:
+                segment.punch_holes()
+                self.measure(segment)
+            self._needed_bytes = max(self._needed_bytes, self.disk_bytes)  # structure too
 
     def free(self, extent: Extent) -> None:
         """Make the space of `extent` free for other arrays."""
@@ -97,6 +115,11 @@ class SegmentSet:
         for segment in self._segments:
             segment.flush()
             self.measure(segment)
+
+    def describe_one(self) -> bool:
+        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        self._free_waiting()
+        return any(segment.describe_one() for segment in self._segments)
 
     @property
     def goes_through_cache(self) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from spillgrad.storage.chunks import PAGE_BYTES
+
 
 class StructureFile:
     """The file object through which h5py's `fileobj` driver reads and writes everything but payloads.
@@ -16,6 +18,8 @@ class StructureFile:
     So the first error is kept in `error`, and from then on, as after `abandon`, nothing is written any more: whoever
     uses the file looks there.
 
+    `pages` says which pages of the file have structure in them, as far as any was written.
+
     It is used under h5py's lock only, as all of HDF5 is.
     """
 
@@ -25,6 +29,7 @@ class StructureFile:
         self._position = 0
         self._abandoned = False
         self._elsewhere = range(0)
+        self.pages = np.zeros(1024, np.bool_)
 
     @contextlib.contextmanager
     def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
@@ -35,6 +40,10 @@ class StructureFile:
             yield
         finally:
             self._elsewhere = range(0)
+
+    def taken(self, start: int, stop: int) -> None:
+        """Note that HDF5 gave these bytes to a payload: what structure was there is gone."""
+        self.pages[-(-start // PAGE_BYTES) : stop // PAGE_BYTES] = False
 
     def abandon(self) -> None:
         """Write nothing any more."""
@@ -68,6 +77,7 @@ class StructureFile:
         done = 0
         if self._elsewhere and np.asarray(buffer).__array_interface__["data"][0] in self._elsewhere:
             return len(buffer)
+        self._note(self._position, self._position + len(buffer))
         try:
             while done < len(buffer) and not self._abandoned:
                 done += os.pwrite(self._fd, buffer[done:], self._position + done)
@@ -85,6 +95,11 @@ class StructureFile:
 
     def flush(self) -> None:
         """Do nothing: nothing is buffered here."""
+
+    def _note(self, start: int, stop: int) -> None:
+        if stop > len(self.pages) * PAGE_BYTES:
+            self.pages = np.append(self.pages, np.zeros(stop // PAGE_BYTES + 1, np.bool_))
+        self.pages[start // PAGE_BYTES : -(-stop // PAGE_BYTES)] = True
 
     def _fail(self, error: OSError) -> None:
         self.error = self.error or error

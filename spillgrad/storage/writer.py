@@ -199,6 +199,7 @@ class Writer:
                 entry = None if closing or encoded else self._next()
                 freed, account.freed = account.freed, []
                 flush = self._flush_asked if entry is None and self._can_flush() else None
+                flushing = self._flush_done < self._flush_asked
             if closing:
                 break
             if account.journal.is_behind:
@@ -208,12 +209,12 @@ class Writer:
             if encoded is not None:
                 self._place(encoded)
             elif entry is not None and entry.staged_bytes:
-                io_threads.submit(account, functools.partial(self._encode, entry))
+                io_threads.submit(account.fail, functools.partial(self._encode, entry))
             elif entry is not None:
                 self._place(entry)
             elif flush is not None:
                 self._flush(flush)
-            else:
+            elif not (flushing and self._segments.describe_one()):
                 self._sleep()
         with account.lock:
             while (account.readers or self._moving) and not account.ended:
@@ -287,7 +288,7 @@ class Writer:
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._directory, caught))
             return
-        io_threads.submit(self._account, functools.partial(self._move, entry, extent))
+        io_threads.submit(self._account.fail, functools.partial(self._move, entry, extent))
 
     # What an I/O thread does
 

@@ -15,9 +15,10 @@ import pytest
 import xxhash
 
 from spillgrad.errors import SpillCorruptionError
-from spillgrad.storage.chunks import PAGE_BYTES, chunk_shape
+from spillgrad.storage.chunks import chunk_shape
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.store import Label
+from spillgrad.storage.holes import hole_bytes, punch
+from spillgrad.storage.store import Handle, Label
 
 RNG = np.random.default_rng(0)
 MakeStore = Callable[..., DiskStore]
@@ -98,6 +99,18 @@ def test_what_is_live_after_many_puts_and_drops_is_what_the_file_holds(make_stor
             np.testing.assert_array_equal(file[f"{handle.sequence:08d}"][()], array)
 
 
+def test_a_flush_describes_every_array_whether_it_was_written_before_or_meanwhile(
+    make_store: MakeStore, tmp_path: Path
+):
+    store = make_store("8MiB")
+    arrays = {store.put(array): array for array in (np.full((700, 333), i, np.float32) for i in range(24))}
+    with h5py.File(copy_of_segment(store, tmp_path), "r") as file:
+        for handle, array in arrays.items():
+            dataset = file[f"{handle.sequence:08d}"]
+            assert json.loads(dataset.attrs["spillgrad"])["xxh3_64"] == xxhash.xxh3_64_hexdigest(array)
+            np.testing.assert_array_equal(dataset[()], array)
+
+
 def test_only_the_owner_can_read_the_files(make_store: MakeStore):
     store = make_store(0)
     store.put(np.ones(10))
@@ -164,19 +177,85 @@ def test_disk_use_stays_near_the_largest_live_set(
 
 
 @pytest.mark.parametrize(
-    ("shape", "itemsize"),
+    ("shape", "itemsize", "chunk"),
     [
-        ((1,), 1),
-        ((4096,), 1),
-        ((1 << 22,), 4),
-        ((4, 512, 768), 4),
-        ((7, 1_000_003), 1),
-        ((1_000_003, 3), 4),
-        ((1000, 4099), 1),
+        ((1,), 1, (1,)),
+        ((999, 1001), 4, (999, 1001)),
+        ((4, 512, 768), 4, (4, 512, 768)),
+        ((3, 0, 2), 1, (1, 1, 1)),
+        ((65535, 65537), 1, (65535, 65537)),  # a byte less than 4 GiB
+        ((65536, 65536), 1, (32768, 65536)),
+        ((10, 365_000_000), 4, (2, 365_000_000)),
+        ((2, 3, 1 << 30), 4, (1, 1, 536_870_912)),
     ],
 )
-def test_a_chunk_is_whole_pages_of_consecutive_bytes(shape: tuple[int, ...], itemsize: int):
-    chunk, axis = chunk_shape(shape, itemsize)
-    assert np.prod(chunk) * itemsize % PAGE_BYTES == 0
-    assert set(chunk[:axis]) <= {1}
-    assert chunk[axis + 1 :] == shape[axis + 1 :]
+def test_a_chunk_is_the_whole_array_or_rows_of_it(shape: tuple[int, ...], itemsize: int, chunk: tuple[int, ...]):
+    assert chunk_shape(shape, itemsize) == chunk
+
+
+def odd(rng: random.Random) -> tuple[int, ...]:
+    return rng.randrange(1, 1025), rng.randrange(1, 1025)
+
+
+def batches(rng: random.Random) -> tuple[int, ...]:
+    return rng.choice((2, 4, 8)), rng.randrange(16, 257), rng.choice((64, 192, 384, 768))
+
+
+@pytest.mark.parametrize("shapes", [odd, batches])
+@pytest.mark.parametrize("direct_io", [False, True])
+@pytest.mark.parametrize("flush_every", [7, None])
+def test_files_of_any_mix_of_shapes_stay_small_and_whole(
+    make_store: MakeStore,
+    tmp_path: Path,
+    shapes: Callable[[random.Random], tuple[int, ...]],
+    direct_io: bool,
+    flush_every: int | None,
+):
+    store = make_store(0, direct_io=direct_io)
+    rng = random.Random(0)
+    live: dict[Handle, np.ndarray] = {}
+    live_bytes = most_live = 0
+    for i in range(250):
+        array = np.full(shapes(rng), i, np.float32)
+        live[store.put(array)] = array
+        live_bytes += array.nbytes
+        most_live = max(most_live, live_bytes)
+        while live_bytes > rng.choice((12 << 20, 20 << 20)):
+            victim = rng.choice(list(live))
+            live_bytes -= victim.nbytes
+            store.drop(victim)
+            del live[victim]
+        if flush_every and i % flush_every == 0:
+            store.flush()
+    assert store.stats().peak_disk_bytes <= 1.1 * most_live
+    with h5py.File(copy_of_segment(store, tmp_path), "r") as file:
+        assert sorted(int(name) for name in file) == sorted(handle.sequence for handle in live)
+        for handle, array in live.items():
+            dataset = file[f"{handle.sequence:08d}"]
+            assert (dataset.shape, dataset.dtype) == (array.shape, array.dtype)
+            np.testing.assert_array_equal(dataset[()], array)
+            np.testing.assert_array_equal(store.get(handle), array)
+
+
+def test_holes_take_no_disk_and_their_neighbours_stay(tmp_path: Path):
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(bytes(range(1, 9)) * 4096)
+        file.flush()
+        os.fsync(file.fileno())
+        punch(file.fileno(), 4096, 3 * 4096)
+        assert os.fstat(file.fileno()).st_size == 8 * 4096
+        assert hole_bytes(file.fileno(), 0, 10 * 4096) == 4 * 4096  # two, and two behind the end
+        assert hole_bytes(file.fileno(), 2 * 4096, 4 * 4096) == 4096
+        assert hole_bytes(file.fileno(), 3 * 4096, 8 * 4096) == 0
+        file.seek(0)
+        assert file.read() == bytes(range(1, 9)) * 512 + bytes(2 * 4096) + bytes(range(1, 9)) * 5 * 512
+
+
+def test_a_disk_that_refuses_to_punch_says_so(tmp_path: Path):
+    (tmp_path / "file").write_bytes(bytes(8192))
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            punch(descriptor, 0, 4096)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,42 @@
+"""Parts of a file that take no disk."""
+
+import ctypes
+import errno
+import functools
+import os
+from collections.abc import Callable
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def hole_bytes(descriptor: int, start: int, stop: int) -> int:
+    """Return how many bytes of `start:stop` take no disk; where the file system does not tell, those behind the end."""
+    found = 0
+    while start < stop:
+        try:
+            data = min(os.lseek(descriptor, start, os.SEEK_DATA), stop)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            data = stop  # nothing but a hole up to the file's end
+        found += data - start
+        start = data if data == stop else os.lseek(descriptor, data, os.SEEK_HOLE)
+    return found
+
+
+def punch(descriptor: int, start: int, stop: int) -> None:
+    """Give the disk under `start:stop` back, where the file system can. Raises OSError when the disk refuses."""
+    call = _fallocate()
+    if call is not None and call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start):
+        number = ctypes.get_errno()
+        if number not in _NOT_HERE:
+            raise OSError(number, os.strerror(number))
+
+
+@functools.cache
+def _fallocate() -> Callable[..., int] | None:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return call
