@@ -19,12 +19,14 @@ from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
 from spillgrad.storage.preflight import Preflight, preflight
-from spillgrad.storage.store import Handle, Label, StoreStats
+from spillgrad.storage.store import Handle, Label, StoreStats, View
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
 
 # A smaller tensor costs more in bookkeeping than it frees.
 MIN_BYTES = 4096
+# Views of a storage that the files tell of: HDF5 keeps an attribute below 64 KiB with the structure.
+_MAX_VIEWS = 32
 
 
 class Copy(Storage):
@@ -165,6 +167,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
         # back from there gets this storage, and counts its changes there.
         handle = self._store.put(stored, key=key, label=label, unchanged=lambda: storage.version == version)
+        if len(handle.views) < _MAX_VIEWS:
+            handle.views.append(View(label.op, label.slot, array.dtype.name, array.shape, strides, offset))
         if is_kept:
             with self._storages_lock:
                 self._storages.setdefault(handle, weakref.ref(storage))

@@ -779,6 +779,33 @@ def test_plain_h5py_reads_what_a_live_object_has_flushed(directory: Path):
     z.sum().backward()
 
 
+def test_files_tell_which_views_of_an_array_were_saved(directory: Path):
+    spill = sg.save_on_disk(directory, ram_budget=LARGE)
+    w = weight()
+    with spill:
+        both = batch() + 0
+        losses = [
+            (both[:30] * w[:30]).sum(),
+            (both.t().exp() * 2).sum(),
+            *((both[1:] * w[1:]).sum() for _ in range(50)),
+        ]
+    spill.flush()
+    ((_, about), *_) = stored(spill.directory)
+    width = both.shape[1]
+    first = {
+        "op": "mul",
+        "slot": "self",
+        "dtype": "float32",
+        "shape": [30, width],
+        "strides": [4 * width, 4],
+        "offset": 0,
+    }
+    assert about["views"][0] == first
+    assert about["views"][1] == {**first, "shape": [both.shape[0] - 1, width], "offset": 4 * width}
+    assert len(about["views"]) == 32
+    sum(losses).backward()
+
+
 def test_files_are_their_owners_alone(directory: Path):
     directory.mkdir(mode=0o755)
     spill = sg.save_on_disk(directory, ram_budget=0)

@@ -25,7 +25,7 @@ from spillgrad.storage.codecs import Encoding, filters
 from spillgrad.storage.hdf5_types import hdf5_type
 from spillgrad.storage.holes import hole_bytes, punch
 from spillgrad.storage.payload import PayloadFile
-from spillgrad.storage.store import NO_LABEL, Label
+from spillgrad.storage.store import NO_LABEL, Label, View
 from spillgrad.storage.structure_file import StructureFile
 from spillgrad.storage.transfer import Transfer
 
@@ -45,6 +45,7 @@ class Extent:
     pieces: tuple[Piece, ...]
     allocated_bytes: int
     label: Label
+    views: list[View]  # its handle's
     checksum: int | None = None  # of what was written
     written: bool = False
     described: bool = False  # the file says what it holds
@@ -141,7 +142,9 @@ class Segment:
         """Whether no array may come any more."""
         return self._full or self.broken
 
-    def place(self, array: np.ndarray, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
+    def place(
+        self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
+    ) -> Extent:
         """Make a dataset for a C-contiguous array, or what `encoding` says it is, whose bytes `write` then stores.
 
         Raises OSError when the disk refuses.
@@ -153,7 +156,9 @@ class Segment:
             pieces, allocated = self._create_compressed(array, dataset, encoding)
         else:
             pieces, allocated = self._create(array, dataset)
-        extent = Extent(self, dataset, sequence, shape, dtype, tuple(pieces), allocated, label, encoding=encoding)
+        extent = Extent(
+            self, dataset, sequence, shape, dtype, tuple(pieces), allocated, label, views, encoding=encoding
+        )
         for file_offset, _, nbytes in pieces:
             self._structure.taken(file_offset, file_offset + nbytes)
         self.live_bytes += allocated
@@ -161,12 +166,14 @@ class Segment:
         self._undescribed.add(extent)
         return extent
 
-    def place_again(self, extent: Extent, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
+    def place_again(
+        self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
+    ) -> Extent:
         """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
-            extent, sequence=sequence, label=label, checksum=None, written=False, encoding=encoding
+            extent, sequence=sequence, label=label, views=views, checksum=None, written=False, encoding=encoding
         )
         for extents in (self._undescribed, self._live):
             extents.add(extent)
@@ -309,11 +316,13 @@ class Segment:
             self._file.links.move(extent.dataset.encode(), self._file, name.encode())
             extent.dataset = name
         encoding = extent.encoding
+        secret = encoding is not None and encoding.secret
         text = json.dumps(
             {
                 "format": FORMAT_VERSION,
                 "sequence": extent.sequence,
-                **vars(NO_LABEL if encoding and encoding.secret else extent.label),
+                **vars(NO_LABEL if secret else extent.label),
+                "views": [] if secret else [view._asdict() for view in list(extent.views)],
                 "dtype": (encoding or extent).dtype.name,
                 "shape": (encoding or extent).shape,
                 "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",

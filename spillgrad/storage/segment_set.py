@@ -11,7 +11,7 @@ from spillgrad.storage.codecs import Encoding
 from spillgrad.storage.disk_speed import is_awaited, note_step, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
-from spillgrad.storage.store import Label
+from spillgrad.storage.store import Label, View
 
 SEGMENT_BYTES = 256 << 20
 # Disk under free space goes back to the file system beyond this multiple of the most that was live.
@@ -47,7 +47,9 @@ class SegmentSet:
         self.disk_bytes = 0
         self.peak_disk_bytes = 0
 
-    def place(self, array: np.ndarray, sequence: int, label: Label, encoding: Encoding | None = None) -> Extent:
+    def place(
+        self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
+    ) -> Extent:
         """Make a place for a C-contiguous array in the first segment with room for it, or in a new one.
 
         With an `encoding` it is what that makes of an array.
@@ -58,11 +60,11 @@ class SegmentSet:
         waiting = None if compressed else self._waiting.get((array.shape, array.dtype))
         if waiting and not waiting[-1].segment.closed_to_more:
             extent = waiting.pop()
-            return extent.segment.place_again(extent, sequence, label, encoding)
+            return extent.segment.place_again(extent, sequence, label, views, encoding)
         self._free_waiting()
         segment = self._with_room(array.nbytes)
         try:
-            extent = segment.place(array, sequence, label, encoding)
+            extent = segment.place(array, sequence, label, views, encoding)
             try:
                 self._make_way(segment.hole_bytes(extent))
             except OSError:

@@ -5,7 +5,7 @@ A store takes bytes and gives the same bytes back. It knows no tensor, no autogr
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,10 +32,24 @@ class Label:
 NO_LABEL = Label()
 
 
-class Handle:
-    """Names one stored array; only the store that made it can use it."""
+class View(NamedTuple):
+    """A tensor over a stored array that an operation saved; offset and strides in bytes."""
 
-    __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape")
+    op: str | None
+    slot: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Handle:
+    """Names one stored array; only the store that made it can use it.
+
+    `views` is for who put it: what it holds when a file is described goes into the file.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views")
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         self.shape = array.shape
@@ -43,6 +57,7 @@ class Handle:
         self.nbytes = array.nbytes
         self.sequence = sequence
         self.label = label or NO_LABEL
+        self.views: list[View] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.sequence}: {self.label}, {self.dtype.name} {self.shape}>"

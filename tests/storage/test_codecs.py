@@ -156,7 +156,7 @@ def test_hdf5_only_gives_compressed_chunks_their_places(tmp_path: Path):
     assert encoded is not None
     start = encoded.payload[:4096].tobytes()
     segment = Segment(str(tmp_path / "segment.h5"), 1 << 20, direct_io=False, checksums=True)
-    extent = segment.place(encoded.payload, 0, handle.label, encoded.encoding)
+    extent = segment.place(encoded.payload, 0, handle.label, [], encoded.encoding)
     assert start not in Path(segment.path).read_bytes()
     extent.write(encoded.payload)
     assert start in Path(segment.path).read_bytes()

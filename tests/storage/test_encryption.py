@@ -63,6 +63,7 @@ def test_files_of_a_killed_run_are_noise(tmp_path: Path, encrypt: bool):
         assert described.pop("xxh3_64")
         assert described == {
             "format": 1,
+            "views": [],
             "sequence": 0,
             **dict.fromkeys(("op", "slot", "module", "step")),
             "dtype": "uint8",

@@ -61,6 +61,7 @@ def test_plain_h5py_reads_shape_dtype_and_values(make_store: MakeStore, tmp_path
         assert json.loads(dataset.attrs["spillgrad"]) == {
             "format": 1,
             "sequence": handle.sequence,
+            "views": [],
             "op": "mul",
             "slot": "self",
             "module": "net.0",
