@@ -85,6 +85,7 @@ class Report:
     packed_bytes: int
     deduplicated_bytes: int
     written_bytes: int
+    stored_bytes: int  # what a codec made of them
     read_bytes: int
     waited_s: float
     wait_share: float
@@ -92,6 +93,9 @@ class Report:
 
 def show_report(console: Console, report: Report) -> None:
     """Print the table at the end of a run."""
+    written = format_bytes(report.written_bytes)
+    if report.stored_bytes != report.written_bytes:
+        written += f", stored as {format_bytes(report.stored_bytes)}"
     table = Table(box=SIMPLE, show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -102,7 +106,7 @@ def show_report(console: Console, report: Report) -> None:
         ("peak RSS", format_bytes(report.peak_rss_bytes)),
         ("saved tensors packed", format_bytes(report.packed_bytes)),
         ("deduplicated", format_bytes(report.deduplicated_bytes)),
-        ("written to disk", format_bytes(report.written_bytes)),
+        ("written to disk", written),
         ("read from disk", format_bytes(report.read_bytes)),
         ("waited for the disk", f"{report.waited_s:.1f} s ({report.wait_share:.1%} of the time)"),
     ):
