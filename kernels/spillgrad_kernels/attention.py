@@ -597,6 +597,7 @@ def attention_backward(
         for gradient in (dq, dk, dv):
             gradient.fill(0)
         return dq, dk, dv
+    grad_out, out = aligned(grad_out), aligned(out)
     mask, mask_kind = _checked_mask(mask, lse, keys)
     heads = lse.size // queries
     # The number of parts must not depend on the number of threads, or results would.
@@ -606,7 +607,7 @@ def attention_backward(
         _backward,
         heads * parts,
         1 + _GRAIN * parts // (2 * queries * keys * (width + value_width)),
-        *_common_operands(aligned(grad_out), q, k, v, aligned(out), lse[..., None], mask, *dq_parts[:1], dk, dv),
+        *_common_operands(grad_out, q, k, v, out, lse[..., None], mask, *dq_parts[:1], dk, dv),
         queries,
         keys,
         width,

@@ -81,7 +81,8 @@ def entry_point(kernel: Kernel, parameters: int) -> Kernel:
     if DISABLE_JIT:
         return kernel
     integers = (types.int64,) * parameters
-    kernel.compile(integers)
+    if integers not in kernel.overloads:  # else a look waits for no thread that compiles, nor a forked child for ever
+        kernel.compile(integers)
     return kernel.overloads[integers].entry_point
 
 

@@ -67,6 +67,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
     float64, or a and b uint16 for the bits of bfloat16 numbers, whose product is float32.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
+    a, b = aligned(a), aligned(b)
     call = prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
     if out is None:
         if accumulate:
@@ -141,7 +142,7 @@ class Call(NamedTuple):
     ) -> np.ndarray:
         """Return the product in fresh memory, or set the one of `outs` to it."""
         out = outs[0] if outs else self.allocate(self.shape, self.dtype)
-        a, b = aligned(operands[0]), aligned(operands[1])
+        a, b = operands
         plan, geometry = self.plan, self.geometry
         if extras != NO_EXTRAS:
             geometry = with_extras(geometry, extras)

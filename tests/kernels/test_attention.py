@@ -41,6 +41,12 @@ def reversed_positions(x):
     return x[:, :, ::-1].copy()[:, :, ::-1]
 
 
+def fields_of_packed_records(x):
+    records = np.zeros(x.shape, np.dtype([("flag", "u1"), ("number", x.dtype)]))
+    records["number"] = x
+    return records["number"]
+
+
 def plain_attention(grad_out, q, k, v, scale, causal, mask=None, factors=1.0):
     """Return out, lse, dq, dk, dv in float64, by whole matrices; `factors` multiply the weights, as dropout does."""
     grad_out, q, k, v = (x.astype(np.float64) for x in (grad_out, q, k, v))
@@ -161,7 +167,7 @@ def test_any_number_of_dimensions_may_come_before_positions(lead):
     assert_attention(forward_and_backward(*operands, 0.3, True), plain_attention(*operands, 0.3, True), 1e-12)
 
 
-@pytest.mark.parametrize("layout", [heads_inside, features_outside, reversed_positions])
+@pytest.mark.parametrize("layout", [heads_inside, features_outside, reversed_positions, fields_of_packed_records])
 def test_every_layout_gives_the_same_bits(layout):
     size = (2, 3, 130, 270, 24, 40)
     for got, want in zip(

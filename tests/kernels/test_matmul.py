@@ -109,6 +109,17 @@ def test_out_of_any_layout_is_set_or_added_to(random, layout, size, accumulate):
     assert_product(out, a, b, before.astype("f8") if accumulate else 0.0)
 
 
+def test_fields_of_packed_records_are_multiplied(random):
+    numbers = random.standard_normal((2, 40, 40)).astype("f4")
+    records = np.zeros(numbers.shape, np.dtype([("flag", "u1"), ("number", "f4")]))
+    records["number"] = numbers
+    a, b = records["number"]
+    assert not a.flags.aligned
+    assert_product(matmul(a, b), a, b)
+    assert_product(matmul(a, numbers[1].T), a, numbers[1].T)
+    assert_product(linear(a, b), a, b.T)
+
+
 def test_memory_around_out_is_left_alone(random):
     a, b = random.standard_normal((13, 40)).astype("f4"), random.standard_normal((40, 35)).astype("f4")
     surrounding = np.full((17, 39), 7, np.float32)
