@@ -262,7 +262,11 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
         before = _threads_and_files()
         while time.monotonic() < began_s + seconds and not wrong:
             seed += 1
-            happened, wrong = cycle(seed, min(CYCLE_S, seconds / 4), directory)
+            gc.disable()  # what no error keeps alive needs no collection
+            try:
+                happened, wrong = cycle(seed, min(CYCLE_S, seconds / 4), directory)
+            finally:
+                gc.enable()
             seen += happened
             gc.collect()
             memory.empty_cache()
