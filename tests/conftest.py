@@ -42,9 +42,10 @@ WATCHED: tuple[Callable[[], set[str]], ...] = (threads, open_hdf5_objects, saved
 def nothing_is_left_behind() -> Iterator[None]:
     before = {watch: watch() for watch in WATCHED}
     yield
-    deadline = time.monotonic() + GRACE_S
+    deadline, pause_s = time.monotonic() + GRACE_S, 0.01
     while left := set().union(*(watch() - before[watch] for watch in WATCHED)):
         if time.monotonic() > deadline:
             pytest.fail(f"left behind: {', '.join(sorted(left))}")
         gc.collect()  # graphs in reference cycles hold files until they are collected
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s *= 2  # a collection holds the GIL, which a thread that is to end needs

@@ -112,8 +112,8 @@ class Account:
     def raise_failure(self) -> None:
         """Raise the error of failed writes, once."""
         if self.failures:
-            failures, self.failures = self.failures, {}
-            raise next(iter(failures.values()))
+            failures, self.failures = list(self.failures.values()), {}
+            raise failures.pop(0)  # whose traceback holds this frame, and the callers'
 
     def close(self) -> None:
         """Let everybody who waits or works know that the store closes."""

@@ -262,7 +262,7 @@ class DiskStore:
             try:
                 self._loader.read(entry)
             except SpillCorruptionError as error:
-                damaged.append(error)
+                damaged.append(error.with_traceback(None))  # which holds the array
             finally:
                 with account.lock:
                     account.cache.unreserve(entry.nbytes, pinned=True)

@@ -19,5 +19,7 @@ def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> Sp
         f"spill: could not {verb} {format_bytes(handle.nbytes)} ({handle.label}) in {directory}: {reason}; "
         f"{free}; free space, pass another directory, or raise ram_budget"
     )
+    if isinstance(error, OSError):
+        error.__traceback__ = None  # its frames hold the array, and say no more than `reason`
     explained.__cause__ = error
     return explained

@@ -45,8 +45,11 @@ class Lifecycle:
         with self._account.lock:
             self.end()  # the writer did, unless it died
             failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # whose traceback holds this frame, and the callers'
 
     def end(self) -> None:
         """Release everything. Called with the lock held, when nobody reads."""

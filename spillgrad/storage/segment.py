@@ -306,7 +306,7 @@ class Segment:
             self._failed = True
             raise
         if self._structure.error is not None:
-            raise self._structure.error
+            raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
         """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""

@@ -37,8 +37,12 @@ class Transfer:
             while self._active:
                 self._changed.wait()
             self._pieces, self._move, self._digest = (), None, None
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # whose traceback holds this frame, and the callers'
 
     def _work(self) -> None:
         while (part := self._next()) is not None:

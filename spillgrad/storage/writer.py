@@ -164,7 +164,7 @@ class Writer:
                 self._account.changed.wait()
                 self._account.settle("put")
             if entry.error is not None:
-                raise entry.error
+                raise SpillError(str(entry.error)) from entry.error
         finally:
             self._account.cache.unreserve(copied_bytes)
             self._account.wait_write_s += time.perf_counter() - started
@@ -317,8 +317,6 @@ class Writer:
 
     def _move(self, entry: Entry, extent: Extent) -> None:
         """Store the bytes of an array, which can be got meanwhile."""
-        error = None
-        unchanged = True
         started = time.perf_counter()
         try:
             extent.write(_payload(entry), self._segments.goes_through_cache)
@@ -326,8 +324,9 @@ class Writer:
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:
-            error = io_error("write", entry, self._directory, caught)
-        self._written(entry, extent, error, unchanged)
+            self._written(entry, extent, io_error("write", entry, self._directory, caught))
+        else:
+            self._written(entry, extent, None, unchanged)
 
     def _written(
         self, entry: Entry, extent: Extent | None, error: SpillError | None = None, unchanged: bool = True
@@ -386,17 +385,19 @@ class Writer:
             cache.remove(entry)
 
     def _flush(self, asked: int) -> None:
-        error = None
         try:
             self._segments.flush()
         except (OSError, RuntimeError) as caught:
-            error = SpillError(f"flush: could not write to {self._directory}: {caught}; free space there")
-            error.__cause__ = caught
+            self._flush_failed(caught)
         with self._account.lock:
-            if error is not None:
-                self._account.failures[None] = error
             self._flush_done = asked
             self._account.changed.notify_all()
+
+    def _flush_failed(self, cause: Exception) -> None:
+        error = SpillError(f"flush: could not write to {self._directory}: {cause}; free space there")
+        error.__cause__ = cause
+        with self._account.lock:
+            self._account.failures[None] = error
 
 
 def _payload(entry: Entry) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -215,3 +216,33 @@ def test_a_refused_mapping_gives_idle_memory_back_and_a_second_refusal_says_what
     done = subprocess.run([sys.executable, "-c", REFUSED_ONCE], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "smaller batch" in done.stdout
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_what_threads_freed_in_malloc_goes_back_on_request():
+    script = """
+import os, threading
+from spillgrad_kernels import memory
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * memory.PAGE_BYTES
+
+kept = []
+
+def work():
+    blocks = [b"x" * 20_000 for _ in range(2_000)]
+    kept.append(blocks[::50])  # the rest is free, but between them
+
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+before_bytes = resident_bytes()
+memory.empty_cache()
+print(before_bytes - resident_bytes())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) > 50e6

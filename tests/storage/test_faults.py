@@ -361,3 +361,81 @@ def test_an_array_dropped_while_it_is_prefetched_does_not_stay(make_store: MakeS
         while store.stats().ram_bytes and time.monotonic() < deadline:
             time.sleep(0.001)
         assert store.stats().ram_bytes == 0
+
+
+@pytest.mark.parametrize("case", ["put straight to disk", "put that waits", "flush", "get", "check", "close"])
+def test_an_error_that_was_caught_keeps_nothing_alive(directory: Path, case: str):
+    # Without garbage collection: a cycle of error, traceback and frame would hold arrays of callers, and their bytes.
+    run_script(
+        f"""
+        import gc, weakref
+        case = {case!r}
+        """
+        """
+        def limit_file_sizes(nbytes):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+        def put_until_refused():
+            while True:
+                handles.append(store.put(np.ones(50_000)))
+
+        def damage():
+            (path,) = store.directory.glob("*.h5")
+            place = path.read_bytes().index(np.full(50_000, 7).tobytes())
+            if case == "get":
+                os.truncate(path, place)
+            else:
+                with path.open("r+b") as file:
+                    file.seek(place)
+                    file.write(b"?")
+
+        def check(array):
+            (error,) = store.check()
+            raise SpillError("as wanted")
+
+        def caught(work):
+            array = np.ones(50_000)
+            try:
+                work(array)
+            except SpillError as error:
+                return weakref.ref(array)
+            raise SystemExit("nothing failed")
+
+        if case == "put that waits":
+            store.close()
+            store = DiskStore(sys.argv[1], ram_budget=1_000_000)
+            handles = []
+        if case in ("get", "check"):
+            damage()
+        elif case == "close":
+            (path,) = store.directory.glob("*.h5")
+            os.rename(path, sys.argv[1] + ".moved")
+            path.mkdir()
+        else:
+            limit_file_sizes(8192)
+        work = {
+            "put straight to disk": lambda array: store.put(array),
+            "put that waits": lambda array: put_until_refused(),
+            "flush": lambda array: store.flush(),
+            "get": lambda array: store.get(handles[7]),
+            "check": check,
+            "close": lambda array: store.close(),
+        }[case]
+        gc.collect()
+        gc.disable()
+        array = caught(work)
+        if case == "close":
+            path.rmdir()
+            for left in store.directory.iterdir():
+                left.unlink()
+            store.directory.rmdir()
+            os.unlink(sys.argv[1] + ".moved")
+        assert array() is None
+        while handles:
+            store.drop(handles.pop())
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [found for found in gc.garbage if isinstance(found, (np.ndarray, memoryview))]
+        """,
+        directory,
+    )

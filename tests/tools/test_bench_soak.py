@@ -51,6 +51,19 @@ def test_a_store_that_forgets_to_count_is_found(tmp_path: Path, monkeypatch: pyt
     assert any("bytes in RAM" in each for each in wrong)
 
 
+def test_memory_that_grows_with_each_store_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    close = DiskStore.close
+    kept = []
+
+    def leak(self: DiskStore) -> None:
+        close(self)
+        kept.append(np.ones(bench_soak.MOST_GROWN_BYTES, np.uint8))
+
+    monkeypatch.setattr(DiskStore, "close", leak)
+    _, wrong = bench_soak.soak(2, tmp_path)
+    assert any(each.startswith("memory grew by ") for each in wrong)
+
+
 def test_what_is_wrong_ends_the_command_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -22,6 +22,7 @@ import psutil
 from rich.console import Console
 
 from spillgrad.errors import SpillCorruptionError, SpillError
+from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
@@ -46,6 +47,9 @@ TOLD: dict[str, tuple[str, ...]] = {
     "EIO told": ("EIO on write", "EIO on read"),
     "ENOSPC told": ("ENOSPC",),
 }
+# Resident memory that the stores after the first quarter may add: 12 MiB were measured over 40 stores, and 38 over 30
+# longer ones, while caches by shape fill up.
+MOST_GROWN_BYTES = 64 << 20
 # What a thread told to end, or a file told to close, may take.
 PATIENCE_S = 30.0
 
@@ -262,7 +266,11 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
         before = _threads_and_files()
         while time.monotonic() < began_s + seconds and not wrong:
             seed += 1
-            happened, wrong = cycle(seed, min(CYCLE_S, seconds / 4), directory)
+            gc.disable()  # what no error keeps alive needs no collection
+            try:
+                happened, wrong = cycle(seed, min(CYCLE_S, seconds / 4), directory)
+            finally:
+                gc.enable()
             seen += happened
             gc.collect()
             memory.empty_cache()
@@ -278,13 +286,16 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
             wrong.append(f"{seen[what]} times {what}, which {most} faults do not explain")
     warm_up = max(1, len(rss_bytes) // 4)
     grown_bytes = max(0, max(rss_bytes[warm_up:], default=0) - max(rss_bytes[:warm_up], default=0))
+    if grown_bytes > MOST_GROWN_BYTES:
+        wrong.append(f"memory grew by {format_bytes(grown_bytes)} after a quarter of the stores")
+    grown = Verdict("MiB grown", grown_bytes / (1 << 20), MOST_GROWN_BYTES / (1 << 20), most=True)
     bytes_moved: Measured = {name.removeprefix("bytes "): seen.pop(name, 0) for name in ("bytes written", "bytes read")}
     return [
         Row(f"{len(rss_bytes)} stores, {THREADS} threads each", "", dict(seen)),
         Row("moved", "B", bytes_moved),
         Row("faults injected", "", dict(injected)),
         Row("not asked for: errors, leaks", "", {"found": len(wrong)}, (Verdict("found", len(wrong), 0, most=True),)),
-        Row("memory", "B", {"grown after a quarter": grown_bytes}),
+        Row("memory", "B", {"grown after a quarter": grown_bytes}, (grown,)),
     ], wrong
 
 
