@@ -30,6 +30,7 @@ from spillgrad_kernels.product import (
     SHARED_ROWS,
     Extras,
     geometry_of,
+    reads_b_in_place,
     reads_in_place,
     separate_products,
     shared_product,
@@ -190,7 +191,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend_row: 
     in_rows = b_col == out_col == dtype.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
-    plan = _plan(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows)
+    plan = _plan(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
     rows = (out_row if addend_row is None else addend_row, out_row, out_row)
     cut = (m, n, k, plan.rows, plan.columns, plan.blocks if plan.phases else plan.scratch, plan.phases)
     geometry = geometry_of(cut, swapped, [*itertools.chain(*steps), *rows], list(zip(batch, *in_batch, strict=True)))
@@ -262,12 +263,12 @@ class _Plan(NamedTuple):
 
 def _plan(
     m: int, n: int, k: int, products: int, itemsize: int, threads: int, plain: bool, in_lines: tuple[bool, bool],
-    in_rows: bool,
+    in_rows: bool, b_row: int,
 ) -> _Plan:  # fmt: skip
     """Plan products of depth k; `plain` says that elements are numbers, not pairs.
 
     `in_lines` says of A and of B whether their elements along the depth are neighbours, `in_rows` of B and C whether
-    those of a row are. A large operand beside a small one is read once, where it lies.
+    those of a row are; B's rows lie `b_row` bytes apart. A large operand beside a small one is read once, as it lies.
     """
     rows, columns = m, n
     if m == 1 or n == 1:
@@ -289,6 +290,7 @@ def _plan(
     grain = 1 + _GRAIN // (rows * columns * k)
     like = np.zeros(1, f"f{itemsize}")
     in_place = plain and in_rows and min(m, n) > 1 and reads_in_place(like, rows, columns, itemsize)
+    in_place = in_place and reads_b_in_place(like, rows, b_row, itemsize)
     scratch = 0 if in_place else workspace_size(rows, columns, k, itemsize)
     return _Plan(rows, columns, scratch, blocks, grain)
 

@@ -42,6 +42,8 @@ _VECTOR_CHUNK = 4096
 # Bytes of a row of B up to which a slab of it, `DEPTH` rows, stays in L2: then A is read as it lies, and so is B where
 # its rows have no gaps. Packing would cost more than it saves.
 NARROW_BYTES = 2048
+# Addresses so far apart share their place in the L1 cache.
+_L1_WAY_BYTES = 4096
 
 # Where a matrix lies: its address, the bytes from one row to the next, and from one column to the next. Address 0
 # stands for none to add.
@@ -143,6 +145,15 @@ def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
     return numbers_in(like) == 1 and (n * size <= NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
 
 
+@register_jitable
+def reads_b_in_place(like: np.ndarray, m: int, b_row: int, b_col: int) -> bool:
+    """Say whether B is read as it lies where A is; its rows lie `b_row` bytes apart.
+
+    Not where more than one tile of rows would look for all of B's rows in the same few places of the L1 cache.
+    """
+    return b_col == like.itemsize and (m <= TILE_ROWS or b_row % _L1_WAY_BYTES != 0)
+
+
 @jit
 def _multiply_in_place(
     like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: int, b_row: int, b_step: int, c: Matrix, addend: Matrix,
@@ -195,7 +206,7 @@ def product(
             depth = min(DEPTH, k - k0)
             source, b_row, b_col = _part(b, k0, 0)
             b_step = columns * size
-            if b_col != size:
+            if not reads_b_in_place(like, m, b_row, b_col):
                 packer(like)(like, columns, source, b_col, b_row, n, depth, packed_b)
                 source, b_row, b_step = packed_b, columns * size, columns * size * depth
             base = addend if k0 == 0 else c
