@@ -23,7 +23,6 @@ from numba.core import cgutils
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
@@ -43,13 +42,6 @@ def _number_functions_apart() -> None:
 
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)
-# A fork waits until no other thread compiles: its child has none of them to finish. The target is made now, under the
-# lock that loading holds: whoever made it later would take both locks in the other order.
-_ = cpu_target.target_context
-os.register_at_fork(
-    before=global_compiler_lock.acquire, after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
-)  # fmt: skip
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
