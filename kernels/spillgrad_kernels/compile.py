@@ -5,6 +5,7 @@ is `Deferred`, and done in order once the first is used.
 """
 
 import functools
+import logging  # noqa: F401 (see `fork_locks`)
 import os
 import threading
 from collections import deque
@@ -63,8 +64,27 @@ class Deferred:
 
 _waiting: deque[Deferred] = deque()
 _lock = threading.RLock()  # making one may use others
-# A child of a fork amid the import of Numba would wait for it for ever.
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+# What a thread may hold while it imports Numba or compiles, in the order in which one may wait for another. A fork
+# takes all: in the child, nobody would release what another thread of the parent holds. `logging`, which Numba calls,
+# has its lock taken by forks too, and is imported above to come after these: what was registered last is called first.
+fork_locks: list[Any] = [_lock]
+
+
+def _before_fork() -> None:
+    held = [*fork_locks]
+    for lock in held:
+        lock.__enter__()
+    if held != fork_locks:  # another thread imported Numba, which has locks of its own, while this one waited
+        _after_fork(held)
+        _before_fork()
+
+
+def _after_fork(held: list[Any] = fork_locks) -> None:
+    for lock in reversed(held):
+        lock.__exit__(None, None, None)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def load() -> Any:

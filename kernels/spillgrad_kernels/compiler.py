@@ -18,11 +18,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite.binding import ffi
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
@@ -30,7 +32,7 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, overload
 
 from spillgrad_kernels import cache
-from spillgrad_kernels.compile import counts
+from spillgrad_kernels.compile import counts, fork_locks
 
 __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of", "types"]
 
@@ -42,6 +44,11 @@ def _number_functions_apart() -> None:
 
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)
+
+# Made now, since making it takes Numba's lock: `load` may not, whose own lock a thread that compiles may wait for.
+_ = cpu_target.target_context
+# LLVM's comes last: any thread takes it that collects garbage.
+fork_locks[:] = [global_compiler_lock, *fork_locks, ffi.lib._lock]
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
