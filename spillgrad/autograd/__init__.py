@@ -7,11 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spillgrad.autograd import function, graph
+    from spillgrad.autograd import function, functional, graph
     from spillgrad.autograd.cpu_hooks import save_on_cpu
     from spillgrad.autograd.differentiate import backward, grad
     from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
     from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+    from spillgrad.autograd.lazy_jacobian import hessian, jacobian
     from spillgrad.autograd.numerical import gradcheck, gradgradcheck
     from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
 
@@ -22,6 +23,8 @@ _HOME = {
     "is_grad_enabled": "grad_mode",
     "no_grad": "grad_mode",
     "set_grad_enabled": "grad_mode",
+    "hessian": "lazy_jacobian",
+    "jacobian": "lazy_jacobian",
     "gradcheck": "numerical",
     "gradgradcheck": "numerical",
     "disable_saved_tensors_hooks": "hooks",
@@ -33,7 +36,7 @@ _HOME = {
     "once_differentiable": "pylayer",
     "save_on_cpu": "cpu_hooks",
 }
-_MODULES = ("function", "graph")
+_MODULES = ("function", "functional", "graph")
 
 __all__ = [
     "Function",
@@ -44,11 +47,14 @@ __all__ = [
     "disable_saved_tensors_hooks",
     "enable_grad",
     "function",
+    "functional",
     "grad",
     "gradcheck",
     "gradgradcheck",
     "graph",
+    "hessian",
     "is_grad_enabled",
+    "jacobian",
     "no_grad",
     "once_differentiable",
     "save_on_cpu",
