@@ -7,14 +7,16 @@ Where to look:
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint`.
+* recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
+  disk).
 """
 
 from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage
+from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage, utils
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from spillgrad.device import Device as device

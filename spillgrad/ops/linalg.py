@@ -13,6 +13,7 @@ from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
+from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
@@ -223,7 +224,8 @@ def linear(
     for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
         if operand is not None and operand.dtype != input.dtype:
             raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
-    if input.dtype in FLOATS and (activation is not None or residual is not None):
+    one_kernel = input.dtype in FLOATS and not is_active()
+    if one_kernel and (activation is not None or residual is not None):
         return _fused_linear(input, weight, bias, activation, residual)
     if not input.is_floating_point():
         product = matmul(input, t(weight))
