@@ -6,6 +6,7 @@ Where to look:
 * gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
+* files: `save` and `load`, of tensors in nested containers;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
@@ -246,6 +247,7 @@ from spillgrad.ops.shape import (
     vstack,
 )  # fmt: skip
 from spillgrad.save_on_disk import save_on_disk
+from spillgrad.serialization import load, save
 from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats
