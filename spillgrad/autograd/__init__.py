@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spillgrad.autograd import anomaly_mode, function, grad_mode, graph
+    from spillgrad.autograd import anomaly_mode, function, functional, grad_mode, graph
     from spillgrad.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from spillgrad.autograd.cpu_hooks import save_on_cpu
     from spillgrad.autograd.differentiate import backward, grad
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         set_grad_enabled,
     )
     from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+    from spillgrad.autograd.lazy_jacobian import hessian, jacobian
     from spillgrad.autograd.numerical import gradcheck, gradgradcheck
     from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
     from spillgrad.autograd.saved import SavedTensor
@@ -33,6 +34,8 @@ _HOME = {
     "is_grad_enabled": "grad_mode",
     "no_grad": "grad_mode",
     "set_grad_enabled": "grad_mode",
+    "hessian": "lazy_jacobian",
+    "jacobian": "lazy_jacobian",
     "gradcheck": "numerical",
     "gradgradcheck": "numerical",
     "disable_saved_tensors_hooks": "hooks",
@@ -45,7 +48,7 @@ _HOME = {
     "save_on_cpu": "cpu_hooks",
     "SavedTensor": "saved",
 }
-_MODULES = ("anomaly_mode", "function", "grad_mode", "graph")
+_MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")
 
 __all__ = [
     "Function",
@@ -59,13 +62,16 @@ __all__ = [
     "disable_saved_tensors_hooks",
     "enable_grad",
     "function",
+    "functional",
     "grad",
     "grad_mode",
     "gradcheck",
     "gradgradcheck",
     "graph",
+    "hessian",
     "inference_mode",
     "is_grad_enabled",
+    "jacobian",
     "no_grad",
     "once_differentiable",
     "save_on_cpu",

@@ -1,6 +1,6 @@
 """`backward` and `grad`: the two ways to ask for gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from spillgrad.autograd.engine import run_backward
 from spillgrad.autograd.node import Edge
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.shape import stack
 from spillgrad.tensor import Tensor
 
 Tensors = Tensor | Sequence[Tensor]
@@ -99,39 +100,97 @@ def tensor_backward(
 
 def grad(
     outputs: Tensors,
-    inputs: Tensors,
+    inputs: Tensors | Mapping[str, Tensor],
     grad_outputs: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `outputs` with respect to `inputs`; nothing is added to `.grad`.
+    *,
+    no_grad_vars: Tensors | None = None,
+) -> Any:
+    """Return the gradients of `outputs` with respect to `inputs`, as a tuple; nothing is added to `.grad`.
 
+    `inputs` may be a dict; the result is then a dict of the same keys. No gradient flows through `no_grad_vars`, which
+    count as constants. With `is_grads_batched`, each of `grad_outputs` has a further first dimension, and so has each
+    result: one backward for each index, as many times the work.
     Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
-    `materialize_grads` (zeros).
+    `materialize_grads` (zeros); ArgumentError for only_inputs=False.
+    Source: torch.autograd.grad, paddle.grad.
     """
     if materialize_grads and allow_unused is False:
         raise ArgumentError(
             "grad: got allow_unused=False with materialize_grads=True; leave allow_unused out or set it to True"
         )
-    roots, grads = _roots("grad", outputs, grad_outputs, create_graph)
-    wanted = _as_list(inputs)
+    if not only_inputs:
+        raise ArgumentError("grad: got only_inputs=False; use backward(), which adds to the .grad of all leaves")
+    if not isinstance(is_grads_batched, bool):
+        raise ArgumentError(
+            f"grad: got is_grads_batched of {type(is_grads_batched).__name__}; wanted True or False: pass no_grad_vars "
+            "by name"
+        )
+    wanted = list(inputs.values()) if isinstance(inputs, Mapping) else _as_list(inputs)
     for tensor in wanted:
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
             raise GraphError(
                 "grad: one of the differentiated tensors does not require grad; set requires_grad=True before "
                 "the forward"
             )
-    keep = create_graph if retain_graph is None else retain_graph
     edges = [tensor.gradient_edge() for tensor in wanted]
-    results = run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph, accumulate=False)
+    stopped = _edges_of(no_grad_vars)
+    keep = create_graph if retain_graph is None else retain_graph
+
+    def gradients(given: Any, retain: bool) -> list[Any]:
+        roots, grads = _roots("grad", outputs, given, create_graph)
+        return run_backward(
+            roots, grads, inputs=edges, retain_graph=retain, create_graph=create_graph, accumulate=False,
+            stopped=stopped,
+        )  # fmt: skip
+
+    batch: tuple[int, ...] = ()
+    if is_grads_batched:
+        rows = _batch_rows(grad_outputs)
+        batch = (len(rows),)
+        found = [gradients(row, keep or i < len(rows) - 1) for i, row in enumerate(rows)]
+        results = [_stacked(parts) for parts in zip(*found, strict=True)] if found else [None] * len(wanted)
+    else:
+        results = gradients(grad_outputs, keep)
     for i, (tensor, result) in enumerate(zip(wanted, results, strict=True)):
         if result is None and materialize_grads:
-            results[i] = Tensor.wrap(np.zeros(tensor.shape, tensor.dtype))
+            results[i] = Tensor.wrap(np.zeros((*batch, *tensor.shape), tensor.dtype))
         elif result is None and not allow_unused:
             raise GraphError(
                 f"grad: the differentiated tensor at index {i} appears to not have been used in the graph; set "
                 "allow_unused=True if this is wanted"
             )
-    return tuple(results)
+    return dict(zip(inputs, results, strict=True)) if isinstance(inputs, Mapping) else tuple(results)
+
+
+def _edges_of(constants: Tensors | None) -> frozenset[Edge]:
+    tensors = [] if constants is None else _as_list(constants)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise OperandError(f"grad: got {type(tensor).__name__} in no_grad_vars; wanted tensors")
+    return frozenset(tensor.gradient_edge() for tensor in tensors if tensor.requires_grad)
+
+
+def _batch_rows(grad_outputs: Any) -> list[list[Any]]:
+    """Return, for each index of the first dimension of batched gradients, the gradients there."""
+    given = [] if grad_outputs is None else _as_list(grad_outputs)
+    sizes = {g.shape[0] if g.ndim else -1 for g in given if g is not None}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ArgumentError(
+            "grad: got is_grads_batched=True and no grad_outputs that share a first dimension; give each one more "
+            "dimension than its output, the first of one length"
+        )
+    return [[None if g is None else g[i] for g in given] for i in range(sizes.pop())]
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """Return gradients of one input as one tensor, None where no backward reached it."""
+    known = next((part for part in parts if part is not None), None)
+    if known is None:
+        return None
+    return stack([Tensor.wrap(np.zeros(known.shape, known.dtype)) if part is None else part for part in parts])

@@ -4,13 +4,13 @@ import contextvars
 import functools
 import heapq
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from spillgrad import labels
 from spillgrad.autograd import anomaly_mode, hooks
 from spillgrad.autograd.grad_mode import state
-from spillgrad.autograd.node import Edge, Node, add_gradients
+from spillgrad.autograd.node import NO_EDGE, Edge, Node, add_gradients
 from spillgrad.errors import GraphError
 
 # A custom backward that runs backward itself takes a dozen Python frames a level, of the thousand a thread has.
@@ -23,7 +23,7 @@ class Run:
     __slots__ = ("__weakref__", "_needed", "_targets", "_waiting", "at_end")
 
     def __init__(
-        self, waiting: Container[Node], needed: Container[Node] | None, targets: Container[Node | None]
+        self, waiting: Collection[Node], needed: Collection[Node] | None, targets: Collection[Node | None]
     ) -> None:
         self._waiting = waiting
         self._needed = needed
@@ -61,12 +61,13 @@ def run_backward(
     retain_graph: bool = False,
     create_graph: bool = False,
     accumulate: bool = True,
+    stopped: Collection[Edge] = frozenset(),
 ) -> list[Any]:
-    """Send `root_grads` backward from `roots`.
+    """Send `root_grads` backward from `roots`; None sends nothing, but the root's node runs.
 
     With `inputs`, only what leads to them is computed; with `accumulate=False` their gradients are returned (None where
     none arrived) instead of being added to `.grad`. A node runs when all gradients of its outputs have come together,
-    with None for those that nothing computed.
+    with None for those that nothing computed. Nothing flows along the edges in `stopped`.
 
     Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
     """
@@ -74,11 +75,11 @@ def run_backward(
         return _in_another_thread(
             functools.partial(
                 run_backward, roots, root_grads, inputs=inputs, retain_graph=retain_graph, create_graph=create_graph,
-                accumulate=accumulate,
+                accumulate=accumulate, stopped=stopped,
             )
         )  # fmt: skip
-    waiting = _uses([node for node, _ in roots if node is not None])
-    needed = None if inputs is None else _leading_to(waiting, inputs)
+    waiting = _uses([root[0] for root in roots if root[0] is not None and root not in stopped], stopped)
+    needed = None if inputs is None else _leading_to(waiting, inputs, stopped)
     targets = {node for node, _ in inputs or ()}
     wanted: dict[Node | None, list[int]] = {}  # positions in `inputs` whose gradient arrives at a node
     if inputs is not None and not accumulate:
@@ -88,7 +89,8 @@ def run_backward(
 
     arrived: dict[Node, list[Any]] = {}
     for root, grad in zip(roots, root_grads, strict=True):
-        _deliver(arrived, root, grad)
+        if grad is not None and root not in stopped:
+            _deliver(arrived, root, grad)
     # Leaves first, which frees their gradients' buffers early; then the newest operation: the reverse of the forward
     # order.
     ready = [(node.rank, -node.sequence, node) for node, uses in waiting.items() if uses == 0]
@@ -114,7 +116,7 @@ def run_backward(
                 if not retain_graph:
                     node.release()
             del grads
-            for position, edge in enumerate(node.edges):
+            for position, edge in enumerate(_flowing(node.edges, stopped) if stopped else node.edges):
                 source = edge[0]
                 if source is None:
                     continue
@@ -162,12 +164,18 @@ def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
     return results.pop()
 
 
-def _uses(roots: Sequence[Node]) -> dict[Node, int]:
+def _flowing(edges: Sequence[Edge], stopped: Collection[Edge]) -> Sequence[Edge]:
+    """Return edges with no node in place of those in `stopped`."""
+    return [NO_EDGE if edge in stopped else edge for edge in edges]
+
+
+def _uses(roots: Sequence[Node], stopped: Collection[Edge]) -> dict[Node, int]:
     """Return every node that backward from `roots` could visit, with the number of edges that lead to it."""
     uses = dict.fromkeys(roots, 0)  # two roots may be outputs of one node
     stack = list(uses)
     while stack:
-        for source, _ in stack.pop().edges:
+        edges: Sequence[Edge] = stack.pop().edges
+        for source, _ in _flowing(edges, stopped) if stopped else edges:
             if source in uses:
                 uses[source] += 1
             elif source is not None:
@@ -187,11 +195,11 @@ def _deliver(arrived: dict[Node, list[Any]], edge: Edge, grad: Any) -> None:
     grads[output_nr] = grad if before is None else add_gradients(before, grad)
 
 
-def _leading_to(nodes: Sequence[Node] | dict[Node, int], inputs: Sequence[Edge]) -> set[Node]:
+def _leading_to(nodes: dict[Node, int], inputs: Sequence[Edge], stopped: Collection[Edge]) -> set[Node]:
     """Return the nodes through which a gradient must pass to reach one of `inputs`."""
     users: dict[Node, list[Node]] = {}
     for node in nodes:
-        for source, _ in node.edges:
+        for source, _ in _flowing(node.edges, stopped) if stopped else node.edges:
             if source is not None:
                 users.setdefault(source, []).append(node)
     needed: set[Node] = set()
