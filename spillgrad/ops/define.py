@@ -218,6 +218,8 @@ class OperationNode(Node):
 
     def __getattr__(self, name: str) -> Any:
         saved = self.__dict__.get("_saved", {})
+        if name == "_saved_dim" and "dim" not in saved:
+            name = "_saved_dims"  # PyTorch's name for what a reduction calls `dims`
         if name.startswith("_raw_saved_") and name[11:] in saved:
             value = saved[name[11:]]
             if value is None:
