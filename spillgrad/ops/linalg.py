@@ -13,6 +13,7 @@ from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
+from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import reshape, transpose, unsqueeze
@@ -244,7 +245,7 @@ def linear(
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
     _check_linear(input, weight, bias, residual)
-    if input.dtype in FLOATS:
+    if input.dtype in FLOATS and not is_active():
         return _fused_linear(input, weight, bias, activation, residual)
     product = linear(input, weight, bias)
     if activation is not None:
