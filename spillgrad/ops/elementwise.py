@@ -25,7 +25,8 @@ from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.cpu import prepare
 from spillgrad_kernels.elementwise import ROWS, Row
-from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
+from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
+from spillgrad_kernels.formula import trace as traced
 from spillgrad_kernels.walk import Layout, Shape
 
 Number = bool | int | float
@@ -95,7 +96,7 @@ def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
-    if trace(formula).results == ("in_g",):
+    if traced(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
     loop = Loop(formula, f"{row.name}.{source}")
 
