@@ -43,6 +43,14 @@ class SavedTensorError(GraphError):
     """A saved tensor changed, came back different, or was already freed."""
 
 
+class RecomputationError(SavedTensorError):
+    """A checkpointed function did not do the same again when backward asked for what it computed."""
+
+
+class GradcheckError(GraphError):
+    """A gradient is not what central differences say, or a backward breaks a rule that gradcheck knows."""
+
+
 class HookTypeError(SpillgradError, TypeError):
     """A hook returned something of the wrong type."""
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import grad_mode, hooks
+from spillgrad.autograd import anomaly_mode, grad_mode, hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
-from spillgrad.autograd.saved import SavedTensor
+from spillgrad.autograd.saved import SavedNone, SavedTensor
 from spillgrad.device import CPU
 from spillgrad.dtypes import is_floating_point
 from spillgrad.ops import generate
@@ -193,8 +193,9 @@ class OperationNode(Node):
     def name(self) -> str:
         return self.operation.node_name
 
-    def pack(self) -> None:
-        """Let the innermost hooks pack what was saved."""
+    def recorded(self) -> None:
+        """Let anomaly detection note the operation's place, and hooks pack what it saved."""
+        anomaly_mode.note(self)
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
                 saved.pack()
@@ -217,8 +218,12 @@ class OperationNode(Node):
 
     def __getattr__(self, name: str) -> Any:
         saved = self.__dict__.get("_saved", {})
-        if name.startswith("_raw_saved_") and isinstance(saved.get(name[11:]), SavedTensor):
-            return saved[name[11:]]
+        if name.startswith("_raw_saved_") and name[11:] in saved:
+            value = saved[name[11:]]
+            if value is None:
+                return SavedNone(self.operation.name, name[11:])
+            if isinstance(value, SavedTensor):
+                return value
         if name.startswith("_saved_") and name[7:] in saved:
             value = saved[name[7:]]
             return value.unpack() if isinstance(value, SavedTensor) else value

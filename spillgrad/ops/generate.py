@@ -34,8 +34,8 @@ the code is written per operation, as the kernels' loops are. That of `mul`, who
                     saved["self"] = SavedTensor(p0, name, "self", e0) if isinstance(p0, Tensor) else p0
                 if n0:
                     saved["other"] = SavedTensor(p1, name, "other", e1) if isinstance(p1, Tensor) else p1
-                if hooks.pairs:
-                    node.pack()
+                if hooks.watched:
+                    node.recorded()
         return o0
 
     def apply(node, grads):
@@ -199,8 +199,8 @@ def _node(structure: Structure, planned: bool) -> Iterator[str]:
         else:
             yield f"if {structure.needs(users)}:"
             yield f"    {save}"
-    yield "if hooks.pairs:"
-    yield "    node.pack()"
+    yield "if hooks.watched:"
+    yield "    node.recorded()"
 
 
 def _metadata(structure: Structure, planned: bool) -> Iterator[str]:
