@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, storage
+from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, storage
 from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import (
@@ -58,6 +58,8 @@ from spillgrad.dtypes import (
 )
 from spillgrad.generator import Generator, get_rng_state, initial_seed, manual_seed, set_rng_state
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
+from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
 from spillgrad.ops.creation import (
@@ -84,6 +86,7 @@ from spillgrad.ops.creation import (
     zeros,
     zeros_like,
 )  # fmt: skip
+from spillgrad.ops.decompositions import cholesky, qr
 from spillgrad.ops.elementwise import (
     abs,
     absolute,
@@ -192,6 +195,7 @@ from spillgrad.ops.indexing import (
 from spillgrad.ops.linalg import addmm, bmm, dot, matmul, mm, mv, outer
 from spillgrad.ops.normalization import log_softmax, softmax
 from spillgrad.ops.random import dropout
+from spillgrad.ops.recurrent import gru_cell, lstm_cell, rnn_relu_cell, rnn_tanh_cell
 from spillgrad.ops.reduce import (
     all,
     amax,
@@ -251,6 +255,17 @@ from spillgrad.ops.shape import (
     unsqueeze,
     vstack,
 )  # fmt: skip
+from spillgrad.ops.solving import (
+    cholesky_inverse,
+    cholesky_solve,
+    det,
+    logdet,
+    matrix_exp,
+    matrix_power,
+    slogdet,
+)
+from spillgrad.ops.solving import inv as inverse
+from spillgrad.ops.solving import pinv as pinverse
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads

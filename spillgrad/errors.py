@@ -31,6 +31,10 @@ class ExportError(SpillgradError, BufferError):
     """Memory that cannot be handed to another library as it is."""
 
 
+class LinAlgError(SpillgradError, RuntimeError, ValueError):
+    """A matrix that cannot be inverted or factorized: it is singular, not positive-definite, or did not converge."""
+
+
 class ArgumentError(SpillgradError, ValueError, RuntimeError):
     """An argument outside what is accepted (PyTorch mostly raises RuntimeError, Python ValueError)."""
 
