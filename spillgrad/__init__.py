@@ -6,15 +6,18 @@ Where to look:
 * gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
+* files: `save` and `load`, of tensors in nested containers;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint`.
+* recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
+  disk).
 """
 
 from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, storage
+from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, storage, utils
 from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import (
@@ -267,6 +270,7 @@ from spillgrad.ops.solving import (
 from spillgrad.ops.solving import inv as inverse
 from spillgrad.ops.solving import pinv as pinverse
 from spillgrad.save_on_disk import save_on_disk
+from spillgrad.serialization import load, save
 from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats

@@ -91,6 +91,10 @@ class CheckpointError(SpillgradError, ValueError):
     """A checkpoint that is missing, damaged or of another model."""
 
 
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A file to load that is not there."""
+
+
 class UnknownModelError(SpillgradError, KeyError):
     """A model name that is not in the list."""
 

@@ -12,7 +12,15 @@ PACKAGE_DIRECTORIES = ("spillgrad", "kernels/spillgrad_kernels", "tools/spillgra
 CORE = tuple(f"spillgrad.autograd.{name}" for name in ("node", "engine", "saved", "hooks", "grad_mode", "anomaly_mode"))
 FACADE_MODULES = ("spillgrad.autograd.graph",)
 DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.interop")
-LAYERS_ABOVE_TENSORS = ("spillgrad.nn", "spillgrad.optim", "spillgrad.data", "spillgrad.models", "spillgrad.checkpoint")
+LAYERS_ABOVE_TENSORS = (
+    "spillgrad.nn",
+    "spillgrad.optim",
+    "spillgrad.data",
+    "spillgrad.models",
+    "spillgrad.checkpoint",
+    "spillgrad.serialization",
+    "spillgrad.utils",
+)
 FRAMEWORKS = ("torch", "paddle")
 
 # A room here imports, of these packages, nothing but what stands beside it.

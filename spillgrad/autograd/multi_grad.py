@@ -77,10 +77,9 @@ def register_multi_grad_hook(
 ) -> RemovableHandle:
     """Call `fn` once in every backward that computes gradients of `tensors`; return the handle that removes it.
 
-    With "all", `fn(grads)` runs as soon as the last of these gradients is there; a tensor that this backward does not
-    reach, or sends no gradient to, has None (where a gradient does not come, PyTorch never calls `fn`). With "any",
-    `fn(grad)` runs with the first; tensors that require no gradient are left out. The gradients must not be changed,
-    and what `fn` returns is ignored.
+    With "all", `fn(grads)` runs as soon as the last of these gradients is there, at the end where one that was on the
+    way never came; a tensor without gradient has None. With "any", `fn(grad)` runs with the first; tensors that require
+    no gradient are left out. The gradients must not be changed, and what `fn` returns is ignored.
 
     Raises ArgumentError for another mode, GraphError for a tensor that requires no gradient.
     Source: torch.autograd.graph.register_multi_grad_hook.

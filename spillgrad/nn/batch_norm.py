@@ -22,7 +22,7 @@ class _TrackedNorm(Module):
 
     def __init__(
         self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool,
-        device: Any, dtype: Any,
+        device: Any, dtype: Any, bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features = num_features
@@ -31,8 +31,8 @@ class _TrackedNorm(Module):
         self.affine = affine
         self.track_running_stats = track_running_stats
         options = {"device": device, "dtype": dtype}
-        for name in ("weight", "bias"):
-            self.register_parameter(name, Parameter(creation.empty(num_features, **options)) if affine else None)
+        for name, present in (("weight", affine), ("bias", affine and bias)):
+            self.register_parameter(name, Parameter(creation.empty(num_features, **options)) if present else None)
         for name in ("running_mean", "running_var"):
             self.register_buffer(name, creation.zeros(num_features, **options) if track_running_stats else None)
         self.register_buffer("num_batches_tracked", creation.zeros((), dtype="int64") if track_running_stats else None)
@@ -48,13 +48,15 @@ class _TrackedNorm(Module):
     def reset_parameters(self) -> None:
         """Set weight to one and bias to zero, and forget the statistics."""
         self.reset_running_stats()
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             init.ones_(self.weight)
+        if self.bias is not None:
             init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, "
             f"track_running_stats={self.track_running_stats}"
         )
 
@@ -64,9 +66,10 @@ class _BatchNorm(_TrackedNorm):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, device: Any = None, dtype: Any = None,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
+        bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim not in self._ndims:
@@ -114,9 +117,10 @@ class _InstanceNorm(_TrackedNorm):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
-        track_running_stats: bool = False, device: Any = None, dtype: Any = None,
+        track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
+        bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim not in (self._dims + 1, self._dims + 2):

@@ -22,7 +22,7 @@ class GroupNorm(Module):
 
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
-        dtype: Any = None,
+        dtype: Any = None, *, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         if num_channels % num_groups:
@@ -33,23 +33,27 @@ class GroupNorm(Module):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-        for name in ("weight", "bias"):
+        for name, present in (("weight", affine), ("bias", affine and bias)):
             self.register_parameter(
-                name, Parameter(creation.empty(num_channels, device=device, dtype=dtype)) if affine else None
+                name, Parameter(creation.empty(num_channels, device=device, dtype=dtype)) if present else None
             )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set weight to one and bias to zero."""
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             init.ones_(self.weight)
+        if self.bias is not None:
             init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return channel_norm.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+        return (
+            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
+            f"bias={self.bias is not None}"
+        )
 
 
 class LocalResponseNorm(Module):

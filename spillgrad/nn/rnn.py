@@ -135,7 +135,9 @@ class RNNBase(Module):
         if not steps:
             raise ShapeError(f"{name}: Expected sequence length to be larger than 0 in RNN")
         data, last = self._run(
-            shape.reshape(input, (steps * batch, self.input_size)), [batch] * steps, self._state(hx, batch, batched, input)
+            shape.reshape(input, (steps * batch, self.input_size)),
+            [batch] * steps,
+            self._state(hx, batch, batched, input),
         )
         output = shape.reshape(data, (steps, batch, data.shape[-1]))
         if not batched:

@@ -64,17 +64,17 @@ def _forward(
         parameters = _parameter(w, places, x.dtype, 1), _parameter(b, places, x.dtype, 0)
         out = elementwise(_normalized, "channel_norm", [x4, centre, rstd, *parameters], x.dtype)
         count = math.prod(places[d] for d in dims)
-        _track(running_mean, centre.mean(0), momentum)
-        _track(running_var, variance.mean(0) * (count / max(count - 1, 1)), momentum)
+        _track(running_mean, centre, momentum)
+        _track(running_var, variance * (count / max(count - 1, 1)), momentum)
         return out.reshape(x.shape), centre, rstd
 
     return on_floats(normalize, input, weight, bias, exact_aux=True)
 
 
-def _track(running: np.ndarray | None, value: np.ndarray, momentum: float) -> None:
-    """Move a running statistic towards the value of this batch."""
+def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
+    """Move a running statistic towards the average of those of this batch."""
     if running is not None:
-        running[...] = (1 - momentum) * running.astype(value.dtype) + momentum * value.reshape(-1)
+        running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * values.mean(0).reshape(-1)
 
 
 def _fused(

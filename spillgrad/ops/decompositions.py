@@ -137,8 +137,8 @@ _eigh: Any = operation(
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     """Return eigenvalues and eigenvectors of symmetric matrices, of which the lower or upper ("U") triangle is read.
 
-    The gradient is that for symmetric changes of A, and symmetric. It is infinite where equal eigenvalues leave the vectors arbitrary
-    and the result depends on them.
+    The gradient is that for symmetric changes of A, and symmetric; infinite where equal eigenvalues leave the vectors
+    arbitrary and the result depends on them.
     Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n).
     Raises ShapeError, DtypeError, ArgumentError; LinAlgError where the algorithm does not converge.
     """

@@ -627,8 +627,8 @@ def methods(names: Collection[str]) -> list[str]:
     """Return the rows that call functions of `torch` as methods with these names, and as in-place methods."""
     found = []
     for row in ROWS:
-        if call := re.fullmatch(r"torch\.(\w+)\((\w+)(?:, )?(.*)\)", row):
-            name, first, rest = call.groups()
+        if call := re.fullmatch(r"torch\.(\w+)\((\w+)(?:, (.*))?\)", row):
+            name, first, rest = call.groups(default="")
             found += [f"{first}.{name}({rest})"] if name in names and first in INPUTS else []
             found += [f"{first}.clone().{name}_({rest})"] if f"{name}_" in names and first in INPUTS else []
     return [row for row in dict.fromkeys(found) if row not in ROWS]
