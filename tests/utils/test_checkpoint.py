@@ -664,6 +664,26 @@ def test_a_model_trains_the_same_with_every_block_checkpointed():
     assert losses[:5] == losses[5:] and losses[4] < losses[0]
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_move_once(momentum):
+    runs = (lambda block, x: block(x), checkpoint, lambda block, x: checkpoint(checkpoint, block, x))
+    states = []
+    for run in runs:
+        sg.manual_seed(0)
+        block = nn.Sequential(
+            nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, momentum=momentum), nn.Tanh(),
+            nn.InstanceNorm2d(3, track_running_stats=True), nn.Tanh(),
+        )  # fmt: skip
+        x = sg.randn(4, 2, 3, 3, requires_grad=True)
+        for _ in range(3):
+            run(block, x).sum().backward()
+        states.append(
+            {name: tensor.tolist() for name, tensor in block.state_dict().items()} | {"grad": x.grad.tolist()}
+        )
+    assert states[1] == states[0] and states[2] == states[0]
+    assert states[0]["1.num_batches_tracked"] == 3
+
+
 def test_a_thousand_regions_in_a_row_neither_recurse_nor_leak():
     x = leaf(np.ones(4))
     y = x
