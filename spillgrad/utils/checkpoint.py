@@ -288,7 +288,7 @@ def checkpoint(
     The recomputation draws the same random numbers from the default generator, unless not `preserve_rng_state`, and
     with `early_stop` it ends with the last value that backward needs. `context_fn` returns two context managers, for
     the function and for its recomputations: see `create_selective_checkpoint_contexts`. Running
-    statistics of `batch_norm` move once, unlike PyTorch's; whatever else the function changes outside, it changes again.
+    statistics of `batch_norm` move once, unlike PyTorch's; what else the function changes outside, it changes again.
 
     `determinism_check`: "default" compares operation, shape, dtype and device of everything saved; "values" also a
     checksum of each, which finds a function that computes something else from values that changed; "none" nothing.
