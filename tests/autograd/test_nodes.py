@@ -341,3 +341,13 @@ def test_a_node_can_be_called_with_gradients():
     assert x.grad is None
     with pytest.raises(RuntimeError, match="MulBackward0: got 2 gradients; it has 1 outputs"):
         node(None, None)
+
+
+def test_variable_is_the_former_name_of_a_tensor():
+    from spillgrad.autograd import Variable
+    from spillgrad.autograd.variable import Variable as same
+
+    data = sg.ones(2)
+    x = Variable(data, requires_grad=True)
+    (x * 2).sum().backward()
+    assert Variable is same is sg.Tensor and isinstance(x.grad, Variable) and x.data_ptr() == data.data_ptr()
