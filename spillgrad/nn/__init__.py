@@ -23,7 +23,7 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.module_dict import ModuleDict
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.multihead_attention import MultiheadAttention
-from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -57,6 +57,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Buffer",
     "Conv1d",
     "Conv2d",
     "ConvTranspose1d",
