@@ -94,7 +94,7 @@ from spillgrad.nn.padding import (
     ZeroPad2d,
     ZeroPad3d,
 )
-from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -142,6 +142,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Buffer",
     "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",
