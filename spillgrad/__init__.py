@@ -6,17 +6,41 @@ Where to look:
 * gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
+* files: `save` and `load`, of tensors in nested containers;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint`.
+* recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
+  disk).
 """
 
 from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, models, nn, optim, special, storage
+from spillgrad import (
+    autograd,
+    checkpoint,
+    data,
+    dtypes,
+    errors,
+    linalg,
+    models,
+    nn,
+    optim,
+    special,
+    storage,
+    utils,
+)  # fmt: skip
+from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from spillgrad.autograd.grad_mode import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)  # fmt: skip
 from spillgrad.device import Device as device
 from spillgrad.dtypes import (
     bfloat16,
@@ -45,15 +69,37 @@ from spillgrad.dtypes import float64 as double
 from spillgrad.dtypes import int16 as short
 from spillgrad.dtypes import int32 as int
 from spillgrad.dtypes import int64 as long
-from spillgrad.dtypes import (
-    promote as promote_types,
-)
-from spillgrad.generator import Generator, get_rng_state, initial_seed, manual_seed, set_rng_state
-from spillgrad.ops.activations import celu, hardshrink, prelu, relu, rrelu, selu, threshold
+from spillgrad.dtypes import promote as promote_types
+from spillgrad.generator import (
+    Generator,
+    get_rng_state,
+    initial_seed,
+    manual_seed,
+    set_rng_state,
+)  # fmt: skip
+from spillgrad.ops.activations import (
+    celu,
+    hardshrink,
+    prelu,
+    relu,
+    rrelu,
+    selu,
+    threshold,
+)  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
+from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
-from spillgrad.ops.counting import bincount, bucketize, histc, isin, searchsorted, unique, unique_consecutive
+from spillgrad.ops.counting import (
+    bincount,
+    bucketize,
+    histc,
+    isin,
+    searchsorted,
+    unique,
+    unique_consecutive,
+)  # fmt: skip
 from spillgrad.ops.creation import (
     arange,
     as_tensor,
@@ -78,8 +124,16 @@ from spillgrad.ops.creation import (
     zeros,
     zeros_like,
 )  # fmt: skip
+from spillgrad.ops.decompositions import cholesky, qr
 from spillgrad.ops.distance import cdist, dist
-from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot
+from spillgrad.ops.einsum import (
+    cross,
+    einsum,
+    inner,
+    kron,
+    tensordot,
+    vdot,
+)  # fmt: skip
 from spillgrad.ops.elementwise import (
     abs,
     absolute,
@@ -196,9 +250,28 @@ from spillgrad.ops.indexing import (
     take,
     take_along_dim,
 )  # fmt: skip
-from spillgrad.ops.linalg import addmm, bmm, dot, matmul, mm, mv, outer
+from spillgrad.ops.linalg import (
+    addmm,
+    bmm,
+    dot,
+    matmul,
+    mm,
+    mv,
+    outer,
+)  # fmt: skip
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.order import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
+from spillgrad.ops.order import (
+    argsort,
+    kthvalue,
+    median,
+    mode,
+    msort,
+    nanmedian,
+    nanquantile,
+    quantile,
+    sort,
+    topk,
+)  # fmt: skip
 from spillgrad.ops.random import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.rearrange import (
     atleast_1d,
@@ -225,6 +298,7 @@ from spillgrad.ops.rearrange import (
     triu_indices,
     vsplit,
 )  # fmt: skip
+from spillgrad.ops.recurrent import gru_cell, lstm_cell, rnn_relu_cell, rnn_tanh_cell
 from spillgrad.ops.reduce import (
     all,
     amax,
@@ -248,7 +322,13 @@ from spillgrad.ops.reduce import (
     var,
     var_mean,
 )  # fmt: skip
-from spillgrad.ops.sampling import bernoulli, multinomial, normal, poisson, randint_like
+from spillgrad.ops.sampling import (
+    bernoulli,
+    multinomial,
+    normal,
+    poisson,
+    randint_like,
+)  # fmt: skip
 from spillgrad.ops.scan import (
     cummax,
     cummin,
@@ -296,6 +376,17 @@ from spillgrad.ops.shape import (
     unsqueeze,
     vstack,
 )  # fmt: skip
+from spillgrad.ops.solving import (
+    cholesky_inverse,
+    cholesky_solve,
+    det,
+    logdet,
+    matrix_exp,
+    matrix_power,
+    slogdet,
+)  # fmt: skip
+from spillgrad.ops.solving import inv as inverse
+from spillgrad.ops.solving import pinv as pinverse
 from spillgrad.ops.special import (
     acosh,
     arccosh,
@@ -338,7 +429,14 @@ from spillgrad.ops.special import (
     xlogy,
 )  # fmt: skip
 from spillgrad.save_on_disk import save_on_disk
-from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
+from spillgrad.serialization import load, save
+from spillgrad.tensor import (
+    Tensor,
+    is_complex,
+    is_floating_point,
+    is_tensor,
+    numel,
+)  # fmt: skip
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats
 

@@ -31,6 +31,10 @@ class ExportError(SpillgradError, BufferError):
     """Memory that cannot be handed to another library as it is."""
 
 
+class LinAlgError(SpillgradError, RuntimeError, ValueError):
+    """A matrix that cannot be inverted or factorized: it is singular, not positive-definite, or did not converge."""
+
+
 class ArgumentError(SpillgradError, ValueError, RuntimeError):
     """An argument outside what is accepted (PyTorch mostly raises RuntimeError, Python ValueError)."""
 
@@ -41,6 +45,14 @@ class GraphError(SpillgradError, RuntimeError):
 
 class SavedTensorError(GraphError):
     """A saved tensor changed, came back different, or was already freed."""
+
+
+class RecomputationError(SavedTensorError):
+    """A checkpointed function did not do the same again when backward asked for what it computed."""
+
+
+class GradcheckError(GraphError):
+    """A gradient is not what central differences say, or a backward breaks a rule that gradcheck knows."""
 
 
 class HookTypeError(SpillgradError, TypeError):
@@ -77,6 +89,10 @@ class StateDictError(SpillgradError, RuntimeError):
 
 class CheckpointError(SpillgradError, ValueError):
     """A checkpoint that is missing, damaged or of another model."""
+
+
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A file to load that is not there."""
 
 
 class UnknownModelError(SpillgradError, KeyError):

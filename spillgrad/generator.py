@@ -1,8 +1,10 @@
 """Random numbers: a seed and a position in its stream, so that any draw can be repeated."""
 
+import contextlib
 import operator
 import secrets
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spillgrad.errors import ArgumentError
@@ -16,6 +18,14 @@ class GeneratorState:
     offset: int
 
 
+class _Position:
+    """Where in a seed's stream the next draw begins."""
+
+    def __init__(self, seed: int, offset: int) -> None:
+        self.seed = seed
+        self.offset = offset
+
+
 class Generator:
     """A counter-based stream of random numbers: draw n values and the position moves on; nothing else is state.
 
@@ -24,39 +34,59 @@ class Generator:
 
     def __init__(self, seed: int = 0) -> None:
         self._lock = threading.Lock()
+        self._common = _Position(0, 0)
+        self._own = threading.local()  # a thread that replays has a position of its own
         self.manual_seed(seed)
+
+    @property
+    def _position(self) -> _Position:
+        return getattr(self._own, "position", None) or self._common
 
     def manual_seed(self, seed: int) -> "Generator":
         """Start the stream of `seed` from its beginning."""
         if not hasattr(seed, "__index__"):
             raise ArgumentError(f"manual_seed: got {type(seed).__name__}; wanted an integer")
-        self._seed = operator.index(seed) % (1 << 64)
-        self._offset = 0
+        self.set_state(GeneratorState(operator.index(seed) % (1 << 64), 0))
         return self
 
     def seed(self) -> int:
         """Start the stream of a seed from the system's entropy; return the seed."""
         self.manual_seed(secrets.randbits(63))
-        return self._seed
+        return self.initial_seed()
 
     def initial_seed(self) -> int:
         """Return the seed of this stream."""
-        return self._seed
+        return self._position.seed
 
     def take(self, count: int) -> tuple[int, int]:
         """Reserve `count` counters; return (seed, first counter)."""
+        position = self._position
         with self._lock:
-            offset = self._offset
-            self._offset += count
-        return self._seed, offset
+            offset = position.offset
+            position.offset += count
+            return position.seed, offset
 
     def get_state(self) -> GeneratorState:
         """Return where the generator stands."""
-        return GeneratorState(self._seed, self._offset)
+        position = self._position
+        with self._lock:
+            return GeneratorState(position.seed, position.offset)
 
     def set_state(self, state: GeneratorState) -> None:
         """Continue from a state that `get_state` returned."""
-        self._seed, self._offset = state.seed, state.offset
+        position = self._position
+        with self._lock:
+            position.seed, position.offset = state.seed, state.offset
+
+    @contextlib.contextmanager
+    def replay(self, state: GeneratorState) -> Iterator[None]:
+        """Within the block, let this thread draw from `state` on; nobody else, nor what comes after, notices."""
+        before = getattr(self._own, "position", None)
+        self._own.position = _Position(state.seed, state.offset)
+        try:
+            yield
+        finally:
+            self._own.position = before
 
 
 default_generator = Generator(secrets.randbits(63))

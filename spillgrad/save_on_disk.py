@@ -101,6 +101,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
     finite stays exact. The lossy ones leave all other dtypes as they are; gradients are as inexact as what they come
     from. `encrypt=True` encrypts files with a key that only this object has; it needs the package cryptography.
 
+    `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`.
+
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
     Raises BudgetError for a size that does not parse, ArgumentError for an unknown word or without a package it needs,
@@ -118,8 +120,10 @@ class save_on_disk(hooks.saved_tensors_hooks):
         on_full: str = "raise",
         codec: str | None = None,
         encrypt: bool = False,
+        only: hooks.Predicate | None = None,
     ) -> None:
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
+        self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
         self._store = DiskStore(
             directory,

@@ -34,6 +34,8 @@ class Storage:
     version = 0
     aliased = False
     trainable = False
+    # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
+    keeper: Callable[[], Any] | None = None  # a weak reference
 
     _uid: int | None = None
 
@@ -46,6 +48,14 @@ class Storage:
         if self._uid is None:
             self.__dict__.setdefault("_uid", next(_uids))  # two threads may ask at once
         return self._uid  # type: ignore[return-value]
+
+    def begin_change(self) -> None:
+        """Count an in-place change, before it is made: whoever reads the memory meanwhile can tell."""
+        if self.keeper is not None:
+            keeper, self.keeper = self.keeper(), None
+            if keeper is not None:
+                keeper.keep()
+        self.version += 1
 
 
 class Tensor:
@@ -85,6 +95,7 @@ class Tensor:
     # A view knows the tensor it views: an in-place change of one moves the other in the graph.
     _base: "Tensor | None" = None
     _base_fn: Node | None = None
+    _detached = False  # by detach_()
 
     def _set(self, array: np.ndarray, storage: Storage) -> None:
         self._array = array
@@ -362,7 +373,7 @@ class Tensor:
     def stop_gradient(self, value: bool) -> None:
         if value and self.grad_fn is not None:
             self._base = None  # from here on the view is a tensor of its own over the same memory
-            self.detach_()
+            self._cut()
         else:
             self.requires_grad = not value
 
@@ -459,10 +470,14 @@ class Tensor:
         """Cut the graph at this tensor: it becomes a leaf without gradient."""
         if self._base is not None and self.grad_fn is not None:
             raise GraphError("detach_: a view cannot be detached in place; use detach()")
+        self._cut()
+        self._detached = True
+        return self
+
+    def _cut(self) -> None:
         self._grad_fn = None
         self._requires_grad = False
         self._output_nr = 0
-        return self
 
     def accumulate_grad(self, grad: "Tensor") -> None:
         """Add `grad` to `.grad`, in place where nothing can be watching."""
@@ -518,6 +533,11 @@ class Tensor:
         self.grad_fn.retain_gradient(self._output_nr, store)
 
     retain_grads = retain_grad
+
+    @property
+    def retains_grad(self) -> bool:
+        """Whether the tensor is a non-leaf that keeps its gradient in `.grad`."""
+        return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Fill the gradient with zeros in place, or forget it (Paddle's name)."""

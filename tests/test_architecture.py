@@ -9,18 +9,27 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE_DIRECTORIES = ("spillgrad", "kernels/spillgrad_kernels", "tools/spillgrad_tools")
 
-CORE = tuple(f"spillgrad.autograd.{name}" for name in ("node", "engine", "saved", "hooks", "grad_mode"))
+CORE = tuple(f"spillgrad.autograd.{name}" for name in ("node", "engine", "saved", "hooks", "grad_mode", "anomaly_mode"))
 FACADE_MODULES = ("spillgrad.autograd.graph",)
 DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.interop")
-LAYERS_ABOVE_TENSORS = ("spillgrad.nn", "spillgrad.optim", "spillgrad.data", "spillgrad.models", "spillgrad.checkpoint")
+LAYERS_ABOVE_TENSORS = (
+    "spillgrad.nn",
+    "spillgrad.optim",
+    "spillgrad.data",
+    "spillgrad.models",
+    "spillgrad.checkpoint",
+    "spillgrad.serialization",
+    "spillgrad.utils",
+)
 FRAMEWORKS = ("torch", "paddle")
 
 # A room here imports, of these packages, nothing but what stands beside it.
 ONLY = {
     "spillgrad_kernels": ("spillgrad_kernels",),
     "spillgrad.errors": (),
+    "spillgrad.labels": (),
     "spillgrad.storage": ("spillgrad.errors", "spillgrad.storage", "spillgrad_kernels.memory"),
-    **dict.fromkeys(CORE, ("spillgrad.errors", *CORE)),
+    **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.labels", *CORE)),
 }
 # A room here imports everything but what stands beside it.
 NEVER = {

@@ -7,7 +7,7 @@ what is packed for them (see `product.py`).
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from spillgrad_kernels import memory
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.dispatch import Kernel, entry_point, get_num_threads, parallel_for
-from spillgrad_kernels.epilogue import NO_EPILOGUE, epilogue
+from spillgrad_kernels.epilogue import epilogue
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.packing import round_up
@@ -70,13 +70,11 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
     """
     a, b = aligned(a), aligned(b)
     call = prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
-    if out is None:
-        if accumulate:
-            raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
-        return call.run((a, b))
-    if not out.flags.behaved:
+    if out is None and accumulate:
+        raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
+    if out is not None and not out.flags.behaved:
         raise ValueError("matmul: got an out that is read-only or not aligned; pass an ordinary array")
-    return call.run((a, b), (out,), (NO_EPILOGUE, id(out), 0, 0) if accumulate else NO_EXTRAS)
+    return call.run(a, b, out, addend=out if accumulate else None)
 
 
 def linear(
@@ -96,26 +94,21 @@ def linear(
     `product` is C-contiguous. Dtypes as for `matmul`; those of the other arrays are its result's.
     """
     dtype = _SUMS[rows.dtype]
-    shape = (len(rows), len(weight))
-    result = memory.empty(shape, dtype)
+    result = memory.empty((len(rows), len(weight)), dtype)
     product = result if product is None else product
-    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:
-        # Products of few rows are planned for their operands alone, and their results are small.
-        product[...] = 0 if bias is None else bias
-        matmul(rows, weight.T, product, accumulate=True)
-        if formula is not None:
-            elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
-        return product if formula is None else result
     rows, weight = aligned(rows), aligned(weight.T)
-    bias = None if bias is None else np.ascontiguousarray(bias)
-    other = None if other is None else np.ascontiguousarray(other)
-    extras = (
-        NO_EPILOGUE if formula is None else epilogue(formula, name, dtype), 0 if bias is None else id(bias),
-        id(result) if other is None else id(other), id(result),
-    )  # fmt: skip
-    call = prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), addend_row=0)
-    call.run((rows, weight), (product,), extras)
-    return product if formula is None else result
+    bias = None if bias is None else aligned(np.ascontiguousarray(bias))
+    call = prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), (0, dtype.itemsize))
+    if formula is None:
+        return call.run(rows, weight, product, addend=bias)
+    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:  # the result is small, and made in another order or not at all
+        call.run(rows, weight, product, addend=bias)
+        elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
+        return result
+    other = result if other is None else aligned(np.ascontiguousarray(other))
+    extras = epilogue(formula, name, dtype), id(other), id(result)
+    call.run(rows, weight, product, addend=bias, extras=extras)
+    return result
 
 
 _SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (np.float32, np.float64, np.uint32)}
@@ -125,8 +118,8 @@ _SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 class Call(NamedTuple):
     """What products of the same layouts share: their result's shape and dtype, and how they are cut (see `_Plan`).
 
-    `code` computes a range of blocks, by the geometry's address and the ids of A, B and C; None where several threads
-    should.
+    `code` computes a range of blocks, by the geometry's address and the ids of A, B, the addend (0 for none) and C;
+    None where several threads should.
     """
 
     code: Kernel | None
@@ -139,65 +132,67 @@ class Call(NamedTuple):
     geometry: np.ndarray
 
     def run(
-        self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = (), extras: Extras = NO_EXTRAS
-    ) -> np.ndarray:
-        """Return the product in fresh memory, or set the one of `outs` to it."""
-        out = outs[0] if outs else self.allocate(self.shape, self.dtype)
-        a, b = operands
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, addend: np.ndarray | None = None,
+        extras: Extras = NO_EXTRAS,
+    ) -> np.ndarray:  # fmt: skip
+        """Return the product in fresh memory, or set `out` to it; `addend`, which may be `out`, is added to it."""
+        if out is None:
+            out = self.allocate(self.shape, self.dtype)
         plan, geometry = self.plan, self.geometry
         if extras != NO_EXTRAS:
             geometry = with_extras(geometry, extras)
+        operands = id(a), id(b), 0 if addend is None else id(addend), id(out)
         if self.products == 0:
-            if extras == NO_EXTRAS:
-                out.fill(0)
+            out[...] = 0 if addend is None else addend
         elif self.code is not None:
-            self.code(0, plan.blocks, address_of(geometry), id(a), id(b), id(out))
+            self.code(0, plan.blocks, address_of(geometry), *operands)
         elif plan.phases == 0:
-            kernel = _SEPARATE[self.packed]
-            parallel_for(kernel, plan.blocks, plan.grain, address_of(geometry), id(a), id(b), id(out))
+            parallel_for(_SEPARATE[self.packed], plan.blocks, plan.grain, address_of(geometry), *operands)
         else:
             scratch = memory.empty((plan.scratch,), self.packed)
             for number in range(self.products):
                 words = np.zeros(plan.words, np.int64)
                 parallel_for(
-                    _SHARED[self.packed], plan.blocks, 1, address_of(geometry), id(a), id(b), id(out), id(scratch),
-                    number, address_of(words), most=plan.blocks,
+                    _SHARED[self.packed], plan.blocks, 1, address_of(geometry), *operands, id(scratch), number,
+                    address_of(words), most=plan.blocks,
                 )  # fmt: skip
         return out
 
 
 @functools.lru_cache(maxsize=4096)
-def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend_row: int | None = None) -> Call:
-    """Check the layouts of a product and plan it. `addend_row` is None where only C can be added to.
+def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> Call:
+    """Check the layouts of a product and plan it. `addend` are the strides of what may be added, along those of C.
 
-    Raises as `matmul`.
+    Its columns must have no gaps where C's have none. Raises as `matmul`.
     """
     batch, out = _checked(a, b, out)
-    (a_shape, a_strides, numbers), (b_shape, b_strides, _), (shape, out_strides, dtype) = a, b, out
+    (a_shape, _, numbers), (b_shape, _, _), (shape, strides, dtype) = a, b, out
+    added = (shape, strides if addend is None else addend, dtype)
+    layouts = a, b, added, out
     m, n, k = a_shape[-2], b_shape[-1], a_shape[-1]
-    if batch and len(b_shape) == 2 and _rows_are_regular(a) and _rows_are_regular(out):
+    if batch and len(b_shape) == 2 and all([_rows_are_regular(layout) for layout in (a, added, out)]):
         m, batch = m * math.prod(batch), ()
-    steps = [a_strides[-2:], b_strides[-2:], out_strides[-2:]]
-    in_batch = [_batch_strides(len(batch), layout) for layout in (a, b, out)] if batch else [[], [], []]
+    steps = [layout[1][-2:] for layout in layouts]
+    in_batch = [_batch_strides(len(batch), layout) for layout in layouts] if batch else [[], [], [], []]
     packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
     plain = packed == numbers
-    swapped = _is_better_swapped(m, n, plain, steps[1], steps[2], dtype.itemsize)
+    swapped = _is_better_swapped(m, n, plain, steps[1], steps[3], dtype.itemsize)
     if swapped:
         m, n = n, m
-        steps = [steps[1][::-1], steps[0][::-1], steps[2][::-1]]
-        in_batch = [in_batch[1], in_batch[0], in_batch[2]]
-    (_, a_col), (b_row, b_col), (out_row, out_col) = steps
+        steps = [steps[i][::-1] for i in (1, 0, 2, 3)]
+        in_batch = [in_batch[i] for i in (1, 0, 2, 3)]
+    (_, a_col), (b_row, b_col), _, (out_row, out_col) = steps
     in_lines = (a_col == numbers.itemsize, b_row == numbers.itemsize)
     in_rows = b_col == out_col == dtype.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
     plan = _plan(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
-    rows = (out_row if addend_row is None else addend_row, out_row, out_row)
     cut = (m, n, k, plan.rows, plan.columns, plan.blocks if plan.phases else plan.scratch, plan.phases)
-    geometry = geometry_of(cut, swapped, [*itertools.chain(*steps), *rows], list(zip(batch, *in_batch, strict=True)))
+    lengths = [*itertools.chain(*steps), out_row, out_row]  # of other and of the result as of C
+    geometry = geometry_of(cut, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0
     direct = products and plan.phases == 0 and plan.blocks <= plan.grain
-    code = entry_point(_SEPARATE[packed], 6) if direct else None
+    code = entry_point(_SEPARATE[packed], 7) if direct else None
     return Call(code, memory.allocator(shape, dtype), shape, dtype, packed, plan, products, geometry)
 
 

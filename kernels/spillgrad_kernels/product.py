@@ -48,8 +48,8 @@ _L1_WAY_BYTES = 4096
 # Where a matrix lies: its address, the bytes from one row to the next, and from one column to the next. Address 0
 # stands for none to add.
 Matrix = tuple[int, int, int]
-# The ids of A, B and C.
-Operands = tuple[int, int, int]
+# The ids of A, B, the addend, which may be C, and C; 0 stands for no addend.
+Operands = tuple[int, int, int, int]
 _WORDS = np.zeros(1, np.int64)
 
 
@@ -97,7 +97,7 @@ def _multiply_block(
 ) -> None:
     """Set a block of C to the product of packed panels, plus a block unless that is none.
 
-    The addend's columns are as far apart as those of C. `tile` is room for one tile, used at C's edges.
+    The addend's columns have no gaps where C's have none. `tile` is room for one tile, used at C's edges.
     """
     sums = sums_of(like)
     size = like.itemsize
@@ -127,14 +127,14 @@ def _multiply_block(
 
 @jit
 def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, c: Matrix, addend: Matrix) -> None:
-    """Copy a tile to C, plus a matrix unless that is none; columns of both may lie apart."""
+    """Copy a tile to C, plus a matrix unless that is none."""
     for i in range(rows):
         values = array_at(sums, tile + i * tile_row, columns)
         place, added = _part(c, i, 0)[0], _part(addend, i, 0)[0]
         for j in range(columns):
             value = values[j]
             if added != 0:
-                value += array_at(sums, added + j * c[2], 1)[0]
+                value += array_at(sums, added + j * addend[2], 1)[0]
             array_at(sums, place + j * c[2], 1)[0] = value
 
 
@@ -195,8 +195,8 @@ def product(
 ) -> None:
     """Set the m x n matrix C to the product of A and B, in the calling thread, plus a matrix unless that is none.
 
-    k is at least 1. The addend, which may be C, has its columns as far apart as those of C. `like` is an array of the
-    packed dtype (see `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a vector.
+    k is at least 1. The addend's columns have no gaps where C's have none. `like` is an array of the packed dtype (see
+    `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a vector.
     """
     size = like.itemsize
     columns = tile_columns(like)
@@ -418,13 +418,13 @@ def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, re
 def separate_products(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes separate blocks of products, packed as `dtype`.
 
-    All its parameters are integers: the address of the geometry, and the ids of A, B and C.
+    All its parameters are integers: the address of the geometry, and the ids of the operands.
     """
     like: Any = np.zeros(1, dtype)
 
     @jit(name=f"product.separate_products.{dtype}")
-    def kernel(start: int, stop: int, geometry: int, a: int, b: int, c: int) -> None:
-        _separate_products(like, start, stop, geometry, (a, b, c))
+    def kernel(start: int, stop: int, geometry: int, a: int, b: int, addend: int, c: int) -> None:
+        _separate_products(like, start, stop, geometry, (a, b, addend, c))
 
     return kernel
 
@@ -439,34 +439,36 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
 
     @jit(name=f"product.shared_product.{dtype}")
     def kernel(
-        start: int, stop: int, worker: int, geometry: int, a: int, b: int, c: int, scratch: int, number: int, words: int
-    ) -> None:
-        _share_product(like, worker, geometry, scratch, number, words, (a, b, c))
+        start: int, stop: int, worker: int, geometry: int, a: int, b: int, addend: int, c: int, scratch: int,
+        number: int, words: int,
+    ) -> None:  # fmt: skip
+        _share_product(like, worker, geometry, scratch, number, words, (a, b, addend, c))
 
     return kernel
 
 
 # What kernels read of products, as one array: m, n, k; rows and columns of a block or tile; the elements of scratch
-# memory or the number of workers; phases; the epilogue. The ids of the addend, of the epilogue's other operand and its
-# result. Whether A and B change places. The strides of matrices. The batch's dimensions, with each its size and the
-# strides of A, B and C.
-_EXTRAS, _SWAPPED, _STRIDES, _BATCH = 7, 11, 12, 21
+# memory or the number of workers; phases; the epilogue. The ids of the epilogue's other operand and of its result.
+# Whether A and B change places. The strides of matrices. The batch's dimensions, with each its size and the strides of
+# A, B, the addend and C.
+_EXTRAS, _SWAPPED, _STRIDES, _BATCH = 7, 10, 11, 21
+_OF_DIMENSION = 5
 
 
 def geometry_of(
     cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """Return what kernels read of products without an addend or an epilogue.
+    """Return what kernels read of products without an epilogue.
 
-    `strides` are those of rows and columns of A, B and C, then of rows of the addend, of other and of the result.
+    `strides` are those of rows and columns of A, B, the addend and C, then of rows of other and of the result.
     """
     head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
     return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
 
 
-# An epilogue, and the ids of the addend, other and result; 0 stands for none.
-Extras = tuple[int, int, int, int]
-NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0, 0)
+# An epilogue, and the ids of other and result; 0 stands for none.
+Extras = tuple[int, int, int]
+NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
 
 
 def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
@@ -484,24 +486,25 @@ def _cut(geometry: int) -> tuple[int, ...]:
 
 @register_jitable
 def _matrices(geometry: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
-    """Return where the matrices of the product of a number lie; all but A and B have the columns of C."""
+    """Return where the matrices of the product of a number lie; other and the result have the columns of C."""
     dims = array_at(_WORDS, geometry, _BATCH + 1)[_BATCH]
-    g = array_at(_WORDS, geometry, _BATCH + 1 + 4 * dims)
-    of_a, of_b, of_c = 0, 0, 0
-    for d in range(_BATCH + 1 + 4 * (dims - 1), _BATCH, -4):
+    g = array_at(_WORDS, geometry, _BATCH + 1 + _OF_DIMENSION * dims)
+    of_a, of_b, of_addend, of_c = 0, 0, 0, 0
+    for d in range(_BATCH + 1 + _OF_DIMENSION * (dims - 1), _BATCH, -_OF_DIMENSION):
         number, index = number // g[d], number % g[d]
-        of_a, of_b, of_c = of_a + index * g[d + 1], of_b + index * g[d + 2], of_c + index * g[d + 3]
-    a, b, c = operands
+        of_a, of_b = of_a + index * g[d + 1], of_b + index * g[d + 2]
+        of_addend, of_c = of_addend + index * g[d + 3], of_c + index * g[d + 4]
+    a, b, addend, c = operands
     if g[_SWAPPED] != 0:
         a, b = b, a
     strides = g[_STRIDES:_BATCH]
-    col = strides[5]  # of C and what is like it
-    addend, other, result = g[_EXTRAS + 1], g[_EXTRAS + 2], g[_EXTRAS + 3]
+    col = strides[7]  # of C and what is like it
+    other, result = g[_EXTRAS + 1], g[_EXTRAS + 2]
     return (
         (data_of(a) + of_a, strides[0], strides[1]),
         (data_of(b) + of_b, strides[2], strides[3]),
-        (data_of(c) + of_c, strides[4], col),
-        (data_of(addend) + of_c if addend != 0 else 0, strides[6], col),
-        (data_of(other) if other != 0 else 0, strides[7], col),
-        (data_of(result) if result != 0 else 0, strides[8], col),
+        (data_of(c) + of_c, strides[6], col),
+        (data_of(addend) + of_addend if addend != 0 else 0, strides[4], strides[5]),
+        (data_of(other) if other != 0 else 0, strides[8], col),
+        (data_of(result) if result != 0 else 0, strides[9], col),
     )

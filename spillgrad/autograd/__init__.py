@@ -7,21 +7,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spillgrad.autograd import function, graph
+    from spillgrad.autograd import anomaly_mode, function, functional, grad_mode, graph
+    from spillgrad.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from spillgrad.autograd.cpu_hooks import save_on_cpu
     from spillgrad.autograd.differentiate import backward, grad
-    from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+    from spillgrad.autograd.grad_mode import (
+        enable_grad,
+        inference_mode,
+        is_grad_enabled,
+        no_grad,
+        set_grad_enabled,
+    )
     from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+    from spillgrad.autograd.lazy_jacobian import hessian, jacobian
     from spillgrad.autograd.numerical import gradcheck, gradgradcheck
     from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
+    from spillgrad.autograd.saved import SavedTensor
 
 _HOME = {
     "backward": "differentiate",
     "grad": "differentiate",
+    "detect_anomaly": "anomaly_mode",
+    "set_detect_anomaly": "anomaly_mode",
     "enable_grad": "grad_mode",
+    "inference_mode": "grad_mode",
     "is_grad_enabled": "grad_mode",
     "no_grad": "grad_mode",
     "set_grad_enabled": "grad_mode",
+    "hessian": "lazy_jacobian",
+    "jacobian": "lazy_jacobian",
     "gradcheck": "numerical",
     "gradgradcheck": "numerical",
     "disable_saved_tensors_hooks": "hooks",
@@ -32,27 +46,37 @@ _HOME = {
     "PyLayerContext": "pylayer",
     "once_differentiable": "pylayer",
     "save_on_cpu": "cpu_hooks",
+    "SavedTensor": "saved",
 }
-_MODULES = ("function", "graph")
+_MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")
 
 __all__ = [
     "Function",
     "FunctionCtx",
     "PyLayer",
     "PyLayerContext",
+    "SavedTensor",
+    "anomaly_mode",
     "backward",
+    "detect_anomaly",
     "disable_saved_tensors_hooks",
     "enable_grad",
     "function",
+    "functional",
     "grad",
+    "grad_mode",
     "gradcheck",
     "gradgradcheck",
     "graph",
+    "hessian",
+    "inference_mode",
     "is_grad_enabled",
+    "jacobian",
     "no_grad",
     "once_differentiable",
     "save_on_cpu",
     "saved_tensors_hooks",
+    "set_detect_anomaly",
     "set_grad_enabled",
 ]
 

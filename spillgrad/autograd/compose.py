@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spillgrad.autograd.hooks import HookPair, saved_tensors_hooks
+from spillgrad.autograd.hooks import HookPair, Predicate, saved_tensors_hooks
 from spillgrad.errors import HookTypeError, SavedTensorError
 from spillgrad.tensor import Tensor
 
@@ -12,8 +12,9 @@ class compose(saved_tensors_hooks):
 
     `pack_hook(x)` is `outer.pack(inner.pack(x))`, `unpack_hook(p)` is `inner.unpack(outer.unpack(p))`. Each is an
     object with a pair of hooks (`saved_tensors_hooks`, `save_on_cpu`, `save_on_disk`, another `compose`) or a tuple
-    (pack, unpack). What `inner` packs must be a tensor: `outer` takes nothing else. Re-enterable. This saves bfloat16
-    of float32 activations, and of those only 1 GiB in RAM:
+    (pack, unpack). What `inner` packs must be a tensor: `outer` takes nothing else. `only` says which values the two
+    take, as in `saved_tensors_hooks`; neither may have one of its own. Re-enterable. This saves bfloat16 of float32
+    activations, and of those only 1 GiB in RAM:
 
         def pack(x):
             return x.to(sg.bfloat16) if x.dtype == sg.float32 else x
@@ -26,7 +27,7 @@ class compose(saved_tensors_hooks):
     SavedTensorError when the outer pack hook changes what it is given.
     """
 
-    def __init__(self, outer: Any, inner: Any) -> None:
+    def __init__(self, outer: Any, inner: Any, *, only: Predicate | None = None) -> None:
         outer, inner = _pair("outer", outer), _pair("inner", inner)
 
         def pack(tensor: Tensor) -> Any:
@@ -47,7 +48,7 @@ class compose(saved_tensors_hooks):
         def unpack(packed: Any) -> Any:
             return inner.unpack(outer.unpack(packed))
 
-        super().__init__(pack, unpack)
+        super().__init__(pack, unpack, only=only)
 
 
 def _pair(who: str, hooks: Any) -> HookPair:
@@ -60,4 +61,6 @@ def _pair(who: str, hooks: Any) -> HookPair:
             f"compose: got {type(hooks).__name__} as {who}; wanted an object with pack_hook and unpack_hook, such as "
             "saved_tensors_hooks(...) or save_on_disk(...), or a tuple of two functions (pack, unpack)"
         )
+    if getattr(hooks, "only", None) is not None:
+        raise HookTypeError(f"compose: got {who} with only=; wanted it without, give only= to compose")
     return pair

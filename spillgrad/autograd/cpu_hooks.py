@@ -2,18 +2,20 @@
 
 from typing import Any
 
-from spillgrad.autograd.hooks import saved_tensors_hooks
+from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks
 from spillgrad.ops.convert import to
 
 
 class save_on_cpu(saved_tensors_hooks):
     """Move what operations inside save for backward to host memory, and back when backward needs it.
 
-    `pin_memory` is accepted for tensors of other devices; host memory needs none. Source:
-    torch.autograd.graph.save_on_cpu.
+    `pin_memory` is accepted for tensors of other devices; host memory needs none. `only`: as in `saved_tensors_hooks`.
+    Source: torch.autograd.graph.save_on_cpu.
     """
 
-    def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+    def __init__(
+        self, pin_memory: bool = False, device_type: str = "cuda", *, only: Predicate | None = None
+    ) -> None:  # fmt: skip
         def pack(tensor: Any) -> Any:
             return tensor.device, to(tensor, device="cpu")
 
@@ -21,4 +23,4 @@ class save_on_cpu(saved_tensors_hooks):
             device, tensor = packed
             return to(tensor, device=device)
 
-        super().__init__(pack, unpack)
+        super().__init__(pack, unpack, only=only)

@@ -1,21 +1,34 @@
 """`backward` and `grad`: the two ways to ask for gradients."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from spillgrad.autograd.engine import run_backward
-from spillgrad.autograd.node import Edge
+from spillgrad.autograd.node import Edge, GradientEdge, OutputMeta
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.shape import stack
 from spillgrad.tensor import Tensor
 
-Tensors = Tensor | Sequence[Tensor]
+Tensors = Tensor | GradientEdge | Iterable[Tensor | GradientEdge]
+_Meta = OutputMeta | Tensor  # what has a shape and a dtype
 
 
 def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+    alone = isinstance(value, Tensor | GradientEdge | np.ndarray) or not isinstance(value, Iterable)
+    return [value] if alone else list(value.values() if isinstance(value, Mapping) else value)
+
+
+def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
+    """Return where a gradient of a tensor flows, and what it must look like; the same of an edge. No node: nowhere."""
+    if isinstance(value, GradientEdge) and value.node is not None:
+        return value, value.node.output(value.output_nr)
+    if not isinstance(value, Tensor):
+        raise OperandError(f"{name}: got {type(value).__name__}; wanted tensors, or what get_gradient_edge() returns")
+    return value.gradient_edge(), value
 
 
 def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple[list[Edge], list[Tensor]]:
@@ -26,30 +39,29 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
             f"{name}: got {len(tensors)} tensors and {len(given)} gradients; give one (or None) for each"
         )
     roots, root_grads = [], []
-    for i, (tensor, grad) in enumerate(zip(tensors, given, strict=True)):
-        if not isinstance(tensor, Tensor):
-            raise OperandError(f"{name}: got {type(tensor).__name__}; wanted tensors")
-        if not tensor.requires_grad:
+    for i, (value, grad) in enumerate(zip(tensors, given, strict=True)):
+        edge, like = _place(name, value)
+        if edge[0] is None:
             raise GraphError(
                 f"{name}: element {i} of tensors does not require grad and does not have a grad_fn; "
                 "set requires_grad=True on what it is computed from"
             )
         if grad is None:
-            if tensor.numel() != 1:
+            if math.prod(like.shape) != 1:
                 raise GraphError(
-                    f"{name}: grad can be implicitly created only for scalar outputs, got shape {tensor.shape}; "
+                    f"{name}: grad can be implicitly created only for scalar outputs, got shape {like.shape}; "
                     "sum() it or pass the gradient"
                 )
-            grad = Tensor.wrap(np.ones(tensor.shape, tensor.dtype))
+            grad = Tensor.wrap(np.ones(like.shape, like.dtype))
         else:
             if not isinstance(grad, Tensor):
-                grad = Tensor.wrap(np.asarray(grad, tensor.dtype))
-            if grad.shape != tensor.shape:
+                grad = Tensor.wrap(np.asarray(grad, like.dtype))
+            if grad.shape != like.shape:
                 raise ShapeError(
-                    f"{name}: got a gradient of shape {grad.shape} for a tensor of {tensor.shape}; they must match"
+                    f"{name}: got a gradient of shape {grad.shape} for a tensor of {like.shape}; they must match"
                 )
-            grad = to_dtype(grad.mark_shared(), tensor.dtype)
-        roots.append(tensor.gradient_edge())
+            grad = to_dtype(grad.mark_shared(), like.dtype)
+        roots.append(edge)
         root_grads.append(grad if create_graph else grad.detach())
     return roots, root_grads
 
@@ -65,6 +77,7 @@ def backward(
 
     `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
     values are freed unless `retain_graph` (default: `create_graph`). A non-leaf among `inputs` retains its gradient.
+    A gradient edge may stand for a tensor; a non-leaf's alone has no `.grad` to add to.
     Raises GraphError when nothing requires a gradient.
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
@@ -73,9 +86,10 @@ def backward(
         wanted = _as_list(inputs)
         if not wanted:
             raise GraphError("backward: inputs cannot be empty; leave it out to reach all leaves")
-        for tensor in wanted:
-            tensor.retain_grad()
-        edges = [tensor.gradient_edge() for tensor in wanted]
+        for value in wanted:
+            if isinstance(value, Tensor):
+                value.retain_grad()
+        edges = [_place("backward", value)[0] for value in wanted]
     keep = create_graph if retain_graph is None else retain_graph
     run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph)
 
@@ -99,39 +113,94 @@ def tensor_backward(
 
 def grad(
     outputs: Tensors,
-    inputs: Tensors,
+    inputs: Tensors | Mapping[str, Tensor],
     grad_outputs: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `outputs` with respect to `inputs`; nothing is added to `.grad`.
+    *,
+    no_grad_vars: Tensors | None = None,
+) -> Any:
+    """Return the gradients of `outputs` with respect to `inputs`, as a tuple; nothing is added to `.grad`.
 
+    `inputs` may be a dict; the result is then a dict of the same keys. No gradient flows through `no_grad_vars`, which
+    count as constants. With `is_grads_batched`, each of `grad_outputs` has a further first dimension, and so has each
+    result: one backward for each index, as many times the work.
     Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
-    `materialize_grads` (zeros).
+    `materialize_grads` (zeros); ArgumentError for only_inputs=False.
+    Source: torch.autograd.grad, paddle.grad.
     """
     if materialize_grads and allow_unused is False:
         raise ArgumentError(
             "grad: got allow_unused=False with materialize_grads=True; leave allow_unused out or set it to True"
         )
-    roots, grads = _roots("grad", outputs, grad_outputs, create_graph)
-    wanted = _as_list(inputs)
-    for tensor in wanted:
-        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
-            raise GraphError(
-                "grad: one of the differentiated tensors does not require grad; set requires_grad=True before "
-                "the forward"
-            )
+    if not only_inputs:
+        raise ArgumentError("grad: got only_inputs=False; use backward(), which adds to the .grad of all leaves")
+    if not isinstance(is_grads_batched, bool):
+        raise ArgumentError(
+            f"grad: got is_grads_batched of {type(is_grads_batched).__name__}; wanted True or False: pass no_grad_vars "
+            "by name"
+        )
+    places = [_place("grad", value) for value in _as_list(inputs)]
+    if not places:
+        raise GraphError("grad: inputs cannot be empty; give the tensors to differentiate by")
+    edges = [edge for edge, _ in places]
+    if any(node is None for node, _ in edges):
+        raise GraphError(
+            "grad: one of the differentiated tensors does not require grad; set requires_grad=True before the forward"
+        )
+    stopped = _edges_of(no_grad_vars)
     keep = create_graph if retain_graph is None else retain_graph
-    edges = [tensor.gradient_edge() for tensor in wanted]
-    results = run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph, accumulate=False)
-    for i, (tensor, result) in enumerate(zip(wanted, results, strict=True)):
+
+    def gradients(given: Any, retain: bool) -> list[Any]:
+        roots, grads = _roots("grad", outputs, given, create_graph)
+        return run_backward(
+            roots, grads, inputs=edges, retain_graph=retain, create_graph=create_graph, accumulate=False,
+            stopped=stopped,
+        )  # fmt: skip
+
+    batch: tuple[int, ...] = ()
+    if is_grads_batched:
+        rows = _batch_rows(grad_outputs)
+        batch = (len(rows),)
+        found = [gradients(row, keep or i < len(rows) - 1) for i, row in enumerate(rows)]
+        results = [_stacked(parts) for parts in zip(*found, strict=True)] if found else [None] * len(edges)
+    else:
+        results = gradients(grad_outputs, keep)
+    for i, ((_, like), result) in enumerate(zip(places, results, strict=True)):
         if result is None and materialize_grads:
-            results[i] = Tensor.wrap(np.zeros(tensor.shape, tensor.dtype))
+            results[i] = Tensor.wrap(np.zeros((*batch, *like.shape), like.dtype))
         elif result is None and not allow_unused:
             raise GraphError(
                 f"grad: the differentiated tensor at index {i} appears to not have been used in the graph; set "
                 "allow_unused=True if this is wanted"
             )
-    return tuple(results)
+    return dict(zip(inputs, results, strict=True)) if isinstance(inputs, Mapping) else tuple(results)
+
+
+def _edges_of(constants: Tensors | None) -> frozenset[Edge]:
+    edges = [_place("grad: no_grad_vars", value)[0] for value in ([] if constants is None else _as_list(constants))]
+    return frozenset(edge for edge in edges if edge[0] is not None)
+
+
+def _batch_rows(grad_outputs: Any) -> list[list[Any]]:
+    """Return, for each index of the first dimension of batched gradients, the gradients there."""
+    given = [] if grad_outputs is None else _as_list(grad_outputs)
+    sizes = {g.shape[0] if g.ndim else -1 for g in given if g is not None}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ArgumentError(
+            "grad: got is_grads_batched=True and no grad_outputs that share a first dimension; give each one more "
+            "dimension than its output, the first of one length"
+        )
+    return [[None if g is None else g[i] for g in given] for i in range(sizes.pop())]
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """Return gradients of one input as one tensor, None where no backward reached it."""
+    known = next((part for part in parts if part is not None), None)
+    if known is None:
+        return None
+    return stack([Tensor.wrap(np.zeros(known.shape, known.dtype)) if part is None else part for part in parts])

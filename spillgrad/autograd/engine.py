@@ -1,12 +1,56 @@
 """Backward: walk the graph from outputs to leaves, newest node first, without recursion."""
 
+import contextvars
+import functools
 import heapq
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from spillgrad import labels
+from spillgrad.autograd import anomaly_mode, hooks
 from spillgrad.autograd.grad_mode import state
-from spillgrad.autograd.node import AccumulateGrad, Edge, Node, add_gradients
+from spillgrad.autograd.node import NO_EDGE, Edge, Node, add_gradients
 from spillgrad.errors import GraphError
+
+# A custom backward that runs backward itself takes a dozen Python frames a level, of the thousand a thread has.
+_LEVELS_PER_THREAD = 16
+
+
+class Run:
+    """One backward while it goes on: what it visits, and what is to be called at its end."""
+
+    __slots__ = ("__weakref__", "_needed", "_targets", "_waiting", "at_end")
+
+    def __init__(
+        self, waiting: Collection[Node], needed: Collection[Node] | None, targets: Collection[Node | None]
+    ) -> None:
+        self._waiting = waiting
+        self._needed = needed
+        self._targets = targets
+        self.at_end: list[Callable[[], None]] = []
+
+    def visits(self, node: Node | None) -> bool:
+        """Return whether a gradient may arrive at the node."""
+        needed = self._needed is None or node in self._needed or node in self._targets
+        return needed and node is not None and node in self._waiting
+
+
+class _Thread(threading.local):
+    run: Run | None = None
+    level = 0
+
+
+_thread = _Thread()
+# What a thread takes over from the one that waits for it.
+_INHERITED: tuple[threading.local, ...] = (state, hooks.stack, labels.current, anomaly_mode.running)
+
+
+def current_run() -> Run:
+    """Return the backward that this thread is in. Raises GraphError outside one."""
+    if _thread.run is None:
+        raise GraphError("backward: none goes on in this thread; a gradient's hook is called by backward alone")
+    return _thread.run
 
 
 def run_backward(
@@ -17,17 +61,26 @@ def run_backward(
     retain_graph: bool = False,
     create_graph: bool = False,
     accumulate: bool = True,
+    stopped: Collection[Edge] = frozenset(),
 ) -> list[Any]:
-    """Send `root_grads` backward from `roots`.
+    """Send `root_grads` backward from `roots`; None sends nothing, but the root's node runs.
 
     With `inputs`, only what leads to them is computed; with `accumulate=False` their gradients are returned (None where
     none arrived) instead of being added to `.grad`. A node runs when all gradients of its outputs have come together,
-    with None for those that nothing computed.
+    with None for those that nothing computed. Nothing flows along the edges in `stopped`.
 
     Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
     """
-    waiting = _uses([node for node, _ in roots if node is not None])
-    needed = None if inputs is None else _leading_to(waiting, inputs)
+    if _thread.level == _LEVELS_PER_THREAD:
+        return _in_another_thread(
+            functools.partial(
+                run_backward, roots, root_grads, inputs=inputs, retain_graph=retain_graph, create_graph=create_graph,
+                accumulate=accumulate, stopped=stopped,
+            )
+        )  # fmt: skip
+    waiting = _uses([root[0] for root in roots if root[0] is not None and root not in stopped], stopped)
+    needed = None if inputs is None else _leading_to(waiting, inputs, stopped)
+    targets = {node for node, _ in inputs or ()}
     wanted: dict[Node | None, list[int]] = {}  # positions in `inputs` whose gradient arrives at a node
     if inputs is not None and not accumulate:
         for position, (source, _) in enumerate(inputs):
@@ -36,48 +89,93 @@ def run_backward(
 
     arrived: dict[Node, list[Any]] = {}
     for root, grad in zip(roots, root_grads, strict=True):
-        _deliver(arrived, root, grad)
+        if grad is not None and root not in stopped:
+            _deliver(arrived, root, grad)
     # Leaves first, which frees their gradients' buffers early; then the newest operation: the reverse of the forward
     # order.
     ready = [(node.rank, -node.sequence, node) for node, uses in waiting.items() if uses == 0]
     heapq.heapify(ready)
     grad_mode, state.enabled = state.enabled, create_graph
+    pairs = hooks.stack.pairs
+    run = Run(waiting, needed, targets)
+    outer, _thread.run = _thread.run, run
+    _thread.level += 1
+    watched = anomaly_mode.run if anomaly_mode.is_anomaly_enabled() else None
     try:
         while ready:
             node = heapq.heappop(ready)[2]
             grads = arrived.pop(node, None) or [None] * node.output_count
-            hooks = node.tensor_hooks()
-            if hooks is not None or node._retain_hooks is not None:
-                node.run_tensor_hooks(hooks, grads)
+            tensor_hooks = node.tensor_hooks()
+            if tensor_hooks is not None or node._retain_hooks is not None:
+                node.run_tensor_hooks(tensor_hooks, grads)
             for position in wanted.get(node, ()) if wanted else ():
                 captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             results: Sequence[Any] | None = None
-            if needed is None or node in needed or (accumulate and _is_leaf_among(node, inputs)):
-                results = _checked(node, node.run(grads))
+            if needed is None or node in needed or (accumulate and node.rank == 0 and node in targets):
+                results = _checked(node, node.run(grads)) if watched is None else watched(node, grads, _checked)
                 if not retain_graph:
                     node.release()
             del grads
-            for position, edge in enumerate(node.edges):
+            for position, edge in enumerate(_flowing(node.edges, stopped) if stopped else node.edges):
                 source = edge[0]
                 if source is None:
                     continue
-                if results is not None and results[position] is not None:
+                if (
+                    results is not None
+                    and results[position] is not None
+                    and (needed is None or source in needed or source in targets)
+                ):
                     _deliver(arrived, edge, results[position])
                 waiting[source] -= 1
                 if waiting[source] == 0:
                     heapq.heappush(ready, (source.rank, -source.sequence, source))
             del results
+        for end in run.at_end:
+            end()
     finally:
+        run.at_end.clear()  # they refer to the run
+        _thread.run = outer
+        _thread.level -= 1
         state.enabled = grad_mode
+        if hooks.stack.pairs is not pairs:  # a hook has entered or left a context, and forgot it
+            hooks.restore(pairs)
     return captured
 
 
-def _uses(roots: Sequence[Node]) -> dict[Node, int]:
+def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
+    """Return what `work` returns in a thread with a stack of its own, but this one's modes and hooks."""
+    inherited = [(local, dict(local.__dict__)) for local in _INHERITED]
+    results: list[list[Any]] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        for local, values in inherited:
+            local.__dict__.update(values)
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="spillgrad-backward")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors.pop()  # popped: a list that a frame of its traceback refers to would keep it
+    return results.pop()
+
+
+def _flowing(edges: Sequence[Edge], stopped: Collection[Edge]) -> Sequence[Edge]:
+    """Return edges with no node in place of those in `stopped`."""
+    return [NO_EDGE if edge in stopped else edge for edge in edges]
+
+
+def _uses(roots: Sequence[Node], stopped: Collection[Edge]) -> dict[Node, int]:
     """Return every node that backward from `roots` could visit, with the number of edges that lead to it."""
     uses = dict.fromkeys(roots, 0)  # two roots may be outputs of one node
     stack = list(uses)
     while stack:
-        for source, _ in stack.pop().edges:
+        edges: Sequence[Edge] = stack.pop().edges
+        for source, _ in _flowing(edges, stopped) if stopped else edges:
             if source in uses:
                 uses[source] += 1
             elif source is not None:
@@ -97,11 +195,11 @@ def _deliver(arrived: dict[Node, list[Any]], edge: Edge, grad: Any) -> None:
     grads[output_nr] = grad if before is None else add_gradients(before, grad)
 
 
-def _leading_to(nodes: Sequence[Node] | dict[Node, int], inputs: Sequence[Edge]) -> set[Node]:
+def _leading_to(nodes: dict[Node, int], inputs: Sequence[Edge], stopped: Collection[Edge]) -> set[Node]:
     """Return the nodes through which a gradient must pass to reach one of `inputs`."""
     users: dict[Node, list[Node]] = {}
     for node in nodes:
-        for source, _ in node.edges:
+        for source, _ in _flowing(node.edges, stopped) if stopped else node.edges:
             if source is not None:
                 users.setdefault(source, []).append(node)
     needed: set[Node] = set()
@@ -112,10 +210,6 @@ def _leading_to(nodes: Sequence[Node] | dict[Node, int], inputs: Sequence[Edge])
             needed.add(node)
             stack.extend(users.get(node, ()))
     return needed
-
-
-def _is_leaf_among(node: Node, inputs: Sequence[Edge] | None) -> bool:
-    return isinstance(node, AccumulateGrad) and any(target is node for target, _ in inputs or ())
 
 
 def _checked(node: Node, results: list[Any]) -> list[Any]:

@@ -1,9 +1,14 @@
-"""The graph's public face: saved-tensor hooks and nodes, under PyTorch's module name."""
+"""The graph's public face: saved-tensor hooks, nodes and edges, under PyTorch's module name."""
+
+from collections.abc import Iterable
 
 from spillgrad.autograd.compose import compose
 from spillgrad.autograd.cpu_hooks import save_on_cpu
-from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+from spillgrad.autograd.hooks import SavedValue, disable_saved_tensors_hooks, saved_tensors_hooks
+from spillgrad.autograd.multi_grad import register_multi_grad_hook
+from spillgrad.autograd.mutation import allow_mutation_on_saved_tensors
 from spillgrad.autograd.node import GradientEdge, Node, RemovableHandle
+from spillgrad.errors import GraphError
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor
 
@@ -11,9 +16,13 @@ __all__ = [
     "GradientEdge",
     "Node",
     "RemovableHandle",
+    "SavedValue",
+    "allow_mutation_on_saved_tensors",
     "compose",
     "disable_saved_tensors_hooks",
     "get_gradient_edge",
+    "increment_version",
+    "register_multi_grad_hook",
     "save_on_cpu",
     "save_on_disk",
     "saved_tensors_hooks",
@@ -21,5 +30,23 @@ __all__ = [
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
-    """Return where a gradient of `tensor` flows: its node (or its leaf's accumulator) and output number."""
+    """Return where a gradient of `tensor` flows: its node (or its leaf's accumulator) and output number.
+
+    `grad` and `backward` take it wherever they take the tensor, which may be gone by then. Raises GraphError for a
+    tensor that requires no gradient.
+    """
+    if not tensor.requires_grad:
+        raise GraphError(
+            "get_gradient_edge: It is not possible to get the gradient edge for a Tensor that does not require "
+            "gradients; set requires_grad=True first"
+        )
     return GradientEdge(*tensor.gradient_edge())
+
+
+def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
+    """Count a change of a tensor's memory (or of several tensors') that was made past spillgrad, as by `.numpy()`.
+
+    Backward then notices if it needs the former values.
+    """
+    for changed in [tensor] if isinstance(tensor, Tensor) else tensor:
+        changed.bump_version()

@@ -1,21 +1,54 @@
-"""The stack of saved-tensor hooks: per thread; the innermost pair applies to what is saved."""
+"""The stack of saved-tensor hooks: per thread; the innermost pair that takes a value packs it."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from spillgrad.errors import GraphError
+from spillgrad import labels
+from spillgrad.errors import GraphError, HookTypeError
+
+
+class SavedValue(NamedTuple):
+    """What `only` decides on: a tensor that an operation saves for backward, and where it is saved.
+
+    `op` is the operation's name, such as "mul" (of a custom function its node's, "ScaleBackward"); `slot` what the
+    operation calls the value ("self", "result"; of a custom function its number); `module` the path of the module that
+    runs, such as "blocks.3.mlp", empty outside of one.
+    """
+
+    tensor: Any
+    op: str
+    slot: str
+    module: str
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensor's elements."""
+        return self.tensor.nbytes  # type: ignore[no-any-return]
+
+
+Predicate = Callable[[SavedValue], Any]
 
 
 class HookPair(NamedTuple):
-    """A pack hook, tensor → anything, and the unpack hook that turns its result back into an equal tensor."""
+    """A pack hook, tensor → anything, and the unpack hook that turns its result back into an equal tensor.
+
+    `only` says which values the pair takes, None all; `owner` is the context that entered it.
+    """
 
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]
+    only: Predicate | None = None
+    owner: Any = None
 
 
 class _HookStack(threading.local):
+    # Whether somebody looks at what this thread records: pairs of its own, or anomaly detection, which says so on the
+    # class. Every recorded operation asks.
+    watched = False
+
     def __init__(self) -> None:
         self.pairs: list[HookPair] = []
         self.disabled: list[str] = []
@@ -25,14 +58,32 @@ class _HookStack(threading.local):
 stack = _HookStack()
 
 
-def current() -> HookPair | None:
-    """Return the pair that applies to what this thread saves now, or None."""
-    return stack.pairs[-1] if stack.pairs else None
+def watch_every_thread(watch: bool) -> None:
+    """Say whether operations are looked at where no hooks are active either."""
+    _HookStack.watched = watch
 
 
 def depth() -> int:
     """Return how many pairs this thread has entered and not left."""
     return len(stack.pairs)
+
+
+def restore(pairs: list[HookPair]) -> None:
+    """Make `pairs` the ones this thread has entered."""
+    stack.pairs = pairs
+    if pairs:
+        stack.watched = True
+    else:
+        stack.__dict__.pop("watched", None)
+
+
+def chosen(alias: Callable[[], Any], operation: str, slot: str) -> HookPair | None:
+    """Return the innermost pair that takes a value which this thread saves now, or None; `alias` returns the value."""
+    pair: HookPair
+    for pair in reversed(stack.pairs):
+        if pair.only is None or pair.only(SavedValue(alias(), operation, slot, labels.current.module or "")):
+            return pair
+    return None
 
 
 def packing() -> tuple[str, str]:
@@ -50,30 +101,60 @@ class saved_tensors_hooks:
 
     `pack_hook(tensor)` runs when an operation has finished and sees a detached tensor; what it returns is kept instead.
     It must not change its input. `unpack_hook(packed)` runs when backward needs the value and must return a tensor
-    equal to the packed one in shape, dtype and device. Contexts nest: the innermost pair applies. Re-enterable.
+    equal to the packed one in shape, dtype and device. `only(saved)` says, of a `SavedValue`, whether the pair takes
+    it: by `saved.op`, `saved.slot`, `saved.module`, `saved.nbytes` or `saved.tensor`. Contexts nest: the innermost pair
+    that takes a value packs it; what none takes is saved as without hooks. Re-enterable. What was entered inside and
+    not left is left with it.
 
-    Raises GraphError inside `disable_saved_tensors_hooks`.
-    Source: torch.autograd.graph.saved_tensors_hooks, paddle.autograd.saved_tensors_hooks.
+        with saved_tensors_hooks(pack, unpack, only=lambda saved: saved.op == "softmax" and saved.nbytes > 1 << 20):
+            loss = model(x)
+
+    Raises GraphError inside `disable_saved_tensors_hooks`, HookTypeError for an `only` that cannot be called.
+    Source: torch.autograd.graph.saved_tensors_hooks, paddle.autograd.saved_tensors_hooks; `only` is neither's.
     """
 
-    def __init__(self, pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any]) -> None:
+    only: Predicate | None = None
+
+    def __init__(
+        self,
+        pack_hook: Callable[[Any], Any],
+        unpack_hook: Callable[[Any], Any],
+        *,
+        only: Predicate | None = None,
+    ) -> None:
         self.pack_hook = pack_hook
         self.unpack_hook = unpack_hook
+        self.only = checked_predicate(type(self).__name__, only)
 
     def __enter__(self) -> Any:
         if stack.disabled:
             raise GraphError(stack.disabled[-1])
-        stack.pairs.append(HookPair(self.pack_hook, self.unpack_hook))
+        restore([*stack.pairs, HookPair(self.pack_hook, self.unpack_hook, self.only, self)])
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
     ) -> None:
-        stack.pairs.pop()
+        entered = [place for place, pair in enumerate(stack.pairs) if pair.owner is self]
+        if entered:  # a hook may have left the context already
+            restore(stack.pairs[: entered[-1]])
 
 
-class disable_saved_tensors_hooks:
-    """Make entering `saved_tensors_hooks` inside an error that says `message`.
+def checked_predicate(who: str, only: Any) -> Predicate | None:
+    """Return what was given as `only`. Raises HookTypeError when it cannot be called."""
+    if only is not None and not callable(only):
+        raise HookTypeError(
+            f"{who}: got only={only!r}; wanted a function of one argument that returns whether to pack it, such as "
+            "lambda saved: saved.nbytes > 1 << 20"
+        )
+    return only  # type: ignore[no-any-return]
+
+
+class disable_saved_tensors_hooks(contextlib.ContextDecorator):
+    """Make entering `saved_tensors_hooks` inside an error that says `error_message`. A decorator too.
 
     Raises GraphError with that message when hooks are already active here.
     """

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from spillgrad.autograd import anomaly_mode
+from spillgrad.autograd.hooks import stack as hook_stack
 from spillgrad.errors import GraphError, HookTypeError
 
 # Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.
@@ -123,6 +125,8 @@ class Node:
 
     def __init__(self) -> None:
         self.sequence = next(_sequence)
+        if hook_stack.watched:
+            anomaly_mode.note(self)
 
     def name(self) -> str:
         """Return the node's name, as PyTorch spells it."""

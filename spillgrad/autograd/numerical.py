@@ -1,89 +1,321 @@
 """Check gradients against central differences."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.grad_mode import enable_grad, no_grad
-from spillgrad.errors import GraphError
+from spillgrad.autograd.engine import run_backward
+from spillgrad.autograd.grad_mode import enable_grad
+from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.tensor import Tensor
 
-
-def _outputs(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
-    result = function(*inputs)
-    values = result if isinstance(result, tuple | list) else [result]
-    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+# A Jacobian of at most so many elements is printed whole.
+_PRINTED = 64
 
 
-def _numerical(
-    function: Callable[..., Any], inputs: Sequence[Any], source: Tensor, direction: list[np.ndarray], eps: float
-) -> np.ndarray:
-    """Return the gradient of sum(direction · outputs) with respect to `source` by central differences."""
-    result = np.zeros(source.shape, np.float64)
-    values = source.array
+class _Options(NamedTuple):
+    """What the checks of one call have in common."""
 
-    def weighted() -> float:
-        with no_grad():
-            return float(
-                sum(
-                    (w * o.numpy().astype(np.float64)).sum()
-                    for w, o in zip(direction, _outputs(function, inputs), strict=True)
-                )
+    eps: float
+    atol: float
+    rtol: float
+    nondet_tol: float
+    check_undefined_grad: bool
+    check_batched_grad: bool
+    fast_mode: bool
+
+
+class _Check:
+    """One function at one point: its inputs that require a gradient, and its outputs."""
+
+    def __init__(self, func: Callable[..., Any], inputs: Any, options: _Options) -> None:
+        self.func, self.options = func, options
+        self.arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        # By position among the arguments, as messages number them.
+        self.sources = {
+            i: a for i, a in enumerate(self.arguments) if isinstance(a, Tensor) and a.requires_grad
+        }  # fmt: skip
+        if not self.sources:
+            raise ArgumentError(
+                "gradcheck: none of the inputs requires a gradient, so there is nothing to check; set "
+                "requires_grad=True on at least one"
             )
+        for i, source in self.sources.items():
+            _check_source(i, source)
+        with enable_grad():
+            results = _tensors(func(*self.arguments))
+        self.outputs = {i: o for i, o in enumerate(results) if o.requires_grad}
+        self.constant = {i: o for i, o in enumerate(results) if o.is_floating_point() and not o.requires_grad}
+        self.rng = np.random.default_rng(0)
 
-    for place in np.ndindex(values.shape):
-        before = values[place]
-        values[place] = before + eps
-        above = weighted()
-        values[place] = before - eps
-        below = weighted()
-        values[place] = before
-        result[place] = (above - below) / (2 * eps)
-    return result
+    def run(self) -> None:
+        """Raise GradcheckError at the first check that fails."""
+        if not self.outputs:
+            self._check_constant()
+            return
+        self._check_zero_gradient()
+        self._check_repeated()
+        if self.options.check_undefined_grad:
+            self._check_undefined()
+        if self.options.check_batched_grad:
+            self._check_batched()
+        if self.options.fast_mode:
+            self._check_projected()
+        else:
+            self._check_elements()
+
+    # The function's own gradients
+
+    def _backward(self, weights: dict[int, np.ndarray], **options: Any) -> list[Any]:
+        """Return per source the gradient of the sum of weights times outputs, None where there is none."""
+        outputs = [self.outputs[i] for i in weights]
+        seeds = [Tensor.wrap(w) for w in weights.values()]
+        return list(
+            grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options)
+        )  # fmt: skip
+
+    def _weights(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[int, np.ndarray]:
+        return {i: draw(o.shape).astype(o.dtype) for i, o in self.outputs.items()}
+
+    def _check_zero_gradient(self) -> None:
+        for i, gradient in zip(self.sources, self._backward(self._weights(np.zeros)), strict=True):
+            # What is not a number is named with its element by a later check.
+            if gradient is not None and np.nan_to_num(gradient.numpy()).any():
+                raise GradcheckError(
+                    f"gradcheck: the gradient of input {i} is not zero when those of all outputs are; backward must "
+                    "multiply by the gradient it is given"
+                )
+
+    def _check_repeated(self) -> None:
+        weights = self._weights(self.rng.standard_normal)
+        first, second = (list(map(_float64, self._backward(weights))) for _ in range(2))
+        for i, a, b in zip(self.sources, first, second, strict=True):
+            differ = ~(np.abs(a - b) <= self.options.nondet_tol) & ~(np.isnan(a) & np.isnan(b))
+            if differ.any():
+                at = _first(differ)
+                raise GradcheckError(
+                    f"gradcheck: Backward is not reentrant: for input {i} at {at} it gave {a[at]:.6g}, then "
+                    f"{b[at]:.6g} with the same gradient (nondet_tol={self.options.nondet_tol:g}); it must not "
+                    "change what it saved"
+                )
+
+    def _check_undefined(self) -> None:
+        """Check that outputs which nothing used count as outputs with a gradient of zeros."""
+        cases: list[list[int]] = [list(self.outputs)]
+        if len(self.outputs) > 1:
+            cases += [[i] for i in self.outputs]
+        for undefined in cases:
+            roots = [o.gradient_edge() for o in self.outputs.values()]
+            grads = [
+                None if i in undefined else Tensor.wrap(np.zeros(o.shape, o.dtype)) for i, o in self.outputs.items()
+            ]
+            edges = [source.gradient_edge() for source in self.sources.values()]
+            which = ", ".join(map(str, undefined))
+            try:
+                found = run_backward(roots, grads, inputs=edges, retain_graph=True, accumulate=False)
+            except Exception as error:
+                raise GradcheckError(
+                    f"gradcheck: Expected backward function to handle undefined output grads: without a gradient of "
+                    f"output {which} it raised {type(error).__name__}: {error}; let None count as zeros, or leave "
+                    "set_materialize_grads(True)"
+                ) from error
+            for i, gradient in zip(self.sources, found, strict=True):
+                if gradient is not None and np.nan_to_num(gradient.numpy()).any():
+                    raise GradcheckError(
+                        f"gradcheck: Expected all input grads to be undefined or zero when all output grads are "
+                        f"undefined or zero; without a gradient of output {which}, input {i} got {gradient.tolist()}"
+                    )
+
+    def _check_batched(self) -> None:
+        batch = [self._weights(self.rng.standard_normal) for _ in range(2)]
+        together = self._backward(
+            {i: np.stack([weights[i] for weights in batch]) for i in self.outputs}, is_grads_batched=True
+        )
+        for number, weights in enumerate(batch):
+            for i, one, many in zip(self.sources, self._backward(weights), together, strict=True):
+                alone, row = _float64(one), _float64(None if many is None else many[number])
+                if not np.allclose(alone, row, self.options.rtol, self.options.atol):
+                    raise GradcheckError(f"gradcheck: batched gradients of input {i} differ from those one by one")
+
+    # Against differences
+
+    def _evaluated(self, indices: Sequence[int]) -> list[np.ndarray]:
+        """Return the function's outputs of these numbers at the present values of the inputs."""
+        with enable_grad():
+            results = _tensors(self.func(*self.arguments))
+        return [results[i].numpy().astype(np.float64) for i in indices]
+
+    def _differences(self, source: Tensor, direction: Any, indices: Sequence[int]) -> list[np.ndarray]:
+        """Return the slope of outputs as `source` moves along a direction: an index of one element, or an array."""
+        values, kept = source.array, source.array.copy()
+        step = np.zeros(values.shape) if isinstance(direction, tuple) else direction
+        if isinstance(direction, tuple):
+            step[direction] = 1.0
+        step = step * self.options.eps
+        try:
+            values[...] = kept + step
+            above = self._evaluated(indices)
+            values[...] = kept - step
+            below = self._evaluated(indices)
+        finally:
+            values[...] = kept
+        for i, a, b in zip(indices, above, below, strict=True):
+            if a.shape != b.shape:
+                raise GradcheckError(
+                    f"gradcheck: Expected `func` to return outputs with the same shape when inputs are perturbed; "
+                    f"output {i} has {a.shape} and {b.shape}"
+                )
+        return [(a - b) / (2 * self.options.eps) for a, b in zip(above, below, strict=True)]
+
+    def _check_constant(self) -> None:
+        """Check that outputs without a gradient do not depend on the inputs."""
+        for i, source in self.sources.items():
+            for place in np.ndindex(source.shape):
+                for o, slope in zip(
+                    self.constant, self._differences(source, place, list(self.constant)), strict=True
+                ):  # fmt: skip
+                    if slope.any():
+                        raise GradcheckError(
+                            f"gradcheck: Numerical gradient for function expected to be zero: output {o} requires no "
+                            f"gradient, but changes with input {i} at {place}"
+                        )
+
+    def _check_elements(self) -> None:
+        """Compare all elements of all Jacobians: a row per element of an output, a column per element of an input."""
+        outputs = list(self.outputs)
+        numerical: dict[int, list[list[np.ndarray]]] = {
+            i: [self._differences(source, place, outputs) for place in np.ndindex(source.shape)]
+            for i, source in self.sources.items()
+        }
+        for position, (o, output) in enumerate(self.outputs.items()):
+            rows = list(self._rows(o, output))
+            for j, (i, source) in enumerate(self.sources.items()):
+                shape = (output.numel(), source.numel())
+                found = np.array([row[j].reshape(-1) for row in rows]).reshape(shape)
+                columns = [slopes[position].reshape(-1) for slopes in numerical[i]]
+                wanted = np.array(columns).reshape(shape[::-1]).T
+                self._compare(o, output, i, source, found, wanted)
+
+    def _rows(self, number: int, output: Tensor) -> Iterator[list[np.ndarray]]:
+        for place in np.ndindex(output.shape):
+            weights = np.zeros(output.shape, output.dtype)
+            weights[place] = 1
+            found = self._backward({number: weights})
+            yield [
+                np.zeros(s.shape) if g is None else _float64(g)
+                for s, g in zip(self.sources.values(), found, strict=True)
+            ]
+
+    def _compare(
+        self, o: int, output: Tensor, i: int, source: Tensor, found: np.ndarray, wanted: np.ndarray
+    ) -> None:  # fmt: skip
+        allowed = self.options.atol + self.options.rtol * np.abs(wanted)
+        wrong = ~(np.abs(found - wanted) <= allowed)  # what is not a number is wrong too
+        if not wrong.any():
+            return
+        excess = np.where(wrong, np.nan_to_num(np.abs(found - wanted) - allowed, nan=np.inf), -np.inf)
+        row, column = np.unravel_index(int(excess.argmax()), wrong.shape)
+        places = [
+            tuple(map(int, np.unravel_index(int(flat), t.shape))) for flat, t in ((row, output), (column, source))
+        ]
+        message = (
+            f"gradcheck: Jacobian mismatch for output {o} with respect to input {i}: the derivative of output {o} at "
+            f"{places[0]} by input {i} at {places[1]} is wrong: backward gives {found[row, column]:.6g}, central "
+            f"differences {wanted[row, column]:.6g}; {int(wrong.sum())} of {wrong.size} elements differ by more than "
+            f"atol={self.options.atol:g} + rtol={self.options.rtol:g} times the latter"
+        )
+        if wrong.size <= _PRINTED:
+            message += f"\nnumerical:\n{wanted}\nanalytical:\n{found}"
+        raise GradcheckError(message)
+
+    def _check_projected(self) -> None:
+        """Compare vᵀ J u for one random u per input and v per output: a cost that does not grow with their sizes."""
+        directions = {i: self.rng.random(source.shape) for i, source in self.sources.items()}
+        weights = {o: self.rng.random(output.shape) for o, output in self.outputs.items()}
+        slopes = {i: self._differences(s, directions[i], list(self.outputs)) for i, s in self.sources.items()}
+        for position, (o, output) in enumerate(self.outputs.items()):
+            gradients = self._backward({o: weights[o].astype(output.dtype)})
+            for i, gradient in zip(self.sources, gradients, strict=True):
+                found = 0.0 if gradient is None else float((_float64(gradient) * directions[i]).sum())
+                wanted = float((slopes[i][position] * weights[o]).sum())
+                atol = self.options.atol * max(1.0, float(directions[i].sum() * weights[o].sum()))
+                if not abs(found - wanted) <= atol + self.options.rtol * abs(wanted):
+                    self._check_elements()  # names the element, unless all of them are within the tolerance
+                    raise GradcheckError(
+                        f"gradcheck: Jacobian mismatch for output {o} with respect to input {i} in fast mode: "
+                        f"projected on random directions, backward gives {found:.6g}, central differences {wanted:.6g}"
+                    )
+
+
+def _check_source(number: int, source: Tensor) -> None:
+    if not source.array.flags.writeable:
+        raise ArgumentError(f"gradcheck: input {number} is read-only and cannot be perturbed; pass a clone() of it")
+    if any(stride == 0 and size > 1 for stride, size in zip(source.array.strides, source.shape, strict=True)):
+        raise ArgumentError(
+            f"gradcheck: The {number}th input has a dimension with stride 0, so that perturbing one element changes "
+            "others; pass contiguous() of it"
+        )
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    """Return the tensors among what a function returned."""
+    values = result if isinstance(result, tuple | list) else [result]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _float64(gradient: Any) -> np.ndarray:
+    return np.zeros(()) if gradient is None else gradient.numpy().astype(np.float64)
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(map(int, np.unravel_index(int(mask.argmax()), mask.shape)))
 
 
 def gradcheck(
     func: Callable[..., Any],
     inputs: Tensor | Sequence[Any],
+    *,
     eps: float = 1e-6,
     atol: float = 1e-5,
     rtol: float = 1e-3,
     raise_exception: bool = True,
+    nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    check_batched_grad: bool = False,
+    check_batched_forward_grad: bool = False,
+    check_forward_ad: bool = False,
+    check_backward_ad: bool = True,
+    fast_mode: bool = False,
+    masked: bool | None = None,
 ) -> bool:
     """Return whether the gradients of `func` at `inputs` equal central differences; use float64 inputs.
 
-    Raises GraphError that names the input, the worst element and both values, unless `raise_exception` is False.
+    Every derivative of an output's element by an input's is compared, with tolerance atol + rtol * |difference|; in
+    `fast_mode`, one random combination of them per output and input. Checked too: that backward, run again, gives the
+    same within `nondet_tol`; that it gives zeros for zeros, and, with `check_undefined_grad`, for outputs without a
+    gradient; with `check_batched_grad`, that `grad(is_grads_batched=True)` agrees. `check_grad_dtypes` and `masked`
+    change nothing: a gradient always gets its input's dtype, and tensors are dense.
+
+    Raises GradcheckError, which names output, input, element and both values, unless `raise_exception` is False;
+    ArgumentError for inputs of which none requires a gradient, or whose elements share memory, and where forward-mode
+    differentiation is asked for, which there is not.
     Source: torch.autograd.gradcheck.
     """
-    arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    rng = np.random.default_rng(0)
-    with enable_grad():
-        outputs = _outputs(func, arguments)
-        direction = [rng.standard_normal(o.shape) for o in outputs]
-        roots = [o for o in outputs if o.requires_grad]
-        seeds = [w.astype(o.dtype) for o, w in zip(outputs, direction, strict=True) if o.requires_grad]
-        sources = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
-        if not roots or not sources:
-            raise GraphError(
-                "gradcheck: no output depends on an input that requires a gradient; set requires_grad=True on one"
-            )
-        found = grad(roots, sources, [Tensor.wrap(w) for w in seeds], allow_unused=True, materialize_grads=True)
-    for number, (source, gradient) in enumerate(zip(sources, found, strict=True)):
-        analytical = gradient.numpy().astype(np.float64)  # type: ignore[union-attr]
-        numerical = _numerical(func, arguments, source, direction, eps)
-        wrong = np.abs(analytical - numerical) > atol + rtol * np.abs(numerical)
-        if wrong.any() or np.isnan(analytical).any():
-            if not raise_exception:
-                return False
-            difference = np.where(np.isnan(analytical), np.inf, np.abs(analytical - numerical))
-            worst = np.unravel_index(int(difference.argmax()), difference.shape)
-            raise GraphError(
-                f"gradcheck: gradient of input {number} is wrong at {tuple(map(int, worst))}: backward gives "
-                f"{analytical[worst]:.6g}, "
-                f"central differences {numerical[worst]:.6g}"
-            )
+    if check_forward_ad or check_batched_forward_grad or not check_backward_ad:
+        raise ArgumentError(
+            "gradcheck: got options of forward-mode differentiation, which spillgrad does not have; leave "
+            "check_forward_ad, check_batched_forward_grad and check_backward_ad as they are"
+        )
+    options = _Options(eps, atol, rtol, nondet_tol, check_undefined_grad, check_batched_grad, fast_mode)
+    try:
+        _Check(func, inputs, options).run()
+    except GradcheckError:
+        if raise_exception:
+            raise
+        return False
     return True
 
 
@@ -91,31 +323,60 @@ def gradgradcheck(
     func: Callable[..., Any],
     inputs: Tensor | Sequence[Any],
     grad_outputs: Any = None,
+    *,
     eps: float = 1e-6,
     atol: float = 1e-5,
     rtol: float = 1e-3,
+    gen_non_contig_grad_outputs: bool = False,
     raise_exception: bool = True,
+    nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    check_batched_grad: bool = False,
+    check_fwd_over_rev: bool = False,
+    check_rev_over_rev: bool = True,
+    fast_mode: bool = False,
+    masked: bool = False,
 ) -> bool:
     """Return whether the second derivatives of `func` equal central differences of its gradients.
 
-    Arguments as `gradcheck`.
+    `grad_outputs`: the gradient that goes into each output; random values, with gaps in memory if
+    `gen_non_contig_grad_outputs`. Other arguments as `gradcheck`, which checks the gradients as a function of inputs
+    and `grad_outputs`: its errors number these together.
     """
+    if check_fwd_over_rev or not check_rev_over_rev:
+        raise ArgumentError(
+            "gradgradcheck: got options of forward-mode differentiation, which spillgrad does not have; leave "
+            "check_fwd_over_rev and check_rev_over_rev as they are"
+        )
     arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     with enable_grad():
-        outputs = [o for o in _outputs(func, arguments) if o.requires_grad]
+        outputs = [o for o in _tensors(func(*arguments)) if o.requires_grad]
     if grad_outputs is None:
-        rng = np.random.default_rng(1)
-        seeds = [Tensor.wrap(rng.standard_normal(o.shape).astype(o.dtype)).requires_grad_() for o in outputs]
+        seeds = [_seed(o, gen_non_contig_grad_outputs) for o in outputs]
     else:
         seeds = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
 
-    def gradients(*values: Any) -> tuple[Tensor | None, ...]:
+    def gradients(*values: Any) -> tuple[Tensor, ...]:
         given, directions = values[: len(arguments)], values[len(arguments) :]
         with enable_grad():
-            results = [o for o in _outputs(func, given) if o.requires_grad]
+            results = [o for o in _tensors(func(*given)) if o.requires_grad]
             sources = [a for a in given if isinstance(a, Tensor) and a.requires_grad]
-            return grad(
-                results, sources, list(directions), create_graph=True, allow_unused=True, materialize_grads=True
-            )
+            found: tuple[Any, ...] = grad(results, sources, list(directions), create_graph=True, allow_unused=True)
+            return tuple(g for g in found if g is not None)
 
-    return gradcheck(gradients, [*arguments, *seeds], eps, atol, rtol, raise_exception)
+    return gradcheck(
+        gradients, [*arguments, *seeds], eps=eps, atol=atol, rtol=rtol, raise_exception=raise_exception,
+        nondet_tol=nondet_tol, check_undefined_grad=check_undefined_grad, check_batched_grad=check_batched_grad,
+        fast_mode=fast_mode,
+    )  # fmt: skip
+
+
+def _seed(output: Tensor, has_gaps: bool) -> Tensor:
+    """Return a random gradient of an output, from -1 to 1, that requires a gradient itself."""
+    rng = np.random.default_rng(1)
+    if has_gaps and output.ndim:
+        values = rng.uniform(-1, 1, (*output.shape[:-1], 2 * output.shape[-1]))[..., ::2]
+    else:
+        values = rng.uniform(-1, 1, output.shape)
+    return Tensor.wrap(np.asarray(values).astype(output.dtype, order="K", copy=False)).requires_grad_()

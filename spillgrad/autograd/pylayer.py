@@ -8,6 +8,8 @@ Source: torch.autograd.Function; paddle.autograd.PyLayer, PyLayerContext.
 """
 
 import functools
+import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -15,8 +17,8 @@ import numpy as np
 
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
-from spillgrad.autograd.saved import SavedTensor
-from spillgrad.errors import GradientMismatchError, GraphError, OperandError
+from spillgrad.autograd.saved import SavedNone, SavedTensor
+from spillgrad.errors import GradientMismatchError, GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import view_of
 from spillgrad.ops.inplace import record_change, refuse
@@ -35,7 +37,7 @@ class _Context:
         self._not_inplace: tuple[Tensor, ...] = ()
         self._materialize = True
         self._forward_done = False
-        self._name = type(self).__name__
+        self._node: Callable[[], CustomNode | None] = lambda: None  # a weak reference: the node holds the context
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Save tensors (or None) for backward; once, in forward. Active hooks pack them after forward has returned.
@@ -75,10 +77,40 @@ class _Context:
 class FunctionCtx(_Context):
     """The context of a `Function`."""
 
+    # What the `Function` asks for.
+    _clear_on_access = False
+    _cleared = False
+
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """The tensors given to `save_for_backward`, unpacked."""
-        return self._unpacked()
+        """The tensors given to `save_for_backward`, unpacked.
+
+        Raises SavedTensorError when they are freed: by backward, or, where the function sets
+        `clear_saved_tensors_on_access`, by a first look at them in backward.
+        """
+        if not self._clear_on_access or self._saved is None:
+            return self._unpacked()
+        if self._cleared:
+            raise SavedTensorError(
+                "saved_tensors can only be accessed once when clear_saved_tensors_on_access=True is set on the "
+                "autograd.Function; keep what the first look returned, or leave that attribute out"
+            )
+        tensors = self._unpacked()
+        self._cleared = True
+        for saved in self._saved:
+            if saved is not None:
+                saved.release()
+        return tensors
+
+    def __getattr__(self, name: str) -> Any:
+        # In PyTorch the context is the node.
+        node = self.__dict__.get("_node", lambda: None)()
+        if node is not None and name in _OF_THE_NODE:
+            return getattr(node, name)
+        raise AttributeError(f"ctx has no attribute {name!r}; set it in forward")
+
+    def save_for_forward(self, *tensors: Tensor) -> None:
+        """Do nothing: there is no forward-mode differentiation that would ask for these tensors."""
 
     def mark_dirty(self, *inputs: Tensor) -> None:
         """Say that forward changed inputs in place; each must be returned."""
@@ -97,13 +129,17 @@ class PyLayerContext(_Context):
         self._not_inplace = inputs
 
 
+_OF_THE_NODE = frozenset({"metadata", "name", "next_functions", "register_hook", "register_prehook"})
+
+
 class CustomNode(Node):
-    """A recorded call of a custom function."""
+    """A recorded call of a custom function; what its context has, the node has too."""
 
     def __init__(self, kind: "type[_Custom]", ctx: _Context, inputs: "_Inputs") -> None:
         super().__init__()
         self._kind = kind
         self._ctx = ctx
+        ctx._node = weakref.ref(self)
         self._inputs = inputs.layout
         self._metas: list[tuple[tuple[int, ...], Any]] = [(t.shape, t.dtype) for t in inputs.tensors]
         self.edges = tuple(t.gradient_edge() if t.requires_grad else NO_EDGE for t in inputs.tensors)
@@ -119,7 +155,13 @@ class CustomNode(Node):
 
     @property
     def _raw_saved_tensors(self) -> tuple[Any, ...]:
-        return tuple(s for s in self._ctx._saved or () if isinstance(s, SavedTensor))
+        return tuple(SavedNone(self.name(), str(i)) if s is None else s for i, s in enumerate(self._ctx._saved or ()))
+
+    def __getattr__(self, name: str) -> Any:
+        ctx = self.__dict__.get("_ctx")
+        if ctx is None or name.startswith("_") or name in _OF_THE_NODE:
+            raise AttributeError(f"{self._kind.__name__}Backward has no attribute {name!r}")
+        return getattr(ctx, name)
 
     def apply(self, grads: list[Any]) -> list[Any]:
         arriving: list[Any] = []
@@ -133,16 +175,17 @@ class CustomNode(Node):
                 meta = self.outputs[slot]
                 grad = Tensor.wrap(np.zeros(meta.shape, meta.dtype))
             arriving.append(None if grad is None else grad.mark_shared())
-        self._kind._require("backward")
-        returned = self._kind.backward(self._ctx, *arriving)  # type: ignore[attr-defined]
-        values = list(returned) if isinstance(returned, tuple | list) else [returned]
+        returned = self._kind._run_backward(self._ctx, arriving)
+        values = list(returned) if isinstance(returned, self._kind._several) else [returned]
+        del arriving, returned
         gradients = self._kind._gradients_per_tensor(self.name(), values, self._inputs, len(self.edges))
         return [self._checked(i, g) for i, g in enumerate(gradients)]
 
     def _checked(self, i: int, gradient: Any) -> Any:
         if gradient is not None and not isinstance(gradient, Tensor):
             raise self._kind._error(
-                f"{self.name()}: backward returned {type(gradient).__name__} as gradient {i}; wanted a Tensor or None"
+                f"{self.name()}: expected Variable or None (got {type(gradient).__name__}): backward returned "
+                f"{type(gradient).__name__} as gradient {i}; wanted a Tensor or None"
             )
         if gradient is None or self.edges[i][0] is None:
             return None
@@ -154,7 +197,7 @@ class CustomNode(Node):
                 expandable = False
             if not expandable:
                 raise self._kind._error(
-                    f"{self.name()}: backward returned an invalid gradient at index {i}: got shape "
+                    f"Function {self.name()} returned an invalid gradient at index {i}: got shape "
                     f"{gradient.shape}, wanted {shape}"
                 )
             gradient = sum_to(gradient, shape)
@@ -199,6 +242,8 @@ class _Custom:
     _error: ClassVar[type[Exception]]
     _into_lists: ClassVar[bool]
     _none_for_non_tensors: ClassVar[bool]
+    _several: ClassVar[Any]  # the types that hold more than one gradient
+    _repeats_are_one: ClassVar[bool]  # whether a result that forward returns twice is one tensor, the last output
 
     @staticmethod
     def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:
@@ -211,16 +256,31 @@ class _Custom:
     @classmethod
     def _require(cls, method: str) -> None:
         if not hasattr(cls, method):
-            raise NotImplementedError(f"{cls.__name__}: define a static method {method}(ctx, ...)")
+            raise NotImplementedError(
+                f"You must implement the {method} method of a custom function: {cls.__name__}: define a static method "
+                f"{method}(ctx, ...)"
+            )
 
     @classmethod
     def _run_forward(cls, ctx: _Context, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         return cls.forward(ctx, *arguments, **keywords)  # type: ignore[attr-defined]
 
     @classmethod
+    def _run_backward(cls, ctx: Any, grads: list[Any]) -> Any:
+        cls._require("backward")
+        return cls.backward(ctx, *grads)  # type: ignore[attr-defined]
+
+    @classmethod
+    def _bound(
+        cls, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        return arguments, keywords
+
+    @classmethod
     def apply(cls, *arguments: Any, **keywords: Any) -> Any:
         """Run forward and record the call; return what forward returned."""
         cls._require("forward")
+        arguments, keywords = cls._bound(arguments, keywords)
         ctx = cls._context()
         inputs = _Inputs((*arguments, *keywords.values()), cls._into_lists)
         needs = [t.requires_grad for t in inputs.tensors]
@@ -234,6 +294,8 @@ class _Custom:
         outputs = cls._outputs(ctx, node, values, inputs)
         if node is not None:
             cls._save(ctx, node, values, outputs, inputs)
+        else:
+            ctx._to_save = None
         ctx._forget_marks()
         return type(returned)(outputs) if is_sequence and type(returned) in (tuple, list) else (
             tuple(outputs) if is_sequence else outputs[0]
@@ -252,17 +314,26 @@ class _Custom:
     def _outputs(cls, ctx: _Context, node: CustomNode | None, values: list[Any], inputs: _Inputs) -> list[Any]:
         if any(not _among(dirty, values) for dirty in ctx._dirty):
             raise cls._error(
-                f"{cls.__name__}: some elements marked as dirty during forward were not returned; return every input "
-                "that is changed in place"
+                f"{cls.__name__}: Some elements marked as dirty during the forward method were not returned as output; "
+                "return every input that is changed in place"
             )
         tensors = [value for value in values if isinstance(value, Tensor)]
         if node is not None:
             node.outputs = tuple(OutputMeta(t.shape, t.dtype, t.device) for t in tensors)
             numbers = iter(range(len(tensors)))
             node._slots = [next(numbers) if isinstance(value, Tensor) else None for value in values]
-        connected = iter(
-            [cls._output(ctx, node, number, value, tensors, inputs) for number, value in enumerate(tensors)]
-        )
+        outputs: list[Tensor] = []
+        for number, value in enumerate(tensors):
+            before = next((k for k in range(number) if tensors[k] is value), None)
+            is_own = not _among(value, inputs.tensors) or _among(value, outputs)
+            if before is not None and is_own and cls._repeats_are_one:
+                output = outputs[before]
+                if output._grad_fn is node and node is not None:
+                    output.attach(node, number)
+                outputs.append(output)
+            else:
+                outputs.append(cls._output(ctx, node, number, value, tensors, inputs))
+        connected = iter(outputs)
         return [next(connected) if isinstance(value, Tensor) else value for value in values]
 
     @classmethod
@@ -318,22 +389,69 @@ class Function(_Custom):
     """A custom function in PyTorch's dialect, called by `apply`.
 
     Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`.
-    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx. Raises RuntimeError for wrong gradients.
+    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx; `inputs` then are all its arguments,
+    defaults included. `vjp` is another name for backward. A function may set `clear_saved_tensors_on_access`, which
+    frees what it saved at the first look in backward, and `boxed_grads_call`, with which backward gets its gradients as
+    one list, to free them one by one. `jvp` and `vmap` are never called. Raises RuntimeError for wrong gradients.
     """
+
+    clear_saved_tensors_on_access = False
+    boxed_grads_call = False
+    generate_vmap_rule = False
 
     _context = FunctionCtx
     _in_place_hint = "forward marks an input as dirty"
     _error = GraphError
     _into_lists = False
     _none_for_non_tensors = True
+    _several = tuple
+    _repeats_are_one = True
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Raise GraphError: a function is called by `apply`."""
+        name = type(self).__name__
+        raise GraphError(
+            "Legacy autograd function with non-static forward method is deprecated. Please use new-style autograd "
+            f"function with static forward method: make {name}'s methods static and call {name}.apply(...)"
+        )
 
     @classmethod
-    def _run_forward(cls, ctx: _Context, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _bound(
+        cls, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        if not hasattr(cls, "setup_context"):
+            return arguments, keywords
+        bound = inspect.signature(cls.forward).bind(*arguments, **keywords)  # type: ignore[attr-defined]
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
+
+    @classmethod
+    def _run_forward(cls, ctx: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        ctx._clear_on_access = cls.clear_saved_tensors_on_access
         if hasattr(cls, "setup_context"):
             output = cls.forward(*arguments, **keywords)  # type: ignore[attr-defined]
-            cls.setup_context(ctx, arguments, output)
+            cls.setup_context(ctx, (*arguments, *keywords.values()), output)
             return output
         return super()._run_forward(ctx, arguments, keywords)
+
+    @classmethod
+    def _run_backward(cls, ctx: Any, grads: list[Any]) -> Any:
+        vjp = getattr(cls, "vjp", None)
+        if vjp is not None and hasattr(cls, "backward"):
+            raise GraphError(
+                f"{cls.__name__}: Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You "
+                "should only implement one of them."
+            )
+        if vjp is None and not hasattr(cls, "backward"):
+            raise NotImplementedError(
+                "You must implement either the backward or vjp method for your custom autograd.Function to use it with "
+                f"backward mode AD. {cls.__name__}: define a static method backward(ctx, ...)"
+            )
+        function = cls.backward if vjp is None else vjp  # type: ignore[attr-defined]
+        if not cls.boxed_grads_call:
+            return function(ctx, *grads)
+        boxed, grads[:] = list(grads), []
+        return function(ctx, boxed)
 
     @staticmethod
     def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:
@@ -368,6 +486,8 @@ class PyLayer(_Custom):
     _error = GradientMismatchError
     _into_lists = True
     _none_for_non_tensors = False
+    _several = (tuple, list)
+    _repeats_are_one = False
 
     @staticmethod
     def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:

@@ -54,8 +54,8 @@ class SavedTensor:
             self._edge = edge
 
     def pack(self) -> None:
-        """Let the innermost hooks, if there are any, pack the value."""
-        pair = hooks.current()
+        """Let the innermost hooks that take the value, if there are any, pack it."""
+        pair = hooks.chosen(self._alias, self.operation, self.slot)
         if pair is not None:
             self.register_hooks(pair.pack, pair.unpack)
 
@@ -82,7 +82,7 @@ class SavedTensor:
         hooks.set_packing(self.operation, self.slot)
         try:
             with no_grad():
-                packed = pack_hook(value.alias())
+                packed = pack_hook(self._alias())
         finally:
             hooks.set_packing(*outer)
         if storage.version != version:
@@ -100,6 +100,9 @@ class SavedTensor:
     def _value(self) -> Any:
         """The value without graph, where no hook packed it; a leaf as the object it is."""
         return self._leaf if self._is_leaf else tensor_type().wrap(self._array, self._storage)
+
+    def _alias(self) -> Any:
+        return self._value.alias()
 
     @property
     def _is_leaf(self) -> bool:
@@ -138,8 +141,11 @@ class SavedTensor:
             if self._is_leaf:
                 return self._leaf
             original = self._original() if self._original is not None else None
-            if original is not None and original.gradient_edge() == self._edge:  # it is still where it was in the graph
-                return original
+            if original is not None:
+                if original.gradient_edge() == self._edge:  # it is still where it was in the graph
+                    return original
+                if original._detached:
+                    raise self._detached()
             return self._connected(self._value)
         value = self._unpack(self._packed)
         if not isinstance(value, tensor_type()):
@@ -166,6 +172,12 @@ class SavedTensor:
             f"version {self._version} instead. Clone it before changing it, or use the out-of-place operation"
         )
 
+    def _detached(self) -> SavedTensorError:
+        return SavedTensorError(
+            f"Trying to use a saved tensor that has been detached in-place, by detach_(): {self.operation} saved it as "
+            f"'{self.slot}'; use detach(), which leaves the tensor in the graph"
+        )
+
     def _connected(self, value: Any) -> Any:
         if self._leaf is not None:
             return value.alias(self._leaf.gradient_edge())
@@ -173,3 +185,27 @@ class SavedTensor:
             node = self._node()
             return value.alias() if node is None else value.alias((node, self._output_nr))
         return value.alias(self._edge)
+
+
+class SavedNone(SavedTensor):
+    """What a node shows where None was given for an optional tensor: nothing to pack."""
+
+    data = None
+    unpack_hook = None
+
+    def __init__(self, operation: str, slot: str) -> None:
+        self.operation = operation
+        self.slot = slot
+
+    def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
+        """Raise GraphError: there is no tensor."""
+        raise GraphError(
+            "Calling register_hooks on a saved tensor with value None is forbidden: "
+            f"{self.operation} was given no '{self.slot}'; look at `data` first"
+        )
+
+    def unpack(self) -> None:
+        """Return None."""
+
+    def release(self) -> None:
+        """There is nothing to free."""

@@ -30,15 +30,21 @@ from spillgrad.nn.activation import (
     Tanh,
     Tanhshrink,
     Threshold,
-)
-from spillgrad.nn.conv import Conv1d, Conv2d, ConvTranspose2d
-from spillgrad.nn.distance import (
-    CosineSimilarity,
-    PairwiseDistance,
-)
+)  # fmt: skip
+from spillgrad.nn.batch_norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+)  # fmt: skip
+from spillgrad.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from spillgrad.nn.distance import CosineSimilarity, PairwiseDistance
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.flatten import Flatten
+from spillgrad.nn.group_norm import GroupNorm, LocalResponseNorm
 from spillgrad.nn.identity import Identity
 from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.linear import Linear
@@ -63,7 +69,7 @@ from spillgrad.nn.loss import (
     SoftMarginLoss,
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
-)
+)  # fmt: skip
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_dict import ModuleDict
 from spillgrad.nn.module_list import ModuleList
@@ -84,9 +90,22 @@ from spillgrad.nn.padding import (
     ZeroPad1d,
     ZeroPad2d,
     ZeroPad3d,
-)
+)  # fmt: skip
 from spillgrad.nn.parameter import Parameter
-from spillgrad.nn.pooling import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from spillgrad.nn.pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    LPPool1d,
+    LPPool2d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+)  # fmt: skip
 from spillgrad.nn.rearrange import (
     ChannelShuffle,
     Fold,
@@ -94,22 +113,40 @@ from spillgrad.nn.rearrange import (
     PixelUnshuffle,
     Unflatten,
     Unfold,
-)
+)  # fmt: skip
 from spillgrad.nn.rms_norm import RMSNorm
+from spillgrad.nn.rnn import (
+    GRU,
+    LSTM,
+    RNN,
+    GRUCell,
+    LSTMCell,
+    RNNBase,
+    RNNCell,
+)  # fmt: skip
 from spillgrad.nn.sequential import Sequential
+from spillgrad.nn.upsample import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
     "CELU",
     "ELU",
     "GELU",
     "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "SELU",
+    "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AvgPool1d",
     "AvgPool2d",
     "BCELoss",
     "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",
@@ -119,6 +156,7 @@ __all__ = [
     "ConstantPad3d",
     "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "CosineEmbeddingLoss",
     "CosineSimilarity",
@@ -127,7 +165,9 @@ __all__ = [
     "Embedding",
     "Flatten",
     "Fold",
+    "GRUCell",
     "GaussianNLLLoss",
+    "GroupNorm",
     "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
@@ -135,17 +175,26 @@ __all__ = [
     "HingeEmbeddingLoss",
     "HuberLoss",
     "Identity",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
+    "LPPool1d",
+    "LPPool2d",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
     "MSELoss",
     "MarginRankingLoss",
     "MaxPool1d",
     "MaxPool2d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
     "Mish",
     "Module",
     "ModuleDict",
@@ -162,6 +211,8 @@ __all__ = [
     "PixelUnshuffle",
     "PoissonNLLLoss",
     "RMSNorm",
+    "RNNBase",
+    "RNNCell",
     "RReLU",
     "ReLU",
     "ReLU6",
@@ -189,6 +240,9 @@ __all__ = [
     "TripletMarginWithDistanceLoss",
     "Unflatten",
     "Unfold",
+    "Upsample",
+    "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",

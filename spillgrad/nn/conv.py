@@ -1,6 +1,7 @@
 """Convolution layers."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from spillgrad.errors import ArgumentError
@@ -91,13 +92,7 @@ class Conv2d(_Conv):
         return conv.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class ConvTranspose2d(_Conv):
-    """Lay the same weights over a larger image, once for every element of a small one: the transpose of `Conv2d`.
-
-    Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels / groups, kh,
-    kw).
-    """
-
+class _ConvTranspose(_Conv):
     _transposed = True
     padding: tuple[int, ...]
 
@@ -106,14 +101,57 @@ class ConvTranspose2d(_Conv):
         output_padding: Sizes = 0, groups: int = 1, bias: bool = True, dilation: Sizes = 1, padding_mode: str = "zeros",
         device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
+        name = type(self).__name__
         if isinstance(padding, str):
-            raise ArgumentError(f"ConvTranspose2d: got padding {padding!r}; wanted integers")
+            raise ArgumentError(f"{name}: got padding {padding!r}; wanted integers")
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
-        self.output_padding = sizes("ConvTranspose2d", "output_padding", output_padding, 2, 0)
+        self.output_padding = sizes(name, "output_padding", output_padding, self._dims, 0)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _extra(self, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the output padding, or that which makes an image of the wanted size."""
+        if output_size is None:
+            return self.output_padding
+        wanted = tuple(output_size)[-self._dims :]
+        least = [
+            (x.shape[d - self._dims] - 1) * self.stride[d] - 2 * self.padding[d]
+            + self.dilation[d] * (self.kernel_size[d] - 1) + 1
+            for d in range(self._dims)
+        ]  # fmt: skip
+        extra = tuple(want - have for want, have in zip(wanted, least, strict=True))
+        if any(not 0 <= more < max(step, 1) for more, step in zip(extra, self.stride, strict=True)):
+            raise ArgumentError(
+                f"{type(self).__name__}: requested an output size of {wanted}, but valid sizes range from "
+                f"{tuple(least)} to {tuple(have + step - 1 for have, step in zip(least, self.stride, strict=True))}"
+            )
+        return extra
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """Lay the same weights over a longer signal, once for every element of a short one: the transpose of `Conv1d`.
+
+    Shapes: x (N, in_channels, l), result (N, out_channels, L), weight (in_channels, out_channels / groups, k).
+    """
+
+    _dims = 1
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return conv.conv_transpose1d(
+            x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
+            self.dilation,
+        )  # fmt: skip
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """Lay the same weights over a larger image, once for every element of a small one: the transpose of `Conv2d`.
+
+    Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels / groups, kh,
+    kw).
+    """
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         return conv.conv_transpose2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
+            x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
+            self.dilation,
+        )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 from spillgrad.nn.module import Module
 from spillgrad.ops import pooling
-from spillgrad.ops.windows import Sizes
+from spillgrad.ops.windows import Sizes, sizes
 from spillgrad.tensor import Tensor
 
 
@@ -87,30 +87,108 @@ class AvgPool2d(AvgPool1d):
         )  # fmt: skip
 
 
-class AdaptiveAvgPool2d(Module):
-    """Take means of windows so that the result has the wanted size, whatever the image's."""
-
-    def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
+class _Adaptive(Module):
+    def __init__(self, output_size: pooling.OutputSize) -> None:
         super().__init__()
         self.output_size = output_size
+
+    def extra_repr(self) -> str:
+        return f"output_size={self.output_size}"
+
+
+class AdaptiveAvgPool1d(_Adaptive):
+    """Take means of windows so that the result has the wanted length, whatever the signal's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pooling.adaptive_avg_pool1d(x, self.output_size)
+
+
+class AdaptiveAvgPool2d(_Adaptive):
+    """Take means of windows so that the result has the wanted size, whatever the image's."""
 
     def forward(self, x: Tensor) -> Tensor:
         return pooling.adaptive_avg_pool2d(x, self.output_size)
 
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
 
-
-class AdaptiveMaxPool2d(Module):
-    """Take the largest elements of windows so that the result has the wanted size, whatever the image's."""
-
-    def __init__(self, output_size: int | Sequence[int | None] | None, return_indices: bool = False) -> None:
-        super().__init__()
-        self.output_size = output_size
+class _AdaptiveMax(_Adaptive):
+    def __init__(self, output_size: pooling.OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size)
         self.return_indices = return_indices
+
+
+class AdaptiveMaxPool1d(_AdaptiveMax):
+    """Take the largest elements of windows so that the result has the wanted length, whatever the signal's."""
+
+    def forward(self, x: Tensor) -> Any:
+        return pooling.adaptive_max_pool1d(x, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool2d(_AdaptiveMax):
+    """Take the largest elements of windows so that the result has the wanted size, whatever the image's."""
 
     def forward(self, x: Tensor) -> Any:
         return pooling.adaptive_max_pool2d(x, self.output_size, self.return_indices)
 
+
+class _PowerPool(Module):
+    def __init__(
+        self, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
+    ) -> None:
+        super().__init__()
+        self.norm_type = norm_type
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.ceil_mode = ceil_mode
+
     def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
+        return (
+            f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"ceil_mode={self.ceil_mode}"
+        )
+
+
+class LPPool1d(_PowerPool):
+    """Take the root of the sum of powers of each window of a signal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pooling.lp_pool1d(x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
+
+
+class LPPool2d(_PowerPool):
+    """Take the root of the sum of powers of each window of an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pooling.lp_pool2d(x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
+
+
+class _Unpool(Module):
+    _dims = 2
+
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> None:
+        super().__init__()
+        self.kernel_size = sizes(type(self).__name__, "kernel_size", kernel_size, self._dims, 1)
+        self.stride = (
+            self.kernel_size if stride is None else sizes(type(self).__name__, "stride", stride, self._dims, 1)
+        )
+        self.padding = sizes(type(self).__name__, "padding", padding, self._dims, 0)
+
+    _dims = 2
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class MaxUnpool1d(_Unpool):
+    """Put elements back where `MaxPool1d` took them from, among zeros."""
+
+    _dims = 1
+
+    def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return pooling.max_unpool1d(x, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+
+class MaxUnpool2d(_Unpool):
+    """Put elements back where `MaxPool2d` took them from, among zeros."""
+
+    def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return pooling.max_unpool2d(x, indices, self.kernel_size, self.stride, self.padding, output_size)

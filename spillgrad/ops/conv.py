@@ -91,9 +91,27 @@ def conv_transpose2d(
     Shapes: input (N, C, h, w) or (C, h, w), weight (C, M / groups, kh, kw), bias (M,), result (N, M, H, W).
     Raises ShapeError, DtypeError, ArgumentError.
     """
-    name = "conv_transpose2d"
-    _check_operands(name, input, weight, bias, groups, 2)
-    if input.shape[-3] != weight.shape[0] or weight.shape[0] % groups:
+    return _transposed("conv_transpose2d", input, weight, bias, stride, padding, output_padding, groups, dilation, 2)
+
+
+def conv_transpose1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
+    output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+) -> Tensor:  # fmt: skip
+    """Return the weights laid over a longer signal, once for every element of the input and times it, summed.
+
+    Shapes: input (N, C, l) or (C, l), weight (C, M / groups, k), bias (M,), result (N, M, L). The rest is as in
+    `conv_transpose2d`.
+    """
+    return _transposed("conv_transpose1d", input, weight, bias, stride, padding, output_padding, groups, dilation, 1)
+
+
+def _transposed(
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, output_padding: Sizes,
+    groups: int, dilation: Sizes, dims: int,
+) -> Tensor:  # fmt: skip
+    _check_operands(name, input, weight, bias, groups, dims)
+    if input.shape[-dims - 1] != weight.shape[0] or weight.shape[0] % groups:
         raise ShapeError(
             f"{name}: got input {input.shape}, weight {weight.shape} and groups {groups}; the input needs the weight's "
             f"{weight.shape[0]} channels, and the groups must divide them"
@@ -101,7 +119,7 @@ def conv_transpose2d(
     if bias is not None and bias.shape != (weight.shape[1] * groups,):
         raise ShapeError(f"{name}: got bias {bias.shape}; wanted one for each of {weight.shape[1] * groups} channels")
     steps, before, extra, spacing = (
-        sizes(name, option, value, 2, least)
+        sizes(name, option, value, dims, least)
         for option, value, least in (
             ("stride", stride, 1), ("padding", padding, 0), ("output_padding", output_padding, 0),
             ("dilation", dilation, 1),
@@ -111,15 +129,23 @@ def conv_transpose2d(
         raise ArgumentError(
             f"{name}: got output_padding {extra}; it must be below the stride {steps} or the dilation {spacing}"
         )
-    grid, size = input.shape[-2:], weight.shape[2:]
-    image = [(grid[d] - 1) * steps[d] - 2 * before[d] + spacing[d] * (size[d] - 1) + extra[d] + 1 for d in range(2)]
+    grid, size = input.shape[-dims:], weight.shape[2:]
+    image = tuple(
+        [(grid[d] - 1) * steps[d] - 2 * before[d] + spacing[d] * (size[d] - 1) + extra[d] + 1 for d in range(dims)]
+    )
     if min(image) < 1 or not all(grid):
         raise ShapeError(f"{name}: got input {input.shape} and padding {before}; nothing is left of the output")
+    batch = reshape(input, (1, *input.shape)) if input.ndim == dims + 1 else input
+    if dims == 1:
+        batch, weight = as_image(batch), as_image(weight)
+        size, steps, before, spacing, image, grid = (
+            (least, *values)
+            for least, values in ((1, size), (1, steps), (0, before), (1, spacing), (1, image), (1, grid))
+        )
     windows = Windows(as_pair(size), as_pair(steps), as_pair(before), as_pair(spacing), as_pair(image), as_pair(grid))
-    if input.ndim == 3:
-        result = _conv_transpose(reshape(input, (1, *input.shape)), weight, bias, windows, groups)
-        return reshape(result, result.shape[1:])
-    return _conv_transpose(input, weight, bias, windows, groups)
+    result = _conv_transpose(batch, weight, bias, windows, groups)
+    result = as_signal(result) if dims == 1 else result
+    return reshape(result, result.shape[1:]) if input.ndim == dims + 1 else result
 
 
 def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, dims: int) -> None:

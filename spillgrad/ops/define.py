@@ -15,16 +15,17 @@ Derivatives take and return tensors and are themselves differentiable: with `cre
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import grad_mode, hooks
+from spillgrad.autograd import anomaly_mode, grad_mode, hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
-from spillgrad.autograd.saved import SavedTensor
+from spillgrad.autograd.saved import SavedNone, SavedTensor
 from spillgrad.device import CPU
 from spillgrad.dtypes import is_floating_point
 from spillgrad.ops import generate
@@ -84,7 +85,11 @@ def view_of(source: Tensor, array: np.ndarray) -> Tensor:
     return view
 
 
-@dataclass
+# All operations there are; some are made for a number of operands, and forgotten.
+operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
+
+
+@dataclass(eq=False)
 class Operation:
     """A differentiable operation; calling it computes, and records where gradients are wanted.
 
@@ -117,6 +122,7 @@ class Operation:
                     f"{self.name}: a derivative names {', '.join(unknown)}; it can name {', '.join(sorted(known))}"
                 )
         self.saves = tuple(frozenset(order).intersection(d.parameters) for d in self.derivatives)
+        operations.add(self)
         self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
         self.__doc__ = None if isinstance(self.forward, Planned) else inspect.getdoc(self.forward)
 
@@ -130,7 +136,7 @@ class Operation:
         return self._generated(generate.call_source(self.structure, made=False))
 
     @functools.cached_property
-    def _run_made(self) -> Callable[..., Tensor]:
+    def _run_made(self) -> Callable[..., Any]:
         return self._generated(generate.call_source(self.structure, made=True))
 
     def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
@@ -138,7 +144,24 @@ class Operation:
 
         Where no derivative names the output, its dtype and shape are all that count.
         """
-        return self._run_made(result, *arguments)
+        return self._run_made(result, *arguments)  # type: ignore[no-any-return]
+
+    def promoted(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Return arguments with tensors of the dtype the forward function computes in."""
+        return self.forward.promoted(*arguments) if isinstance(self.forward, Planned) else tuple(arguments)
+
+    def results(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[np.ndarray]]:
+        """Return promoted arguments and all the forward function's results, auxiliaries included."""
+        arguments = self.promoted(arguments)
+        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
+        if isinstance(self.forward, Planned):
+            return arguments, [self.forward.result(*arrays)]
+        found = self.forward(*arrays)
+        return arguments, found if isinstance(found, tuple | list) else [found]
+
+    def again(self, arguments: Sequence[Any], results: Sequence[np.ndarray]) -> Any:
+        """Return what a call of promoted arguments returns, recorded, from results that are known."""
+        return self._run_made(*(results if self.structure.single else [results]), *arguments)
 
     @functools.cached_property
     def structure(self) -> generate.Structure:
@@ -169,8 +192,7 @@ class Operation:
         return generate.function(generate.apply_source(self.structure), "apply", {**_NAMES, **functions})
 
     def _symbolic(self, *arguments: Any) -> Any:
-        promoted = self.forward.promoted(*arguments) if isinstance(self.forward, Planned) else arguments
-        return record(self.name, promoted)
+        return record(self.name, self.promoted(arguments))
 
     def _anew(self, *arguments: Any) -> Tensor:
         """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
@@ -193,8 +215,9 @@ class OperationNode(Node):
     def name(self) -> str:
         return self.operation.node_name
 
-    def pack(self) -> None:
-        """Let the innermost hooks pack what was saved."""
+    def recorded(self) -> None:
+        """Let anomaly detection note the operation's place, and hooks pack what it saved."""
+        anomaly_mode.note(self)
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
                 saved.pack()
@@ -217,8 +240,14 @@ class OperationNode(Node):
 
     def __getattr__(self, name: str) -> Any:
         saved = self.__dict__.get("_saved", {})
-        if name.startswith("_raw_saved_") and isinstance(saved.get(name[11:]), SavedTensor):
-            return saved[name[11:]]
+        if name == "_saved_dim" and "dim" not in saved:
+            name = "_saved_dims"  # PyTorch's name for what a reduction calls `dims`
+        if name.startswith("_raw_saved_") and name[11:] in saved:
+            value = saved[name[11:]]
+            if value is None:
+                return SavedNone(self.operation.name, name[11:])
+            if isinstance(value, SavedTensor):
+                return value
         if name.startswith("_saved_") and name[7:] in saved:
             value = saved[name[7:]]
             return value.unpack() if isinstance(value, SavedTensor) else value

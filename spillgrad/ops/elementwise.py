@@ -159,7 +159,7 @@ def accumulate(total: Tensor, gradient: Tensor) -> None:
     """Do `total.add_(gradient)` where nothing is recorded: backward does it for every leaf."""
     into, array = total._array, gradient._array
     if array.shape == into.shape and inplace.computes_in_place(total, (gradient,), {}) and _same_or_apart(into, array):
-        total._storage.version += 1
+        total._storage.begin_change()
         LOOPS["add"].result(into, array, out=into)
     else:
         total.add_(gradient)

@@ -34,8 +34,8 @@ the code is written per operation, as the kernels' loops are. That of `mul`, who
                     saved["self"] = SavedTensor(p0, name, "self", e0) if isinstance(p0, Tensor) else p0
                 if n0:
                     saved["other"] = SavedTensor(p1, name, "other", e1) if isinstance(p1, Tensor) else p1
-                if hooks.pairs:
-                    node.pack()
+                if hooks.watched:
+                    node.recorded()
         return o0
 
     def apply(node, grads):
@@ -82,6 +82,11 @@ class Structure(NamedTuple):
         return len(self.outputs) == 1
 
     @property
+    def results(self) -> str:
+        """The names of the forward function's results."""
+        return ", ".join([f"r{i}" for i in range(1 + len(self.aux))]) if self.single else "r"
+
+    @property
     def listed(self) -> bool:
         """Whether the parameters are a list."""
         return len(self.parameters) > UNROLLED
@@ -105,7 +110,7 @@ class Structure(NamedTuple):
 
 
 def call_source(structure: Structure, made: bool) -> str:
-    """Return the code of the call: its arguments in; with `made`, before them the result that another kernel made."""
+    """Return the code of the call: its arguments in; with `made`, before them the results that another kernel made."""
     array = "{0}._array if isinstance({0}, Tensor) else {0}"
     if structure.listed:
         arrays = [f"a = [{array.format('x')} for x in p]"]
@@ -122,7 +127,8 @@ def call_source(structure: Structure, made: bool) -> str:
     if structure.derivatives:
         lines += ["if mode.enabled:", *_indented(_recorded(structure, structure.planned and not made))]
     lines.append("return o0" if structure.single else "return tuple(o)")
-    return "\n".join([f"def call({'r0, ' if made else ''}{structure.all_of('p')}):", *_indented(lines)])
+    results = f"{structure.results}, " if made else ""
+    return "\n".join([f"def call({results}{structure.all_of('p')}):", *_indented(lines)])
 
 
 def _tuple(parts: Sequence[str]) -> str:
@@ -145,8 +151,7 @@ def _forward(structure: Structure) -> list[str]:
     if structure.planned:
         anew = f"    return anew({structure.all_of('p')})"
         return [f"found = forward({arrays})", "if found is None:", anew, "r0, plan = found"]
-    results = ", ".join([f"r{i}" for i in range(1 + len(structure.aux))]) if structure.single else "r"
-    return [f"{results} = forward({arrays})"]
+    return [f"{structure.results} = forward({arrays})"]
 
 
 def _wrapped(structure: Structure) -> list[str]:
@@ -199,8 +204,8 @@ def _node(structure: Structure, planned: bool) -> Iterator[str]:
         else:
             yield f"if {structure.needs(users)}:"
             yield f"    {save}"
-    yield "if hooks.pairs:"
-    yield "    node.pack()"
+    yield "if hooks.watched:"
+    yield "    node.recorded()"
 
 
 def _metadata(structure: Structure, planned: bool) -> Iterator[str]:

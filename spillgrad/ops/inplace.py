@@ -133,7 +133,7 @@ def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes
         raise GraphError(
             f"{name}: more than one element of the expanded tensor refers to one memory location; clone() it first"
         )
-    tensor._storage.version += 1
+    tensor._storage.begin_change()
 
 
 def record_change(tensor: Tensor, edge: Edge) -> None:

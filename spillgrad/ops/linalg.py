@@ -13,29 +13,37 @@ from spillgrad.ops import numeric
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
+from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
-from spillgrad.ops.shape import reshape, t, transpose, unsqueeze
+from spillgrad.ops.shape import reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.dispatch import get_num_threads
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.memory import empty
-from spillgrad_kernels.walk import Layout
+from spillgrad_kernels.walk import Layout, Shape
 
 
 class _Product(Planned):
-    """The matrix product of two arrays of at least two dimensions each."""
+    """The matrix product of two arrays of at least two dimensions each; its kernels could also add a third."""
 
-    def promoted(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
+        super().__init__(name, parameters, absent=3 - len(parameters))
+
+    def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
         return _checked(*arguments)
 
     def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
         if layouts[0][2] not in FLOATS:
             return None
+        a, b = layouts
+        return self._planned(layouts, a, b)
+
+    def _planned(self, layouts: tuple[Layout, ...], a: Layout, b: Layout, addend: Shape | None = None) -> Plan:
         # How many threads there are may change: what one of several would compute alone is computed so.
-        call = kernels.prepare(*layouts, None, max(2, get_num_threads()))
+        call = kernels.prepare(a, b, None, max(2, get_num_threads()), addend)
         large = self if call.code is None else None
         return new_plan(layouts, call.code, call.plan.blocks, call.geometry, call.shape, call.dtype, large)
 
@@ -161,14 +169,35 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha:
     return add(input if beta == 1 else mul(input, beta), mm(mat1, mat2), alpha=alpha)
 
 
-def _linear_forward(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    rows = _as_rows(input)
-    if input.dtype == dtypes.bfloat16:
-        wide_bias = None if bias is None else numeric.cast(bias, dtypes.float32)
-        product = numeric.cast(kernels.linear(_bits(rows), _bits(weight), wide_bias), dtypes.bfloat16)
-    else:
-        product = on_floats(kernels.linear, rows, weight, bias)
-    return product.reshape(*input.shape[:-1], weight.shape[0])
+class _Linear(_Product):
+    """The product of rows with the transpose of a matrix, plus a row if there is one."""
+
+    def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
+        _check_linear(*arguments)
+        return arguments
+
+    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+        rows, (shape, strides, dtype), *bias = layouts
+        if dtype not in FLOATS or len(rows[0]) < 2 or any(b[1] != (dtype.itemsize,) for b in bias):
+            return None
+        addend = (0,) * (len(rows[0]) - 1) + (dtype.itemsize,) if bias else None
+        return self._planned(layouts, rows, (shape[::-1], strides[::-1], dtype), addend)
+
+    def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+        input, *others = operands
+        kernels.linear(_as_rows(input), *others, product=_as_rows(outs[0]))
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        input, weight, *bias = arguments
+        rows = _as_rows(input)
+        if input.dtype.kind in "biu":
+            product = np.add(rows @ weight.T, *bias) if bias else rows @ weight.T
+        elif input.dtype == dtypes.bfloat16:
+            wide_bias = [numeric.cast(b, dtypes.float32) for b in bias]
+            product = numeric.cast(kernels.linear(_bits(rows), _bits(weight), *wide_bias), dtypes.bfloat16)
+        else:
+            product = on_floats(kernels.linear, rows, weight, *bias)
+        return product.reshape(*input.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
 
 
 def _as_rows(array: np.ndarray) -> np.ndarray:
@@ -179,12 +208,15 @@ def _rows(tensor: Tensor) -> Tensor:
     return reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
 
 
+_OF_INPUT_AND_WEIGHT: dict[str, Any] = {
+    "input": lambda g, weight, input_shape: reshape(_matmul(_rows(g), weight), input_shape),
+    "weight": lambda g, input: _matmul(transpose(_rows(g), 0, 1), _rows(input)),
+}
 _linear: Operation = operation(
-    "linear", _linear_forward,
-    input=lambda g, weight, input_shape: reshape(_matmul(_rows(g), weight), input_shape),
-    weight=lambda g, input: _matmul(transpose(_rows(g), 0, 1), _rows(input)),
-    bias=lambda g, bias_shape: sum_to(_rows(g), bias_shape),
+    "linear", _Linear("linear", ("input", "weight", "bias")),
+    **_OF_INPUT_AND_WEIGHT, bias=lambda g, bias_shape: sum_to(_rows(g), bias_shape),
 )  # fmt: skip
+_linear_without_bias: Operation = operation("linear", _Linear("linear", ("input", "weight")), **_OF_INPUT_AND_WEIGHT)
 
 
 # What `linear` can apply to its result before it leaves the cache.
@@ -206,12 +238,26 @@ def linear(
     Shapes: input (..., k), weight (n, k), bias (n,), residual and the result (..., n).
     Raises ShapeError when they do not fit, DtypeError when dtypes differ, ArgumentError for another activation.
     """
+    if activation is None and residual is None:
+        if bias is None:
+            return _linear_without_bias.run(input, weight)  # type: ignore[no-any-return]
+        return _linear.run(input, weight, bias)  # type: ignore[no-any-return]
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
+    _check_linear(input, weight, bias, residual)
+    if input.dtype in FLOATS and not is_active():
+        return _fused_linear(input, weight, bias, activation, residual)
+    product = linear(input, weight, bias)
+    if activation is not None:
+        product = call(activation, product)
+    return product if residual is None else add(product, residual)
+
+
+def _check_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> None:
     if not input.ndim or weight.ndim != 2 or input.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"linear: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
         )
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
     shape = (*input.shape[:-1], weight.shape[0])
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"linear: got residual {residual.shape}; the result has {shape}: give one of that shape")
@@ -223,16 +269,6 @@ def linear(
     for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
         if operand is not None and operand.dtype != input.dtype:
             raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
-    if input.dtype in FLOATS and (activation is not None or residual is not None):
-        return _fused_linear(input, weight, bias, activation, residual)
-    if not input.is_floating_point():
-        product = matmul(input, t(weight))
-        product = product if bias is None else add(product, bias)
-    else:
-        product = _linear(input, weight, bias)
-    if activation is not None:
-        product = call(activation, product)
-    return product if residual is None else add(product, residual)
 
 
 def _fused_linear(
@@ -258,7 +294,11 @@ def _fused_linear(
         other=None if other is None else _as_rows(other.array), formula=formula, name=name, product=product,
     )  # fmt: skip
     product = result if product is None else product
-    output = _linear.computed((input, weight, bias), product.reshape(shape))
+    product = product.reshape(shape)
+    if bias is None:
+        output = _linear_without_bias.computed((input, weight), product)
+    else:
+        output = _linear.computed((input, weight, bias), product)
     output = following.computed((output,) if other is None else (output, other), result.reshape(shape))
     return output if residual is None or other is not None else add(output, residual)
 

@@ -240,7 +240,7 @@ def linear_cross_entropy(
         return reshape(losses, target.shape)
     divisor = float(np.count_nonzero(places.array != ignore_index)) if reduction == "mean" else 1.0
     needs = tuple(operand is not None and operand.requires_grad for operand in (rows, weight, bias))
-    if is_grad_enabled() and any(needs) and hooks.current() is None:
+    if is_grad_enabled() and any(needs) and not hooks.depth():
         return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)
     return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)
 

@@ -33,7 +33,7 @@ class Large(Protocol):
 class Plan(NamedTuple):
     """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
 
-    code: Kernel | None  # computes, of a range, `words` and the arrays' ids
+    code: Kernel | None  # computes, of a range, `words` and the arrays' ids, 0 for an absent one
     units: int
     words: int
     allocate: Callable[..., np.ndarray]
@@ -49,13 +49,15 @@ class Plan(NamedTuple):
 class Planned:
     """A function of arrays, of which some may be numbers, then of attributes; and the plans for those it has met.
 
-    Subclasses say how to plan, and how to compute what no plan is for.
+    Its kernels may take more arrays, of which `absent` are none here. Subclasses say how to plan, and how to compute
+    what no plan is for.
     """
 
-    def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None) -> None:
+    def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None, absent: int = 0) -> None:
         self.name = name
         self.parameters = parameters
         self.arrays = len(parameters) if arrays is None else arrays
+        self.absent = absent
         self.plans: dict[Any, Plan] = {}
 
     def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> Plan | None:
@@ -80,7 +82,7 @@ class Planned:
         With `out`, the result goes there; None also where it does not lie as fresh results do.
         """
         names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
-        source = _compute_source(self.arrays, len(self.parameters) - self.arrays)
+        source = _compute_source(self.arrays, len(self.parameters) - self.arrays, self.absent)
         return generate.function(source, self.name, names)
 
     def prepare(self, *arguments: Any) -> bool:
@@ -119,13 +121,14 @@ def new_plan(
     )  # fmt: skip
 
 
-def _compute_source(arrays: int, attributes: int) -> str:
-    """Return the code of `Planned.compute` for so many arrays and attributes.
+def _compute_source(arrays: int, attributes: int, absent: int) -> str:
+    """Return the code of `Planned.compute` for so many arrays, attributes and arrays that are none.
 
     The key of a plan is how the arrays lie in memory, and the attributes, in one look.
     """
     names = [f"a{i}" for i in range(arrays)]
     further = [f"a{i}" for i in range(arrays, arrays + attributes)]
+    ids = ", ".join([*[f"id({a})" for a in names], *["0"] * absent, "id(r0)"])
     key = ", ".join([*[f"{a}.shape, {a}.strides, {a}.dtype" for a in names], *further])
     return f"""def compute({", ".join([*names, *further])}, out=None):
     if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
@@ -146,7 +149,7 @@ def _compute_source(arrays: int, attributes: int) -> str:
     if large is not None:
         large.run(({", ".join(names)},), (r0,))
         return r0, plan
-    code(0, units, words, {", ".join(f"id({a})" for a in names)}, id(r0))
+    code(0, units, words, {ids})
     return r0, plan
 """
 

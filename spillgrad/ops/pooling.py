@@ -1,5 +1,6 @@
 """Pooling: one number for each window of an image."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,8 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.define import operation
-from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.elementwise import gt, mul, pow, where
+from spillgrad.ops.indexing import scatter, scattered_into_zeros
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.shape import reshape
 from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
@@ -176,38 +178,142 @@ def avg_pool1d(
     return _averaged("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
+OutputSize = int | Sequence[int | None] | None
+
+
 def _adaptive(
-    name: str, input: Tensor, output_size: int | Sequence[int | None] | None
-) -> tuple[Tensor, tuple[Ranges, Ranges]]:
-    images = _as_images(name, input, 2)
-    wanted = (output_size,) * 2 if output_size is None or isinstance(output_size, int) else tuple(output_size)
-    if len(wanted) != 2:
-        raise ArgumentError(f"{name}: got output_size {output_size}; wanted one or two integers")
+    name: str, input: Tensor, output_size: OutputSize, dims: int
+) -> tuple[Tensor, tuple[Ranges, Ranges]]:  # fmt: skip
+    images = _as_images(name, input, dims)
+    wanted = (output_size,) * dims if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    if len(wanted) != dims:
+        raise ArgumentError(f"{name}: got output_size {output_size}; wanted {_COUNTS[dims]}")
     image = images.shape[2:]
     if not all(image):
         raise ShapeError(f"{name}: got input {input.shape}; the images have no elements")
-    grid = sizes(
-        name, "output_size", [have if size is None else size for size, have in zip(wanted, image, strict=True)], 2, 0
-    )
-    return images, kernels.adaptive_ranges((image[0], image[1]), (grid[0], grid[1]))
+    kept = [have if size is None else size for size, have in zip(wanted, image[-dims:], strict=True)]
+    grid = ((1,) * (2 - dims)) + sizes(name, "output_size", kept, dims, 0)
+    return images, kernels.adaptive_ranges(as_pair(image), as_pair(grid))
 
 
-def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
+_COUNTS = {1: "one integer", 2: "one or two integers"}
+
+
+def _adaptive_avg(name: str, input: Tensor, output_size: OutputSize, dims: int) -> Tensor:
+    images, (down, across) = _adaptive(name, input, output_size, dims)
+    scales = [1 / (found.stops - found.starts) for found in (down, across)]
+    return _like_input(_mean_pool(images, down, across, *scales), input, dims)
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize) -> Tensor:
     """Return means of windows that share the image out to a result of the wanted size; None keeps the input's.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size).
     """
-    images, (down, across) = _adaptive("adaptive_avg_pool2d", input, output_size)
-    scales = [1 / (found.stops - found.starts) for found in (down, across)]
-    return _like_input(_mean_pool(images, down, across, *scales), input, 2)
+    return _adaptive_avg("adaptive_avg_pool2d", input, output_size, 2)
 
 
-def adaptive_max_pool2d(
-    input: Tensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
-) -> Any:
+def adaptive_avg_pool1d(input: Tensor, output_size: OutputSize) -> Tensor:
+    """Return means of windows that share a signal (N, C, L) or (C, L) out to a result of the wanted length."""
+    return _adaptive_avg("adaptive_avg_pool1d", input, output_size, 1)
+
+
+def adaptive_max_pool2d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
     """Return the largest elements of windows that share the image out to a result of the wanted size.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size). The rest is as in `max_pool2d`.
     """
-    images, (down, across) = _adaptive("adaptive_max_pool2d", input, output_size)
+    images, (down, across) = _adaptive("adaptive_max_pool2d", input, output_size, 2)
     return _largest(images, input, 2, return_indices, down, across)
+
+
+def adaptive_max_pool1d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
+    """Return the largest elements of windows that share a signal out to a result of the wanted length.
+
+    Shapes: input (N, C, L) or (C, L), result (N, C, l). The rest is as in `max_pool1d`.
+    """
+    images, (down, across) = _adaptive("adaptive_max_pool1d", input, output_size, 1)
+    return _largest(images, input, 1, return_indices, down, across)
+
+
+def _power_mean(name: str, input: Tensor, norm_type: float, dims: int, options: tuple[Any, ...]) -> Tensor:
+    """Return (sum x**p)**(1/p) of each window; 0, with gradient 0, where the sum is not positive."""
+    kernel_size = sizes(name, "kernel_size", options[0], dims, 1)
+    if norm_type == math.inf:
+        return _max_pooled(name, input, dims, False, *options[:2], 0, 1, options[2])  # type: ignore[no-any-return]
+    powers = pow(input, norm_type)
+    means = _averaged(name, powers, dims, kernel_size, options[1], 0, options[2], True, None)
+    sums = mul(means, math.prod(kernel_size))
+    positive = gt(sums, 0)
+    return where(positive, pow(where(positive, sums, 1.0), 1 / norm_type), 0.0)  # type: ignore[no-any-return]
+
+
+def lp_pool2d(
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """Return (sum x**p)**(1/p) of each window; of p = 1 the sum, of p = inf the largest element.
+
+    Where the sum is not positive the result is 0, and so is the gradient (PyTorch's is NaN).
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
+    """
+    return _power_mean("lp_pool2d", input, float(norm_type), 2, (kernel_size, stride, ceil_mode))
+
+
+def lp_pool1d(
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """Return (sum x**p)**(1/p) of each window of a signal (N, C, L) or (C, L); the rest is as in `lp_pool2d`."""
+    return _power_mean("lp_pool1d", input, float(norm_type), 1, (kernel_size, stride, ceil_mode))
+
+
+def _unpooled(
+    name: str, input: Tensor, indices: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
+    output_size: Sequence[int] | None,
+) -> Tensor:  # fmt: skip
+    if input.ndim not in (dims + 1, dims + 2) or input.shape != indices.shape:
+        raise ShapeError(
+            f"{name}: Expected shape of indices to be that of the input ({dims + 2} dimensions, or {dims + 1} "
+            f"without a batch), but got {indices.shape} and {input.shape}"
+        )
+    size = sizes(name, "kernel_size", kernel_size, dims, 1)
+    steps = size if stride is None else sizes(name, "stride", stride, dims, 1)
+    before = sizes(name, "padding", padding, dims, 0)
+    image = [(input.shape[d - dims] - 1) * steps[d] - 2 * before[d] + size[d] for d in range(dims)]
+    if output_size is not None:
+        wanted = tuple(output_size)[-dims:]
+        if len(wanted) != dims or any(abs(wanted[d] - image[d]) >= steps[d] for d in range(dims)):
+            raise ArgumentError(
+                f"{name}: invalid output_size {tuple(output_size)}; each must be less than the stride {steps} "
+                f"away from {tuple(image)}"
+            )
+        image = list(wanted)
+    places = math.prod(image)
+    if indices.numel() and not (int(indices.array.min()) >= 0 and int(indices.array.max()) < places):
+        raise ArgumentError(
+            f"{name}: got indices outside an image of {tuple(image)}; give those that max pooling returned"
+        )
+    lead = input.shape[:-dims]
+    rows = math.prod(lead)
+    zeros = Tensor.wrap(np.zeros((rows, places), input.dtype))
+    filled = scatter(zeros, 1, reshape(indices, (rows, -1)), reshape(input, (rows, -1)))
+    return reshape(filled, (*lead, *image))
+
+
+def max_unpool2d(
+    input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """Return zeros with the elements that `max_pool2d` took at the places it took them from.
+
+    Shapes: input and indices (N, C, h, w) or (C, h, w), result (N, C, H, W); `output_size` chooses among the sizes that
+    pooling maps to one. Raises ShapeError, ArgumentError.
+    """
+    return _unpooled("max_unpool2d", input, indices, 2, kernel_size, stride, padding, output_size)
+
+
+def max_unpool1d(
+    input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """Return zeros with the elements that `max_pool1d` took at the places it took them from (see `max_unpool2d`)."""
+    return _unpooled("max_unpool1d", input, indices, 1, kernel_size, stride, padding, output_size)

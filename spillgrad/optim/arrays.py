@@ -70,12 +70,14 @@ class _Batch:
     def run(self) -> None:
         """Run what was added; the tensors then count as modified."""
         updates, self._updates, self._changed, self._copied_bytes = self._updates, [], set(), 0
+        for _, tensors in updates:
+            for tensor in tensors:
+                tensor._storage.begin_change()
         kernels.run([update for update, _ in updates])
         for update, tensors in updates:
             for tensor, array in zip(tensors, (update.param, *update.state), strict=True):
                 if array is not tensor._array:
                     tensor._array[...] = array
-                tensor._storage.version += 1
 
 
 def run(updates: Iterable[Pending | None]) -> None:

@@ -188,16 +188,17 @@ def test_integer_outputs_and_other_values_pass_through(kind):
     assert seen == [3 if kind is Function else 2] and x.grad.tolist() == [2.0, 2.0]
 
 
-@BOTH
-def test_one_tensor_returned_twice_is_two_outputs(kind):
+@pytest.mark.parametrize(("kind", "wanted"), [(PyLayer, 2 + 30), (Function, 10 * (2 + 3))])
+def test_one_tensor_returned_twice_is_two_outputs_of_a_layer_and_the_last_output_of_a_function(kind, wanted):
     def forward(ctx, x):
         y = x * 1
         return y, y
 
     x = leaf([1.0])
     a, b = layer(forward, lambda ctx, ga, gb: ga + 10 * gb, kind).apply(x)
+    assert (a is b) == (kind is Function) and b.output_nr == 1
     (2 * a + 3 * b).backward()
-    assert x.grad.item() == 32.0
+    assert x.grad.item() == wanted
 
 
 @BOTH
@@ -590,7 +591,9 @@ def test_a_dirty_input_must_be_returned():
         ctx.mark_dirty(v)
         return v * 1
 
-    with pytest.raises(RuntimeError, match="marked as dirty during forward were not returned"):
+    with pytest.raises(
+        RuntimeError, match="Some elements marked as dirty during the forward method were not returned as output"
+    ):
         layer(forward, None, Function).apply(leaf([1.0]) * 1)
 
 

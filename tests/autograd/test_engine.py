@@ -5,13 +5,14 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.autograd import backward, saved_tensors_hooks
+from spillgrad.autograd import Function, backward, hooks, saved_tensors_hooks
+from spillgrad.autograd.graph import GradientEdge, get_gradient_edge
 from spillgrad.errors import ArgumentError, GraphError, OperandError, SavedTensorError, ShapeError
 from spillgrad.nn.functional import linear
 from spillgrad.ops.define import operation
@@ -35,11 +36,11 @@ def collector_off() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("hooks", [contextlib.nullcontext(), saved_tensors_hooks(lambda t: t, lambda t: t)])
-def test_a_long_chain_runs_backward_and_is_freed_without_overflow(hooks, collector_off):
+@pytest.mark.parametrize("context", [contextlib.nullcontext(), saved_tensors_hooks(lambda t: t, lambda t: t)])
+def test_a_long_chain_runs_backward_and_is_freed_without_overflow(context, collector_off):
     x, one = leaf([1.0]), sg.Tensor(np.ones(1))
     y = x
-    with hooks:
+    with context:
         for _ in range(CHAIN):
             y = y * one
     oldest = y.grad_fn
@@ -534,3 +535,125 @@ def test_the_gradient_has_pytorchs_and_paddles_names():
     (x * 1).backward(gradient=sg.Tensor(np.ones(2)))
     (x * 1).backward(grad_tensor=sg.Tensor(np.ones(2)))
     assert same(x.grad, [2.0, 2.0])
+
+
+class Deep(Function):
+    """Its backward runs a backward of its own, as deep as its number says."""
+
+    level = 0
+    modes: ClassVar[list[tuple[bool, int, str]]] = []
+
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        with sg.enable_grad():
+            ctx.x = x.detach().requires_grad_() * 1
+        return ctx.x.detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        Deep.modes.append((sg.is_grad_enabled(), hooks.depth(), threading.current_thread().name))
+        if ctx.depth:
+            with sg.enable_grad():
+                Deep.apply(ctx.x, ctx.depth - 1).sum().backward()
+        return g * 2, None
+
+
+@pytest.mark.parametrize("depth", [61, 1000])
+def test_backward_inside_backward_goes_as_deep_as_one_likes_with_modes_and_hooks_of_the_thread(depth):
+    Deep.modes.clear()
+    x = leaf([1.0])
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        Deep.apply(x, depth).sum().backward()
+    assert x.grad.tolist() == [2.0] and len(Deep.modes) == depth + 1
+    assert {mode[:2] for mode in Deep.modes} == {(False, 1)}
+    assert len({name for *_, name in Deep.modes}) <= 2 and hooks.depth() == 0
+
+
+def test_an_exception_far_inside_passes_through_all_of_them():
+    class Fail(Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.depth = depth
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            if not ctx.depth:
+                raise KeyError("far inside")
+            with sg.enable_grad():
+                Fail.apply(leaf([1.0]), ctx.depth - 1).backward()
+            return g, None
+
+    x = leaf([1.0])
+    with pytest.raises(KeyError, match="far inside"):
+        Fail.apply(x, 40).backward()
+    (x * 2).backward()
+    assert x.grad.tolist() == [2.0] and sg.is_grad_enabled()
+
+
+# Gradient edges
+
+
+def test_an_edge_stands_for_its_tensor_in_grad():
+    x = leaf([2.0])
+    y = x * 3
+    z = (y * y).sum()
+    edge, of_leaf, root = get_gradient_edge(y), get_gradient_edge(x), get_gradient_edge(z)
+    assert [g.tolist() for g in sg.grad(z, [edge, of_leaf, x], retain_graph=True)] == [[12.0], [36.0], [36.0]]
+    assert same(sg.grad(root, edge, retain_graph=True)[0], [12.0])
+    del y, z
+    assert same(sg.grad(root, edge)[0], [12.0])
+    unused = get_gradient_edge(leaf([1.0]) * 1)
+    total = (x * 1).sum()
+    assert sg.grad(total, unused, allow_unused=True, retain_graph=True) == (None,)
+    assert same(sg.grad(total, unused, materialize_grads=True)[0], [0.0])
+
+
+def test_an_edge_stands_for_its_tensor_in_backward():
+    x = leaf([2.0, 3.0])
+    y = x * 3
+    edge = get_gradient_edge(y)
+    backward(edge, sg.Tensor(np.ones(2)), retain_graph=True)
+    assert same(x.grad, [3.0, 3.0])
+    x.grad = None
+    y.sum().backward(inputs=[edge], retain_graph=True)
+    assert x.grad is None and y.grad is None
+    y.sum().backward(inputs=[get_gradient_edge(x)], retain_graph=True)
+    assert same(x.grad, [3.0, 3.0])
+    with pytest.raises(RuntimeError, match=r"only for scalar outputs, got shape \(2,\)"):
+        backward(edge)
+    with pytest.raises(ShapeError, match=r"\(3,\) for a tensor of \(2,\)"):
+        backward([edge], [sg.ones(3)])
+
+
+def test_an_edge_that_leads_nowhere_is_refused():
+    with pytest.raises(RuntimeError, match="It is not possible to get the gradient edge for a Tensor that does not"):
+        get_gradient_edge(sg.ones(1))
+    with pytest.raises(TypeError, match="grad: got GradientEdge"):
+        sg.grad(leaf(1.0), GradientEdge(None, 0))
+
+
+def test_inputs_may_be_any_iterable_and_backward_takes_a_dicts_values():
+    layer = sg.nn.Linear(2, 1, dtype=sg.float64)
+    x = sg.ones(1, 2, dtype=sg.float64)
+    assert len(sg.grad(layer(x).sum(), layer.parameters())) == 2
+    layer(x).sum().backward(inputs=dict(layer.named_parameters()))
+    assert same(layer.bias.grad, [1.0])
+    with pytest.raises(RuntimeError, match="inputs cannot be empty"):
+        sg.grad(leaf(1.0), [])
+
+
+def test_hooks_run_only_where_a_gradient_is_asked_for():
+    x, w = leaf([2.0]), leaf([3.0])
+    y = x * w
+    seen: list[str] = []
+    x.register_hook(lambda grad: seen.append("x"))
+    w.register_hook(lambda grad: seen.append("w"))
+    y.register_hook(lambda grad: seen.append("y"))
+    w.register_post_accumulate_grad_hook(lambda leaf: seen.append("accumulated"))
+    sg.grad(y, x, retain_graph=True)
+    y.backward(inputs=[x], retain_graph=True)
+    assert seen == ["y", "x", "y", "x"]
+    y.backward()
+    assert sorted(seen[4:]) == ["accumulated", "w", "x", "y"]

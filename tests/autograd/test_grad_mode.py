@@ -1,5 +1,6 @@
 """Recording on and off: per thread, nested, as a context manager and as a decorator."""
 
+import asyncio
 import threading
 
 import numpy as np
@@ -142,3 +143,159 @@ def test_requires_grad_of_a_non_leaf_cannot_be_cleared_and_integers_cannot_have_
         (leaf([1.0]) * 2).requires_grad = False
     with pytest.raises(TypeError, match="floating-point"):
         sg.arange(3).requires_grad_()
+
+
+# Generators and coroutines
+
+DECORATORS = {
+    "no_grad": sg.no_grad,
+    "no_grad()": sg.no_grad(),
+    "set_grad_enabled(False)": lambda function: sg.set_grad_enabled(False)(function),
+    "inference_mode": sg.inference_mode,
+    "inference_mode()": sg.inference_mode(),
+}
+
+
+@pytest.mark.parametrize("name", DECORATORS)
+def test_a_decorated_generator_runs_in_the_mode_and_its_caller_in_its_own(name):
+    inside: list[bool] = []
+
+    @DECORATORS[name]
+    def generate(first: str):
+        try:
+            inside.append(sg.is_grad_enabled())
+            sent = yield first
+            inside.append(sg.is_grad_enabled())
+            try:
+                yield sent
+            except KeyError as error:
+                inside.append(sg.is_grad_enabled())
+                yield error.args[0]
+            return "returned"
+        finally:
+            inside.append(sg.is_grad_enabled())
+
+    generator = generate("first")
+    assert next(generator) == "first" and sg.is_grad_enabled()
+    assert generator.send("sent") == "sent" and sg.is_grad_enabled()
+    assert generator.throw(KeyError("thrown")) == "thrown" and sg.is_grad_enabled()
+    with pytest.raises(StopIteration) as end:
+        next(generator)
+    assert end.value.value == "returned" and inside == [False] * 4 and sg.is_grad_enabled()
+    closed = generate("first")
+    with sg.no_grad():
+        next(closed)
+    closed.close()
+    assert inside == [False] * 6 and sg.is_grad_enabled() and generate.__name__ == "generate"
+
+
+def test_enable_grad_decorates_a_generator_within_no_grad():
+    @sg.enable_grad()
+    def generate():
+        yield sg.is_grad_enabled()
+
+    with sg.no_grad():
+        assert list(generate()) == [True] and not sg.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", DECORATORS)
+def test_a_decorated_coroutine_runs_in_the_mode_and_others_meanwhile_in_theirs(name):
+    inside: list[bool] = []
+    meanwhile: list[bool] = []
+
+    @DECORATORS[name]
+    async def work() -> str:
+        for _ in range(3):
+            inside.append(sg.is_grad_enabled())
+            await asyncio.sleep(0)
+        return "done"
+
+    async def other() -> None:
+        for _ in range(3):
+            meanwhile.append(sg.is_grad_enabled())
+            await asyncio.sleep(0)
+
+    async def both() -> list[object]:
+        return await asyncio.gather(work(), other(), work())
+
+    assert asyncio.run(both()) == ["done", None, "done"]
+    assert inside == [False] * 6 and meanwhile == [True] * 3 and sg.is_grad_enabled()
+
+
+def test_a_decorated_coroutine_passes_exceptions_and_cancellation_on():
+    inside: list[bool] = []
+
+    @sg.no_grad()
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            inside.append(sg.is_grad_enabled())
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert inside == [False] and sg.is_grad_enabled()
+
+
+def test_a_decorated_asynchronous_generator_runs_in_the_mode():
+    inside: list[bool] = []
+
+    @sg.no_grad()
+    async def generate():
+        try:
+            for number in range(3):
+                inside.append(sg.is_grad_enabled())
+                await asyncio.sleep(0)
+                yield number
+        finally:
+            inside.append(sg.is_grad_enabled())
+
+    async def read() -> list[int]:
+        assert [number async for number in generate()] == [0, 1, 2] and sg.is_grad_enabled()
+        stopped = generate()
+        first = await anext(stopped)
+        await stopped.aclose()
+        return [first]
+
+    assert asyncio.run(read()) == [0] and inside == [False] * 6 and sg.is_grad_enabled()
+
+
+# inference_mode
+
+
+def test_inference_mode_records_nothing_and_says_that_it_is_on():
+    x = leaf([1.0])
+    with sg.inference_mode():
+        y = x * x
+        assert sg.is_inference_mode_enabled() and not sg.is_grad_enabled()
+        with sg.inference_mode(False):
+            assert not sg.is_inference_mode_enabled() and (x * x).requires_grad
+        assert sg.is_inference_mode_enabled() and not sg.is_grad_enabled()
+    assert not y.requires_grad and not sg.is_inference_mode_enabled() and sg.is_grad_enabled()
+
+
+def test_what_inference_mode_made_is_a_tensor_like_any_other():
+    x = leaf([3.0])
+    with sg.inference_mode():
+        y = x * 2
+    z = x * y
+    y.add_(1)
+    assert y._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+    (x * y).backward()
+    assert x.grad.tolist() == [7.0]
+
+
+def test_modes_are_found_where_pytorch_has_them():
+    from spillgrad.autograd import grad_mode
+
+    for name in ("no_grad", "enable_grad", "set_grad_enabled", "inference_mode"):
+        assert getattr(sg.autograd, name) is getattr(sg, name) is getattr(grad_mode, name)
+    assert sg.autograd.grad_mode is grad_mode

@@ -1,7 +1,9 @@
 """`saved_tensors_hooks`: what is packed, when, in which order; what unpacking may return; whose hooks apply."""
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -429,3 +431,178 @@ def test_a_saved_tensor_takes_hooks_once_by_hand():
     assert recorder.unpacked == [[3.0]]
     with pytest.raises(SavedTensorError, match="freed"):
         raw.register_hooks(recorder.pack, recorder.unpack)
+
+
+# Left and entered where nobody expects it
+
+
+def test_leaving_a_context_inside_an_unpack_hook_does_not_crash():
+    outer = saved_tensors_hooks(lambda t: t, lambda t: t)
+
+    def unpack(tensor: sg.Tensor) -> sg.Tensor:
+        inner.__exit__()
+        return tensor
+
+    inner = saved_tensors_hooks(lambda t: t, unpack)
+    x = leaf([1.0])
+    for _ in range(3):
+        with outer:
+            inner.__enter__()
+            y = x.sin().sum()
+            y.backward()
+        assert hooks.depth() == 0
+    inner.__exit__()
+    x.exp().grad_fn._raw_saved_result.register_hooks(lambda t: t, lambda t: t)
+
+
+def test_entering_a_context_inside_an_unpack_hook_does_not_leak():
+    def scope() -> Any:
+        def unpack(tensor: sg.Tensor) -> sg.Tensor:
+            known().__enter__()
+            return tensor
+
+        context = saved_tensors_hooks(lambda t: t, unpack)
+        known = weakref.ref(context)
+        with context:
+            y = leaf([1.0]).sin().sum()
+        y.backward()
+        assert hooks.depth() == 0
+        with context:
+            leaf([1.0]).sin().sum().backward()
+            assert hooks.depth() == 1
+        return weakref.ref(unpack)
+
+    gc.disable()
+    try:
+        assert scope()() is None and hooks.depth() == 0
+    finally:
+        gc.enable()
+
+
+def test_what_was_entered_inside_a_context_and_not_left_is_left_with_it():
+    outer, inner = Recorder(), Recorder()
+    with outer:
+        inner.__enter__()
+        inner.__enter__()
+    assert hooks.depth() == 0
+    leaf([1.0]) * leaf([1.0])
+    assert inner.packed == outer.packed == []
+
+
+def test_disabling_decorates_a_function():
+    @disable_saved_tensors_hooks("not in here")
+    def guarded() -> None:
+        with Recorder():
+            pass
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not in here"):
+            guarded()
+    with Recorder():
+        leaf([1.0]) * leaf([1.0])
+
+
+# only=
+
+
+@pytest.mark.parametrize(
+    ("only", "wanted"),
+    [
+        (lambda saved: saved.op == "tanh", [("tanh", "result")]),
+        (lambda saved: saved.slot == "other", [("mul", "other")]),
+        (lambda saved: saved.nbytes > 16, [("exp", "result")]),
+        (lambda saved: saved.tensor.dtype == sg.float32, []),
+        (lambda saved: False, []),
+        (None, [("mul", "self"), ("mul", "other"), ("tanh", "result"), ("exp", "result")]),
+    ],
+)
+def test_only_selects_by_operation_slot_size_or_the_tensor(only, wanted):
+    def run() -> sg.Tensor:
+        y = (x * x).tanh()
+        return y.sum() + y.expand(2, 2).exp().sum()
+
+    x = leaf([1.0, 2.0])
+    (plain,) = sg.grad(run(), x)
+    recorder = Recorder()
+    recorder.only = only
+    with recorder:
+        y = run()
+    assert recorder.places == wanted
+    np.testing.assert_array_equal(sg.grad(y, x)[0].numpy(), plain.numpy())
+    assert len(recorder.unpacked) == len(wanted)
+
+
+def test_only_selects_by_module():
+    class Net(sg.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = sg.nn.Linear(2, 2)
+            self.second = sg.nn.Sequential(sg.nn.Linear(2, 2), sg.nn.Tanh())
+
+        def forward(self, x: sg.Tensor) -> sg.Tensor:
+            return self.second(self.first(x)) * 1
+
+    seen: list[tuple[str, str]] = []
+    with saved_tensors_hooks(
+        lambda t: t, lambda t: t, only=lambda saved: bool(seen.append((saved.module, saved.op))) or False
+    ):
+        net = Net()
+        net(sg.ones(1, 2)).sum().backward()
+    modules = dict(seen)
+    assert set(modules) == {"first", "second.0", "second.1"} and modules["second.1"] == "tanh"
+
+
+def test_what_the_innermost_pair_does_not_take_goes_to_the_one_around_it():
+    outer, inner = Recorder(), Recorder()
+    inner.only = lambda saved: saved.op == "mul"
+    outer.only = lambda saved: saved.op != "exp"
+    x = leaf([1.0])
+    with outer, inner:
+        y = (x * x).tanh().exp()
+    assert inner.places == [("mul", "self"), ("mul", "other")] and outer.places == [("tanh", "result")]
+    y.backward()
+    assert (len(inner.unpacked), len(outer.unpacked)) == (2, 1)
+
+
+def test_only_sees_a_tensor_without_graph_and_its_exception_passes_through():
+    seen: list[Any] = []
+    x = leaf([1.0])
+    with saved_tensors_hooks(lambda t: t, lambda t: t, only=lambda saved: bool(seen.append(saved.tensor))):
+        (x * 2).tanh()
+    assert [(t.requires_grad, t.grad_fn) for t in seen] == [(False, None)]
+    with saved_tensors_hooks(lambda t: t, lambda t: t, only=raise_mine), pytest.raises(Mine, match="as it was"):
+        x * x
+
+
+def test_only_must_be_callable():
+    with pytest.raises(TypeError, match="saved_tensors_hooks: got only=3; wanted a function of one argument"):
+        saved_tensors_hooks(lambda t: t, lambda t: t, only=3)
+
+
+def test_a_custom_functions_values_are_selected_by_its_nodes_name():
+    class Keep(sg.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x, x * 2)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[1]
+
+    recorder = Recorder()
+    recorder.only = lambda saved: (saved.op, saved.slot) == ("KeepBackward", "1")
+    x = leaf([3.0])
+    with recorder:
+        y = Keep.apply(x) * x
+    assert recorder.places == [("KeepBackward", "1")]
+    y.backward()
+    assert x.grad.item() == 6.0 * 3.0 + 3.0
+
+
+def test_save_on_cpu_selects_too():
+    x = leaf([1.0, 2.0])
+    with save_on_cpu(only=lambda saved: saved.op == "tanh"):
+        y = (x * x).tanh()
+    assert isinstance(y.grad_fn._raw_saved_result.data, tuple)
+    assert isinstance(y.grad_fn.next_functions[0][0]._raw_saved_self.data, sg.Tensor)

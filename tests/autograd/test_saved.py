@@ -185,3 +185,60 @@ def test_reading_a_saved_value_does_not_use_it_up():
 def test_a_name_that_was_not_saved_says_what_was():
     with pytest.raises(AttributeError, match="MulBackward0 has no attribute '_saved_nothing'; it saved self, other"):
         (leaf([1.0]) * leaf([1.0])).grad_fn._saved_nothing  # noqa: B018
+
+
+def test_values_that_are_no_tensors_survive_freeing():
+    x = leaf([[1.0, 2.0]])
+    softmax = x.softmax(1)
+    nodes = [x.sum(0).grad_fn, softmax.grad_fn, x.unbind(1)[0].grad_fn]
+    softmax.sum().backward()
+    assert nodes[0]._saved_dim == (0,) and nodes[1]._saved_dim == 1 and nodes[2]._saved_dim == 1
+    with pytest.raises(SavedTensorError, match="freed"):
+        nodes[1]._saved_result  # noqa: B018
+
+
+# None and detach_
+
+
+def test_an_optional_tensor_that_was_not_given_is_none_and_takes_no_hooks():
+    node = sg.nn.functional.layer_norm(leaf([[1.0, 2.0]]), (2,)).grad_fn
+    raw = node._raw_saved_weight
+    assert node._saved_weight is None and raw.data is None and raw.unpack() is None and raw.unpack_hook is None
+    with pytest.raises(RuntimeError, match="register_hooks on a saved tensor with value None is forbidden"):
+        raw.register_hooks(lambda t: t, lambda t: t)
+    with pytest.raises(AttributeError, match="_raw_saved_eps"):
+        node._raw_saved_eps  # noqa: B018
+
+
+@pytest.mark.parametrize("then", ["nothing", "requires_grad_"])
+def test_a_saved_input_that_was_detached_in_place_is_an_error(then):
+    a = leaf(1.0).clone()
+    b = a.sin()
+    a.detach_()
+    if then == "requires_grad_":
+        a.requires_grad_()
+    with pytest.raises(
+        RuntimeError, match=r"Trying to use a saved tensor that has been detached.*sin saved it as 'sel"
+    ):
+        b.backward()
+
+
+def test_a_saved_output_and_what_hooks_packed_do_not_mind_detaching():
+    x = leaf(1.0)
+    a = x.clone()
+    b = a.exp()
+    b.detach_()
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        c = a.sin()
+    a.detach_()
+    c.backward()
+    assert x.grad.item() == np.cos(1.0)
+
+
+def test_stop_gradient_after_an_operation_leaves_the_operation_as_it_was():
+    x = leaf(1.0)
+    a = x.clone()
+    b = a.sin()
+    a.stop_gradient = True
+    b.backward()
+    assert x.grad.item() == np.cos(1.0)

@@ -187,6 +187,53 @@ def test_a_child_forked_while_another_thread_compiles_can_compile(tmp_path):
     subprocess.run([sys.executable, "-c", FORKED_WHILE_COMPILING], env=environment, check=True, timeout=200)
 
 
+BESIDE_NUMBA_S_THREADS = """
+import os, signal, warnings
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from numba import njit, prange, threading_layer
+from spillgrad_kernels import dispatch
+from spillgrad_kernels.matmul import matmul
+
+@njit(parallel=True)
+def total(values):
+    result = 0.0
+    for i in prange(values.size):
+        result += values[i]
+    return result
+
+def multiply():
+    return all(np.all(matmul(ones, ones) == 300) for _ in range(50))
+
+dispatch.set_num_threads(2)
+ones, values = np.ones((300, 300), np.float32), np.ones(100_000)
+assert total(values) == values.size
+with ThreadPoolExecutor(3) as callers:
+    calls = [callers.submit(multiply) for _ in range(3)]
+    assert all(total(values) == values.size for _ in range(50))
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(not multiply())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert all(call.result() for call in calls)
+print(threading_layer(), end="")
+"""
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
+@pytest.mark.parametrize("layer", ["workqueue", "omp", "tbb"])
+def test_kernels_run_beside_every_threading_layer_of_numba_s_and_in_its_forks(layer):
+    libraries = f"{sys.prefix}/lib"  # where the package of TBB puts it, and its loader does not look
+    environment = {**os.environ, "NUMBA_THREADING_LAYER": layer, "PYTHONPATH": os.pathsep.join(sys.path),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [libraries, os.environ.get("LD_LIBRARY_PATH")]))}  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", BESIDE_NUMBA_S_THREADS], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert (ended.stdout, ended.returncode) == (layer, 0), ended.stderr
+
+
 @pytest.mark.parametrize("ending", ["", "import time; time.sleep(0.05)", "import sys; sys.exit(0)"])
 def test_a_process_ends_whether_its_helpers_spin_or_sleep(ending):
     program = (

@@ -70,6 +70,67 @@ LAYERS = [
         lambda m, x: F.adaptive_max_pool2d(x, 1),
         "AdaptiveMaxPool2d(output_size=1)",
     ),
+    (
+        lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2),
+        (2, 4, 5),
+        lambda m, x: F.conv_transpose1d(x, m.weight, m.bias, 2, 1, 1, 2, 2),
+        "ConvTranspose1d(4, 6, kernel_size=(3,), stride=(2,), padding=(1,), output_padding=(1,), dilation=(2,), "
+        "groups=2)",
+    ),
+    (
+        lambda: nn.AdaptiveAvgPool1d(3),
+        (2, 4, 8),
+        lambda m, x: F.adaptive_avg_pool1d(x, 3),
+        "AdaptiveAvgPool1d(output_size=3)",
+    ),
+    (
+        lambda: nn.AdaptiveMaxPool1d(3),
+        (2, 4, 8),
+        lambda m, x: F.adaptive_max_pool1d(x, 3),
+        "AdaptiveMaxPool1d(output_size=3)",
+    ),
+    (
+        lambda: nn.LPPool2d(2, 3, stride=2),
+        (2, 4, 8, 7),
+        lambda m, x: F.lp_pool2d(x, 2, 3, 2),
+        "LPPool2d(norm_type=2, kernel_size=3, stride=2, ceil_mode=False)",
+    ),
+    (
+        lambda: nn.LPPool1d(2, 3),
+        (2, 4, 8),
+        lambda m, x: F.lp_pool1d(x, 2, 3),
+        "LPPool1d(norm_type=2, kernel_size=3, stride=None, ceil_mode=False)",
+    ),
+    (
+        lambda: nn.GroupNorm(2, 4),
+        (2, 4, 5),
+        lambda m, x: F.group_norm(x, 2, m.weight, m.bias),
+        "GroupNorm(2, 4, eps=1e-05, affine=True, bias=True)",
+    ),
+    (
+        lambda: nn.LocalResponseNorm(3),
+        (2, 4, 5),
+        lambda m, x: F.local_response_norm(x, 3),
+        "LocalResponseNorm(3, alpha=0.0001, beta=0.75, k=1.0)",
+    ),
+    (
+        lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+        (2, 3, 4, 5),
+        lambda m, x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        "Upsample(scale_factor=2.0, mode='bilinear')",
+    ),
+    (
+        lambda: nn.UpsamplingNearest2d(size=(3, 7)),
+        (2, 3, 4, 5),
+        lambda m, x: F.interpolate(x, (3, 7)),
+        "UpsamplingNearest2d(size=(3, 7), mode='nearest')",
+    ),
+    (
+        lambda: nn.UpsamplingBilinear2d(scale_factor=2),
+        (2, 3, 4, 5),
+        lambda m, x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+        "UpsamplingBilinear2d(scale_factor=2.0, mode='bilinear')",
+    ),
 ]
 
 
@@ -78,6 +139,28 @@ def test_a_layer_stands_for_its_function_and_shows_its_options(make, shape, func
     layer, x = make(), sg.randn(*shape)
     assert repr(layer) == shown
     np.testing.assert_array_equal(layer(x).numpy(), function(layer, x).numpy())
+
+
+def test_an_unpooling_layer_undoes_its_pooling():
+    x = sg.randn(2, 3, 6, 8)
+    values, indices = nn.MaxPool2d(2, return_indices=True)(x)
+    layer = nn.MaxUnpool2d(2)
+    assert repr(layer) == "MaxUnpool2d(kernel_size=(2, 2), stride=(2, 2), padding=(0, 0))"
+    again, same = nn.MaxPool2d(2, return_indices=True)(sg.where(layer(values, indices) != 0, x, -9.0))
+    assert (again.tolist(), same.tolist()) == (values.tolist(), indices.tolist())
+    values, indices = nn.MaxPool1d(2, return_indices=True)(x[0])
+    assert nn.MaxUnpool1d(2)(values, indices, output_size=(3, 6, 9)).shape == (3, 6, 9)
+
+
+def test_a_transposed_layer_makes_the_size_it_is_asked_for():
+    down, up = nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1)
+    for size in ((8, 9), (7, 10)):
+        small = down(sg.randn(1, 2, *size))
+        assert up(small, output_size=size).shape == (1, 2, *size)
+        assert up(small, output_size=(1, 2, *size)).shape == (1, 2, *size)
+    with pytest.raises(ArgumentError, match=r"valid sizes range from \(7, 9\) to \(8, 10\)"):
+        up(small, output_size=(9, 10))
+    assert nn.ConvTranspose1d(3, 2, 3, stride=2)(sg.randn(1, 3, 4), output_size=(10,)).shape == (1, 2, 10)
 
 
 def test_first_weights_are_uniform_within_the_inverse_root_of_the_fan_in():

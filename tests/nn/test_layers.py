@@ -41,11 +41,11 @@ LAYERS = [
     (lambda: nn.Softmax(dim=0), lambda x: softmax(x, 0), "Softmax(dim=0)"),
     (lambda: nn.Softmax(dim=-1), lambda x: softmax(x, -1), "Softmax(dim=-1)"),
     (lambda: nn.Flatten(0), lambda x: x.reshape(-1), "Flatten(start_dim=0, end_dim=-1)"),
-    (lambda: nn.LayerNorm(4), layer_norm, "LayerNorm((4,), eps=1e-05, elementwise_affine=True)"),
+    (lambda: nn.LayerNorm(4), layer_norm, "LayerNorm((4,), eps=1e-05, elementwise_affine=True, bias=True)"),
     (
         lambda: nn.LayerNorm([3, 4], elementwise_affine=False),
         lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-5),
-        "LayerNorm((3, 4), eps=1e-05, elementwise_affine=False)",
+        "LayerNorm((3, 4), eps=1e-05, elementwise_affine=False, bias=False)",
     ),
     (
         lambda: nn.RMSNorm(4, eps=1e-6),

@@ -108,6 +108,25 @@ def test_conv1d_is_conv2d_of_one_row(options):
     check_gradients(lambda *tensors: F.conv1d(*tensors, **options), x[:1, :, :5], weight, bias, second=False)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"groups": 2}, {"stride": 3, "dilation": 2}],
+    ids=str,
+)
+def test_conv_transpose1d_is_conv_transpose2d_of_one_row(options):
+    groups = options.get("groups", 1)
+    x, weight, bias = RNG.normal(size=(2, 4, 5)), RNG.normal(size=(4, 3, 3)), RNG.normal(size=3 * groups)
+    zero = {"padding", "output_padding"}
+    plane = {key: (0 if key in zero else 1, value) for key, value in options.items() if key != "groups"}
+    got = F.conv_transpose1d(*map(sg.tensor, (x, weight, bias)), **options)
+    images = [sg.tensor(a) for a in (x[:, :, None], weight[:, :, None], bias)]
+    expected = F.conv_transpose2d(*images, **plane, groups=groups)
+    np.testing.assert_allclose(got.numpy(), expected.numpy()[:, :, 0], 1e-12)
+    alone = F.conv_transpose1d(*map(sg.tensor, (x[0], weight, bias)), **options)
+    np.testing.assert_allclose(alone.numpy(), got.numpy()[0], 1e-12)
+    check_gradients(lambda *tensors: F.conv_transpose1d(*tensors, **options), x[:1, :, :3], weight, bias)
+
+
 def test_an_input_may_lack_a_batch_or_lie_in_any_order():
     x, weight, bias = operands(*CASES[2])
     expected = convolved(x, weight, bias, **CASES[2][-1])
@@ -158,6 +177,7 @@ def test_a_convolution_saves_input_and_weight_only():
         (lambda x, w: F.conv2d(x, w, dilation=1.5), TypeError, "got dilation 1.5"),
         (lambda x, w: F.conv2d(x, w, groups=0), ArgumentError, "got groups 0"),
         (lambda x, w: F.conv2d(x, w, dilation=4), ShapeError, "not one window fits"),
+        (lambda x, w: F.conv_transpose1d(x, w), ShapeError, "conv_transpose1d: got input"),
         (lambda x, w: F.conv_transpose2d(x, w), ShapeError, "the weight's 3 channels"),
         (lambda x, w: F.conv_transpose2d(x, w[:2], output_padding=1), ArgumentError, "below the stride"),
         (lambda x, w: F.conv_transpose2d(x, w[:2], padding=9), ShapeError, "nothing is left"),

@@ -97,7 +97,22 @@ def test_linear_is_a_product_with_the_transposed_weight(batch, bias):
     check_gradients(linear, *arrays)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 13, 70, 600])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_linear_of_any_size_and_layout_adds_the_bias_to_every_row(rows, dtype):
+    x, w, b = (array.astype(dtype) for array in normal((2, rows, 96), (80, 48), (160,)))
+    for features in (1, 7, 80):
+        for input in (x[0, :, :48], x[0, :, ::2], x[:, :, :48], x[:, ::-1, :48], x.swapaxes(0, 1)[..., 48:]):
+            for weight in (w[:features], np.asfortranarray(w)[:features], w[:features, ::-1]):
+                for bias in (b[:features], b[::2][:features]):
+                    got = linear(*map(sg.from_numpy, (input, weight, bias))).numpy()
+                    wanted = input.astype(float) @ weight.T.astype(float) + bias
+                    np.testing.assert_allclose(got, wanted, 1e-5 if dtype == np.float32 else 1e-12, 1e-4)
+
+
 def test_linear_takes_no_features_and_integers():
+    assert linear(sg.ones(2, 0), sg.ones(4, 0), sg.ones(4)).tolist() == [[1] * 4] * 2
+    assert linear(sg.ones(0, 3), sg.ones(4, 3), sg.ones(4)).shape == (0, 4)
     assert linear(sg.ones(2, 0), sg.ones(4, 0)).tolist() == [[0] * 4] * 2
     assert linear(sg.tensor([[1, 2]]), sg.tensor([[3, 4]]), sg.tensor([5])).tolist() == [[16]]
     check_half_precision(linear, *normal((2, 5, 3), (4, 3), (4,)), tolerance=5e-2)

@@ -119,6 +119,62 @@ def test_signals_are_images_of_one_row(options):
     assert F.max_pool1d(sg.tensor(signal[0]), 2).shape == (3, 3)
 
 
+@pytest.mark.parametrize("length", [1, 3, 6, 9])
+def test_adaptive_pooling_of_signals_is_that_of_images_of_one_row(length):
+    signal = X[:, :, 0]
+    found = adaptive((1, 6), (1, length))
+    expected = pooled(X[:, :, :1], found, mean)[:, :, 0]
+    np.testing.assert_allclose(F.adaptive_avg_pool1d(sg.tensor(signal), length).numpy(), expected, 1e-12)
+    values, indices = F.adaptive_max_pool1d(sg.tensor(signal), length, return_indices=True)
+    np.testing.assert_array_equal(values.numpy(), pooled(X[:, :, :1], found, largest)[:, :, 0])
+    np.testing.assert_array_equal(indices.numpy(), pooled(X[:, :, :1], found, place_of_largest)[:, :, 0])
+    assert F.adaptive_avg_pool1d(sg.tensor(signal[0]), (None,)).shape == (3, 6)
+    check_gradients(lambda x: F.adaptive_avg_pool1d(x, length), signal[:1])
+    check_gradients(lambda x: F.adaptive_max_pool1d(x, length), signal[:1])
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.5, math.inf])
+@pytest.mark.parametrize("options", [{}, {"stride": 1}, {"stride": 2, "ceil_mode": True}], ids=str)
+def test_power_pooling_takes_the_root_of_the_sum_of_powers(power, options):
+    x = np.abs(X)
+    found = windows(x.shape[2:], 2, **options)
+    if power == math.inf:
+        expected = pooled(x, found, largest)
+    else:
+        # A window of ceil_mode that reaches beyond the image counts as if it went on alike, as in PyTorch.
+        expected = pooled(x, found, lambda v, p, n: ((v**power).sum() * 4 / (len(v) if n < 4 else 4)) ** (1 / power))
+    np.testing.assert_allclose(F.lp_pool2d(sg.tensor(x), power, 2, **options).numpy(), expected, 1e-10)
+    check_gradients(lambda x: F.lp_pool2d(x, power, 2, **options), x[:1, :2])
+    rows = np.repeat(x[:, :, :1], 2, 2)  # two equal rows double every sum
+    doubled = F.lp_pool2d(sg.tensor(rows), power, 2, **options).numpy()[:, :, 0]
+    single = F.lp_pool1d(sg.tensor(x[:, :, 0]), power, 2, **options).numpy()
+    np.testing.assert_allclose(doubled, single * 2 ** (0 if power == math.inf else 1 / power), 1e-10)
+
+
+def test_power_pooling_of_zeros_is_zero_and_so_is_its_gradient():
+    x = leaf(np.zeros((1, 1, 2, 2)))
+    y = F.lp_pool2d(x, 2.0, 2)
+    y.sum().backward()
+    assert y.item() == 0
+    assert x.grad.tolist() == [[[[0, 0], [0, 0]]]]
+
+
+@pytest.mark.parametrize("options", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}], ids=str)
+def test_unpooling_puts_the_largest_back_where_they_were(options):
+    values, indices = F.max_pool2d(sg.tensor(X), **options, return_indices=True)
+    expected = np.zeros((6, 42))
+    np.put_along_axis(expected, indices.numpy().reshape(6, -1), values.numpy().reshape(6, -1), 1)
+    got = F.max_unpool2d(values, indices, **options, output_size=X.shape)
+    np.testing.assert_array_equal(got.numpy(), expected.reshape(X.shape))
+    if options["kernel_size"] == 2:
+        check_gradients(lambda x: F.max_unpool2d(x, indices, **options, output_size=(7, 6)), values.numpy())
+    values, indices = F.max_pool1d(sg.tensor(X[0, :, 0]), 2, return_indices=True)
+    line = F.max_unpool1d(values, indices, 2)
+    assert line.shape == (3, 6)
+    assert (line != 0).sum().item() == 9
+    np.testing.assert_array_equal(line.numpy()[line.numpy() != 0], values.numpy().reshape(-1))
+
+
 def test_of_equal_elements_the_first_counts_and_takes_the_gradient():
     x = leaf(np.ones((1, 1, 2, 4)))
     values, indices = F.max_pool2d(x, 2, return_indices=True)
@@ -162,6 +218,11 @@ def test_max_pooling_saves_indices_only():
         (lambda x: F.avg_pool2d(x, 3, padding=2), ArgumentError, "at most half of it may be padding"),
         (lambda x: F.avg_pool2d(x, 2, divisor_override=0), ArgumentError, "must not be zero"),
         (lambda x: F.max_pool2d(x[..., :1], (1, 2), padding=(0, 1), dilation=2), ShapeError, "nothing but padding"),
+        (lambda x: F.adaptive_avg_pool1d(x[0], (1, 2)), ArgumentError, "wanted one integer"),
+        (lambda x: F.lp_pool1d(x, 2.0, 2), ShapeError, "lp_pool1d: got input"),
+        (lambda x: F.max_unpool2d(x, x[0].long(), 2), ShapeError, "Expected shape of indices to be that of the input"),
+        (lambda x: F.max_unpool2d(x, x.long(), 2, output_size=(5, 5)), ArgumentError, "invalid output_size"),
+        (lambda x: F.max_unpool2d(x, x.long() + 100, 2), ArgumentError, "indices outside an image"),
         (lambda x: F.adaptive_avg_pool2d(x, (1, 2, 3)), ArgumentError, "wanted one or two"),
         (lambda x: F.adaptive_avg_pool2d(x, (-1, 2)), ArgumentError, "from 0 on"),
     ],

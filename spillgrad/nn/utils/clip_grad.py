@@ -1,4 +1,4 @@
-"""Gradients and parameters as a whole."""
+"""The gradients of many parameters, made smaller."""
 
 import math
 from collections.abc import Iterable
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.errors import ArgumentError, GraphError, ShapeError
-from spillgrad.ops import creation, shape
+from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.ops import creation
 from spillgrad.optim.arrays import pending, run
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
@@ -67,19 +67,3 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
     with no_grad():
         for gradient in _gradients(parameters):
             gradient.copy_(gradient.clamp(-clip_value, clip_value))
-
-
-def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """Return all parameters, flattened, in one vector."""
-    return shape.cat([parameter.reshape(-1) for parameter in parameters])
-
-
-def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Copy a vector, as `parameters_to_vector` made it, into the parameters."""
-    parameters = list(parameters)
-    sizes = [math.prod(parameter.shape) for parameter in parameters]
-    if tuple(vec.shape) != (sum(sizes),):
-        raise ShapeError(f"vector_to_parameters: got shape {tuple(vec.shape)}, wanted ({sum(sizes)},)")
-    with no_grad():
-        for parameter, part in zip(parameters, vec.detach().split(sizes), strict=True):
-            parameter.copy_(part.reshape(parameter.shape))

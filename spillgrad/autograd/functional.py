@@ -1,0 +1,330 @@
+"""Whole derivatives of functions of tensors: Jacobians, Hessians and their products with vectors.
+
+`func` takes tensors and returns a tensor or a tuple of them; `inputs` is a tensor or a tuple, and results have the
+structure of the inputs and outputs they belong to. What does not depend on an input has a derivative of zeros, or
+raises GraphError with `strict=True`; so does, with `create_graph=True`, a derivative that cannot be differentiated
+further. Results carry a graph, back to inputs that require a gradient, only with `create_graph=True`.
+
+Source: torch.autograd.functional.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad.autograd.differentiate import grad
+from spillgrad.autograd.grad_mode import enable_grad
+from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
+from spillgrad.ops.shape import reshape, stack, view
+from spillgrad.tensor import Tensor
+
+__all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
+
+Function = Callable[..., Any]
+Tensors = Tensor | tuple[Tensor, ...]
+_STRATEGIES = ("reverse-mode", "forward-mode")
+
+
+class _Group(NamedTuple):
+    """Tensors, and whether they came as a tuple."""
+
+    tensors: tuple[Tensor, ...]
+    is_tuple: bool
+
+    @classmethod
+    def of(cls, who: str, what: str, value: Any) -> "_Group":
+        is_tuple = isinstance(value, tuple | list)
+        tensors = tuple(value) if is_tuple else (value,)
+        for i, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor):
+                place = f" at index {i}" if is_tuple else ""
+                raise OperandError(
+                    f"{who}: got {type(tensor).__name__} in the {what}{place}; wanted a tensor or a tuple of tensors"
+                )
+        return cls(tensors, is_tuple)
+
+    def like(self, values: Sequence[Any]) -> Any:
+        """Return values, one per tensor, in the structure the tensors came in."""
+        return tuple(values) if self.is_tuple else values[0]
+
+
+class _Call:
+    """A call of the user's function on inputs of its own, so that what it captured counts as constant."""
+
+    def __init__(self, who: str, func: Function, inputs: Any, create_graph: bool, strict: bool) -> None:
+        self.who, self.create_graph, self.strict = who, create_graph, strict
+        given = _Group.of(who, "inputs", inputs)
+        self.inputs = _Group(tuple(_fresh(tensor, create_graph) for tensor in given.tensors), given.is_tuple)
+        result = func(*self.inputs.tensors)
+        self.outputs = _Group.of(who, "outputs of the function", result)
+        if strict:
+            for i, output in enumerate(self.outputs.tensors):
+                if not output.requires_grad:
+                    raise GraphError(f"{who}: output {i} does not depend on the inputs, which strict=True asks for")
+
+    def vector(self, v: Any, like: _Group) -> tuple[Tensor, ...]:
+        """Return the vector of a product: `v`, which has the shapes of `like`, or 1 for a single element."""
+        if v is None:
+            if len(like.tensors) != 1 or like.tensors[0].numel() != 1:
+                raise GraphError(
+                    f"{self.who}: v can only be left out for a single tensor with a single element; give one of shape "
+                    f"{', '.join(str(tensor.shape) for tensor in like.tensors)}"
+                )
+            return (_ones(like.tensors[0]),)
+        vector = _Group.of(self.who, "vector v", v)
+        got, wanted = ([tensor.shape for tensor in group.tensors] for group in (vector, like))
+        if got != wanted:
+            raise ShapeError(
+                f"{self.who}: got v of {', '.join(map(str, got))}; wanted {', '.join(map(str, wanted))}, as what it is "
+                "multiplied with"
+            )
+        return vector.tensors if self.create_graph else tuple(tensor.detach() for tensor in vector.tensors)
+
+    def scalar(self) -> Tensor:
+        """Return the only output, of one element."""
+        if self.outputs.is_tuple or self.outputs.tensors[0].numel() != 1:
+            got = ", ".join(str(tensor.shape) for tensor in self.outputs.tensors)
+            raise GraphError(
+                f"{self.who}: the function returned {'a tuple of ' if self.outputs.is_tuple else ''}{got}; it should "
+                "return a single tensor with a single element"
+            )
+        return self.outputs.tensors[0]
+
+    def gradient(self) -> list[Tensor]:
+        """Return the gradient of the only output, ready to be differentiated again; zeros where there is none."""
+        output = self.scalar()
+        found = _pulled((output,), self.inputs.tensors, (_ones(output),), create_graph=True)
+        if self.strict:
+            for i, gradient in enumerate(found):
+                if gradient is None or not gradient.requires_grad:
+                    raise GraphError(
+                        f"{self.who}: the gradient by input {i} does not depend on the inputs, which strict=True asks "
+                        "for: the function must be twice differentiable, and not linear"
+                    )
+        return self.filled(found, self.inputs.tensors, strict=False)
+
+    def filled(self, found: Sequence[Any], like: Sequence[Tensor], strict: bool | None = None) -> list[Tensor]:
+        """Return derivatives with zeros for those that nothing reached; without graph unless one was asked for."""
+        results: list[Tensor] = []
+        for i, (derivative, tensor) in enumerate(zip(found, like, strict=True)):
+            if self.strict if strict is None else strict:
+                if derivative is None:
+                    raise GraphError(
+                        f"{self.who}: nothing depends on entry {i}, which strict=True asks for; with strict=False its "
+                        "derivative is zeros"
+                    )
+                if self.create_graph and not derivative.requires_grad:
+                    raise GraphError(
+                        f"{self.who}: the derivative by entry {i} does not depend on the inputs, which strict=True "
+                        "with create_graph=True asks for"
+                    )
+            results.append(_zeros(tensor) if derivative is None else derivative)
+        return results
+
+    def finished(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return results as the caller gets them."""
+        return list(tensors) if self.create_graph else [tensor.detach() for tensor in tensors]
+
+
+def _fresh(tensor: Tensor, create_graph: bool) -> Tensor:
+    """Return another tensor of the same values that requires a gradient, in the graph of the first if that is asked."""
+    if create_graph and tensor.requires_grad:
+        return view(tensor, tensor.shape)
+    return tensor.detach().requires_grad_()
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return Tensor.wrap(np.zeros(like.shape, like.dtype))
+
+
+def _ones(like: Tensor) -> Tensor:
+    return Tensor.wrap(np.ones(like.shape, like.dtype))
+
+
+def _unit(like: Tensor, place: int) -> Tensor:
+    """Return zeros with a single 1 at a place in the flattened tensor."""
+    values = np.zeros(like.shape, like.dtype)
+    values.reshape(-1)[place] = 1
+    return Tensor.wrap(values)
+
+
+def _pulled(
+    outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], vectors: Sequence[Tensor], *, create_graph: bool,
+    retain_graph: bool | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return vᵀ J per input, None where no output depends on it."""
+    pairs = [
+        (o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad
+    ]  # fmt: skip
+    if not pairs:
+        return [None] * len(inputs)
+    roots, seeds = zip(*pairs, strict=True)
+    return list(grad(roots, list(inputs), list(seeds), retain_graph, create_graph, allow_unused=True))
+
+
+def vjp(
+    func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return (func(*inputs), vᵀ J), J the Jacobian; `v` may be left out for an output of one element.
+
+    Shapes: v as the outputs, vᵀ J as the inputs.
+    """
+    with enable_grad():
+        call = _Call("vjp", func, inputs, create_graph, strict)
+        vector = call.vector(v, call.outputs)
+        found = _pulled(call.outputs.tensors, call.inputs.tensors, vector, create_graph=create_graph)
+        product = call.filled(found, call.inputs.tensors)
+    return call.outputs.like(call.finished(call.outputs.tensors)), call.inputs.like(call.finished(product))
+
+
+def jvp(
+    func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return (func(*inputs), J v), J the Jacobian; `v` may be left out for an input of one element.
+
+    J v is the derivative of uᵀ J v by u: two backwards, whatever the number of outputs.
+    Shapes: v as the inputs, J v as the outputs.
+    """
+    with enable_grad():
+        call = _Call("jvp", func, inputs, create_graph, strict)
+        vector = call.vector(v, call.inputs)
+        pushed = _Pushed(call.outputs.tensors, call.inputs.tensors)
+        product = call.filled(pushed(vector, create_graph=create_graph), call.outputs.tensors)
+    return call.outputs.like(call.finished(call.outputs.tensors)), call.outputs.like(call.finished(product))
+
+
+class _Pushed:
+    """J v for any v: uᵀ J is linear in u, so its derivative by u, times v, is J v whatever u."""
+
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        self._duals = [_zeros(output).requires_grad_() for output in outputs]
+        self._pulled = _pulled(outputs, inputs, self._duals, create_graph=True)
+
+    def __call__(self, vectors: Sequence[Tensor], *, create_graph: bool, retain_graph: bool | None = None) -> list[Any]:
+        """Return J v per output, None for one that depends on no input."""
+        return _pulled(self._pulled, self._duals, vectors, create_graph=create_graph, retain_graph=retain_graph)
+
+    def by_element(self, position: int, place: int, *, create_graph: bool) -> list[Any]:
+        """Return per output its derivative by one element of the input at a position."""
+        source = self._pulled[position]
+        if source is None:
+            return [None] * len(self._duals)
+        unit = _unit(source, place)
+        return _pulled([source], self._duals, [unit], create_graph=create_graph, retain_graph=True)
+
+
+def jacobian(
+    func: Function,
+    inputs: Tensors,
+    create_graph: bool = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    strategy: str = "reverse-mode",
+) -> Any:
+    """Return all derivatives of the outputs by the inputs: result[i][j] those of output i by input j.
+
+    Without a tuple of outputs or of inputs, that level of the result is left out. "reverse-mode" runs one backward per
+    element of the outputs, "forward-mode" one (of a backward) per element of the inputs: choose by which are fewer.
+    `vectorize` changes nothing: the same backwards run.
+    Shapes: result[i][j] has the shape of output i, then that of input j.
+    Raises ArgumentError for another strategy.
+    """
+    _check_strategy("jacobian", strategy)
+    with enable_grad():
+        call = _Call("jacobian", func, inputs, create_graph, strict)
+        blocks = (_by_rows if strategy == "reverse-mode" else _by_columns)(call)
+    return call.outputs.like([call.inputs.like(call.finished(row)) for row in blocks])
+
+
+def _check_strategy(who: str, strategy: str) -> None:
+    if strategy not in _STRATEGIES:
+        raise ArgumentError(f"{who}: got strategy {strategy!r}; wanted one of {', '.join(_STRATEGIES)}")
+
+
+def _by_rows(call: _Call) -> list[list[Tensor]]:
+    blocks = []
+    for output in call.outputs.tensors:
+        rows = []
+        for place in range(output.numel()):
+            unit = _unit(output, place)
+            found = _pulled(
+                [output], call.inputs.tensors, [unit], create_graph=call.create_graph, retain_graph=True
+            )  # fmt: skip
+            rows.append(call.filled(found, call.inputs.tensors))
+        blocks.append([_joined([row[j] for row in rows], 0, output, x) for j, x in enumerate(call.inputs.tensors)])
+    return blocks
+
+
+def _by_columns(call: _Call) -> list[list[Tensor]]:
+    pushed = _Pushed(call.outputs.tensors, call.inputs.tensors)
+    columns: list[list[list[Tensor]]] = [
+        [
+            call.filled(pushed.by_element(j, place, create_graph=call.create_graph), call.outputs.tensors)
+            for place in range(x.numel())
+        ]
+        for j, x in enumerate(call.inputs.tensors)
+    ]
+    return [
+        [_joined([column[i] for column in columns[j]], -1, output, x) for j, x in enumerate(call.inputs.tensors)]
+        for i, output in enumerate(call.outputs.tensors)
+    ]
+
+
+def _joined(parts: list[Tensor], dim: int, output: Tensor, x: Tensor) -> Tensor:
+    """Return the derivatives of one output by one input, from one part per element of either."""
+    shape = (*output.shape, *x.shape)
+    return reshape(stack(parts, dim), shape) if parts else Tensor.wrap(np.zeros(shape, x.dtype))
+
+
+def hessian(
+    func: Function,
+    inputs: Tensors,
+    create_graph: bool = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    outer_jacobian_strategy: str = "reverse-mode",
+) -> Any:
+    """Return all second derivatives of a function whose output has one element: result[i][j] those by inputs i and j.
+
+    Options as `jacobian`, of which this is the one of the gradient. Without a tuple of inputs, the result is a tensor.
+    Shapes: result[i][j] has the shape of input i, then that of input j.
+    """
+    _check_strategy("hessian", outer_jacobian_strategy)
+    given = _Group.of("hessian", "inputs", inputs)
+
+    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_Call("hessian", func, tensors, True, strict).gradient())
+
+    rows = jacobian(gradient, given.tensors, create_graph, strict, vectorize, outer_jacobian_strategy)
+    return given.like([given.like(row) for row in rows])
+
+
+def vhp(
+    func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return (func(*inputs), vᵀ H), H the Hessian; the output and, without `v`, the input have one element.
+
+    Shapes: v and vᵀ H as the inputs.
+    """
+    with enable_grad():
+        call = _Call("vhp", func, inputs, create_graph, strict)
+        vector = call.vector(v, call.inputs)
+        found = _pulled(call.gradient(), call.inputs.tensors, vector, create_graph=create_graph)
+        product = call.filled(found, call.inputs.tensors)
+    return call.outputs.like(call.finished(call.outputs.tensors)), call.inputs.like(call.finished(product))
+
+
+def hvp(
+    func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return (func(*inputs), H v), H the Hessian; three backwards, where `vhp` of the symmetric H needs two.
+
+    Shapes: v and H v as the inputs.
+    """
+    with enable_grad():
+        call = _Call("hvp", func, inputs, create_graph, strict)
+        vector = call.vector(v, call.inputs)
+        pushed = _Pushed(call.gradient(), call.inputs.tensors)
+        product = call.filled(pushed(vector, create_graph=create_graph), call.inputs.tensors)
+    return call.outputs.like(call.finished(call.outputs.tensors)), call.inputs.like(call.finished(product))

@@ -1,0 +1,92 @@
+"""A hook on the gradients of several tensors at once."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spillgrad.autograd import engine
+from spillgrad.autograd.node import Node, RemovableHandle
+from spillgrad.errors import ArgumentError
+from spillgrad.tensor import Tensor
+
+
+class _MultiHook:
+    """A function and the tensors it waits for, which it keeps no graph of alive.
+
+    What has arrived is noted per run: several may go on at once, in threads or one inside another.
+    """
+
+    def __init__(self, function: Callable[[Any], None], tensors: Sequence[Tensor], first_only: bool) -> None:
+        self.removed = False
+        self._function = function
+        self._first_only = first_only
+        self._sources = [weakref.ref(tensor.grad_fn or tensor) for tensor in tensors]
+        self._arrived: weakref.WeakKeyDictionary[engine.Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
+        self._awaited: weakref.WeakKeyDictionary[engine.Run, set[int]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def at(self, place: int) -> Callable[[Tensor], None]:
+        """Return the hook for the tensor at this place."""
+
+        def hook(grad: Tensor) -> None:
+            run = engine.current_run()
+            with self._lock:
+                first = run not in self._arrived
+                arrived = self._arrived.setdefault(run, {})
+                arrived[place] = grad
+                if first and not self._first_only:
+                    self._awaited[run] = {p for p, source in enumerate(self._sources) if run.visits(_node(source()))}
+                    run.at_end.append(lambda: self._finish(run))
+            if self._first_only:
+                if first:
+                    self._function(grad)
+            elif arrived.keys() >= self._awaited[run]:
+                self._finish(run)
+
+        return hook
+
+    def _finish(self, run: "engine.Run") -> None:
+        """Call the function, unless that was done."""
+        with self._lock:
+            arrived = self._arrived[run]
+            if self.removed or self._awaited.pop(run, None) is None:
+                return
+        self._function([arrived.get(place) for place in range(len(self._sources))])
+
+
+def _node(source: Any) -> Node | None:
+    return source.gradient_edge()[0] if isinstance(source, Tensor) else source
+
+
+class _Handle(RemovableHandle):
+    """Undoes the registration on every tensor."""
+
+    def __init__(self, hook: _MultiHook, handles: Sequence[RemovableHandle]) -> None:
+        self._hook = hook
+        self._handles = handles
+
+    def remove(self) -> None:
+        self._hook.removed = True
+        for handle in self._handles:
+            handle.remove()
+
+
+def register_multi_grad_hook(
+    tensors: Sequence[Tensor], fn: Callable[[Any], None], *, mode: str = "all"
+) -> RemovableHandle:
+    """Call `fn` once in every backward that computes gradients of `tensors`; return the handle that removes it.
+
+    With "all", `fn(grads)` runs as soon as the last of these gradients is there, at the end where one that was on the
+    way never came; a tensor without gradient has None. With "any", `fn(grad)` runs with the first; tensors that require
+    no gradient are left out. The gradients must not be changed, and what `fn` returns is ignored.
+
+    Raises ArgumentError for another mode, GraphError for a tensor that requires no gradient.
+    Source: torch.autograd.graph.register_multi_grad_hook.
+    """
+    if mode not in ("all", "any"):
+        raise ArgumentError(f"register_multi_grad_hook: got mode={mode!r}; accepted are 'all' and 'any'")
+    if mode == "any":
+        tensors = [tensor for tensor in tensors if tensor.requires_grad]
+    hook = _MultiHook(fn, tensors, mode == "any")
+    return _Handle(hook, [tensor.register_hook(hook.at(place)) for place, tensor in enumerate(tensors)])

@@ -1,0 +1,99 @@
+"""Hooks that let saved tensors be changed in place: backward sees them as they were."""
+
+import weakref
+
+import numpy as np
+
+from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks
+from spillgrad.errors import SavedTensorError
+from spillgrad.tensor import Storage, Tensor
+
+
+class _Packed:
+    """A saved tensor: over its own storage until that is about to change, then over a copy."""
+
+    __slots__ = ("__weakref__", "array", "is_copy", "keeper", "storage")
+
+    def __init__(self, tensor: Tensor, keeper: "_Keeper") -> None:
+        self.array = tensor.array
+        self.storage = tensor.storage
+        self.is_copy = False
+        self.keeper: _Keeper | None = keeper
+
+
+class _Keeper:
+    """What looks at one version of a storage; copies that version once, if anything still does when it ends.
+
+    The storage knows its keeper weakly, saved tensors know it strongly: without them nothing is copied.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.version = storage.version
+        self._looking: weakref.WeakSet[_Packed] = weakref.WeakSet()
+
+    def pack(self, tensor: Tensor) -> _Packed:
+        """Return the tensor as it is kept."""
+        packed = _Packed(tensor, self)
+        self._looking.add(packed)
+        return packed
+
+    def keep(self) -> None:
+        """Copy what saved tensors look at: the storage is about to change."""
+        looking = list(self._looking)
+        if self._storage.version != self.version or not looking:
+            return  # it changed untold, which unpacking will notice
+        dense = self._storage.array
+        if dense.flags.c_contiguous:
+            memory = dense.reshape(-1).view(np.uint8)
+            bounds = [np.lib.array_utils.byte_bounds(packed.array) for packed in looking]
+            start = min(low for low, _ in bounds)
+            offset = start - np.lib.array_utils.byte_bounds(dense)[0]
+            copy = memory[offset : offset + max(high for _, high in bounds) - start].copy()
+            storage = Storage(copy)
+            for packed in looking:
+                packed.array = _moved(packed.array, copy, start)
+                packed.storage = storage
+        else:  # memory with gaps
+            for packed in looking:
+                packed.array = packed.array.copy()
+                packed.storage = Storage(packed.array)
+        for packed in looking:
+            packed.is_copy, packed.keeper = True, None
+
+
+def _moved(array: np.ndarray, copy: np.ndarray, start: int) -> np.ndarray:
+    """Return what `array` is in a copy of the memory that begins at address `start`."""
+    place = int(array.__array_interface__["data"][0]) - start
+    return np.ndarray(array.shape, array.dtype, copy, place, array.strides)
+
+
+def _pack(tensor: Tensor) -> _Packed:
+    storage = tensor.storage
+    keeper = None if storage.keeper is None else storage.keeper()
+    if keeper is None or keeper.version != storage.version:
+        keeper = _Keeper(storage)
+        storage.keeper = weakref.ref(keeper)
+    return keeper.pack(tensor)
+
+
+def _unpack(packed: _Packed) -> Tensor:
+    if packed.is_copy and packed.storage.version:
+        raise SavedTensorError(
+            "allow_mutation_on_saved_tensors: a saved tensor was modified in place after it was unpacked; clone() a "
+            "saved tensor before changing it"
+        )
+    return Tensor.wrap(packed.array, packed.storage)
+
+
+class allow_mutation_on_saved_tensors(saved_tensors_hooks):
+    """Allow in-place changes of what operations inside save for backward: backward sees the values as they were.
+
+    A saved tensor costs nothing until it is about to be changed; then one copy is made for all that saved this version
+    of its memory, which goes with the last graph that needs it. Changes and backward may come after the context, too,
+    and contexts nest, which PyTorch refuses. Only writes through `.numpy()` and DLPack go unnoticed, as everywhere.
+    `only`: as in `saved_tensors_hooks`. Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
+    """
+
+    def __init__(self, *, only: Predicate | None = None) -> None:
+        super().__init__(_pack, _unpack, only=only)

@@ -1,0 +1,162 @@
+"""Normalization of channels over the batch, or over each of its samples, with running statistics."""
+
+from typing import Any
+
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.errors import ShapeError
+from spillgrad.nn import init
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import channel_norm, creation, shape
+from spillgrad.tensor import Tensor
+
+
+class _TrackedNorm(Module):
+    """What the layers share: options, parameters and running statistics."""
+
+    weight: Parameter | None
+    bias: Parameter | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool,
+        device: Any, dtype: Any, bias: bool,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        options = {"device": device, "dtype": dtype}
+        for name, present in (("weight", affine), ("bias", affine and bias)):
+            self.register_parameter(name, Parameter(creation.empty(num_features, **options)) if present else None)
+        for name in ("running_mean", "running_var"):
+            self.register_buffer(name, creation.zeros(num_features, **options) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", creation.zeros((), dtype="int64") if track_running_stats else None)
+        self.reset_parameters()
+
+    def reset_running_stats(self) -> None:
+        """Forget what was tracked: mean 0, variance 1."""
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """Set weight to one and bias to zero, and forget the statistics."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class _BatchNorm(_TrackedNorm):
+    _ndims: tuple[int, ...]
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim not in self._ndims:
+            wanted = " or ".join(f"{ndim}D" for ndim in self._ndims)
+            raise ShapeError(f"{type(self).__name__}: expected {wanted} input (got {x.ndim}D input)")
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            with no_grad():
+                self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # the average of all batches so far
+                factor = 1 / self.num_batches_tracked.item()
+        by_batch = self.training or (self.running_mean is None and self.running_var is None)
+        tracked = not self.training or self.track_running_stats
+        return channel_norm.batch_norm(
+            x, self.running_mean if tracked else None, self.running_var if tracked else None, self.weight, self.bias,
+            by_batch, factor, self.eps,
+        )  # fmt: skip
+
+
+class BatchNorm1d(_BatchNorm):
+    """Normalise features, or channels of signals, over the batch; in evaluation by the running statistics.
+
+    With `momentum` None these are averages of all batches, otherwise they move towards each batch's.
+    Shapes: x (N, num_features) or (N, num_features, L), result the same.
+    Source: Ioffe, Szegedy 2015, "Batch normalization".
+    """
+
+    _ndims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Normalise channels of images over the batch (see `BatchNorm1d`). Shapes: x (N, num_features, H, W)."""
+
+    _ndims = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Normalise channels of volumes over the batch (see `BatchNorm1d`). Shapes: x (N, num_features, D, H, W)."""
+
+    _ndims = (5,)
+
+
+class _InstanceNorm(_TrackedNorm):
+    _dims: int
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
+        track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim not in (self._dims + 1, self._dims + 2):
+            raise ShapeError(
+                f"{type(self).__name__}: expected {self._dims + 1}D or {self._dims + 2}D input (got {x.ndim}D input)"
+            )
+        alone = x.ndim == self._dims + 1
+        if x.shape[0 if alone else 1] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__}: expected input's size at dim={0 if alone else 1} to match num_features "
+                f"({self.num_features}), but got: {x.shape}"
+            )
+        result = channel_norm.instance_norm(
+            shape.unsqueeze(x, 0) if alone else x, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum, self.eps,
+        )  # fmt: skip
+        return shape.squeeze(result, 0) if alone else result
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Normalise each channel of each signal.
+
+    Shapes: x (N, num_features, L) or (num_features, L), result the same.
+    Source: Ulyanov, Vedaldi, Lempitsky 2016, "Instance normalization".
+    """
+
+    _dims = 1
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Normalise each channel of each image (see `InstanceNorm1d`). Shapes: x (N, num_features, H, W) or without N."""
+
+    _dims = 2
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Normalise each channel of each volume (see `InstanceNorm1d`). Shapes: (N, num_features, D, H, W) or without N."""
+
+    _dims = 3

@@ -1,0 +1,77 @@
+"""Group normalisation, and local response normalisation."""
+
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.nn import init
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import channel_norm, creation
+from spillgrad.tensor import Tensor
+
+
+class GroupNorm(Module):
+    """Normalise groups of channels of each sample to mean 0 and variance 1, then scale and shift each channel.
+
+    Shapes: x (N, num_channels, ...), result the same, weight and bias (num_channels,).
+    Source: Wu, He 2018, "Group normalization".
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
+        dtype: Any = None, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if num_channels % num_groups:
+            raise ArgumentError(
+                f"GroupNorm: num_channels ({num_channels}) must be divisible by num_groups ({num_groups})"
+            )
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
+        self.affine = affine
+        for name, present in (("weight", affine), ("bias", affine and bias)):
+            self.register_parameter(
+                name, Parameter(creation.empty(num_channels, device=device, dtype=dtype)) if present else None
+            )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to one and bias to zero."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return channel_norm.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class LocalResponseNorm(Module):
+    """Divide each element by a power of the mean square in neighbouring channels.
+
+    Shapes: x (N, C, ...), result the same.
+    Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks".
+    """
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
+        super().__init__()
+        self.size = size
+        self.alpha = alpha
+        self.beta = beta
+        self.k = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        return channel_norm.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"

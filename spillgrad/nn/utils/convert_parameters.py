@@ -1,0 +1,25 @@
+"""Parameters as one vector."""
+
+import math
+from collections.abc import Iterable
+
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.errors import ShapeError
+from spillgrad.ops import shape
+from spillgrad.tensor import Tensor
+
+
+def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
+    """Return all parameters, flattened, in one vector."""
+    return shape.cat([parameter.reshape(-1) for parameter in parameters])
+
+
+def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Copy a vector, as `parameters_to_vector` made it, into the parameters."""
+    parameters = list(parameters)
+    sizes = [math.prod(parameter.shape) for parameter in parameters]
+    if tuple(vec.shape) != (sum(sizes),):
+        raise ShapeError(f"vector_to_parameters: got shape {tuple(vec.shape)}, wanted ({sum(sizes)},)")
+    with no_grad():
+        for parameter, part in zip(parameters, vec.detach().split(sizes), strict=True):
+            parameter.copy_(part.reshape(parameter.shape))

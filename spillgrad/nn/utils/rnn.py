@@ -1,0 +1,162 @@
+"""Batches of sequences of different lengths: padded to one length, or packed without padding."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.ops import creation
+from spillgrad.ops.indexing import index_select
+from spillgrad.ops.padding import pad
+from spillgrad.ops.shape import cat, narrow, reshape, stack, transpose
+from spillgrad.tensor import Tensor
+
+
+class PackedSequence(NamedTuple):
+    """Sequences without padding: all first elements, then all second ones, …, in descending order of length.
+
+    Shapes: data (sum of lengths, ...); batch_sizes (longest length,), int64: how many sequences still run at each step.
+    `sorted_indices` says which of the user's sequences stands where, `unsorted_indices` the other way round; None where
+    the order is the user's.
+    """
+
+    data: Tensor
+    batch_sizes: Tensor
+    sorted_indices: Tensor | None = None
+    unsorted_indices: Tensor | None = None
+
+    def to(self, *args: Any, **kwargs: Any) -> "PackedSequence":
+        """Return the sequences with the data on another device or of another dtype."""
+        return self._replace(data=self.data.to(*args, **kwargs))
+
+    def double(self) -> "PackedSequence":
+        """Return the sequences as float64."""
+        return self.to("float64")
+
+    def float(self) -> "PackedSequence":
+        """Return the sequences as float32."""
+        return self.to("float32")
+
+    def cpu(self) -> "PackedSequence":
+        """Return the sequences in the host's memory, where they are."""
+        return self
+
+
+def invert_permutation(permutation: Tensor | None) -> Tensor | None:
+    """Return the permutation that undoes one."""
+    return None if permutation is None else Tensor.wrap(np.argsort(permutation.array, kind="stable"))
+
+
+def _as_lengths(lengths: Any) -> np.ndarray:
+    found = lengths.array if isinstance(lengths, Tensor) else np.asarray(lengths)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise OperandError(f"pack_padded_sequence: got lengths {lengths!r}; wanted a vector of integers")
+    return found.astype(np.int64)
+
+
+def pack_padded_sequence(
+    input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
+) -> PackedSequence:
+    """Return padded sequences without their padding; of another order than by length unless `enforce_sorted`.
+
+    Shapes: input (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,) from 1 to T. Raises ArgumentError.
+    """
+    name = "pack_padded_sequence"
+    sizes = _as_lengths(lengths)
+    padded = transpose(input, 0, 1) if batch_first else input
+    order = None
+    if not enforce_sorted:
+        order = np.argsort(-sizes, kind="stable")
+        sizes = sizes[order]
+        padded = index_select(padded, 1, Tensor.wrap(order))
+    steps, batch = padded.shape[:2]
+    if len(sizes) != batch:
+        raise ArgumentError(
+            f"{name}: Expected `len(lengths)` to be equal to batch_size, but got {len(sizes)} (batch_size={batch})"
+        )
+    if not batch or sizes[-1] < 1 or sizes.max() > steps:
+        raise ArgumentError(
+            f"{name}: Length of all samples has to be greater than 0 and at most {steps}, but got {sizes.tolist()}"
+        )
+    if (np.diff(sizes) > 0).any():
+        raise ArgumentError(
+            f"{name}: `lengths` array must be sorted in decreasing order when `enforce_sorted` is True; pass "
+            "enforce_sorted=False to take any order"
+        )
+    times, sequences = np.nonzero(np.arange(sizes[0])[:, None] < sizes)
+    rows = reshape(padded, (steps * batch, *padded.shape[2:]))
+    data = index_select(rows, 0, Tensor.wrap(times * batch + sequences))
+    batch_sizes = Tensor.wrap(np.bincount(times))
+    sorted_indices = None if order is None else Tensor.wrap(order)
+    return PackedSequence(data, batch_sizes, sorted_indices, invert_permutation(sorted_indices))
+
+
+def pad_packed_sequence(
+    sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return packed sequences padded to the longest, or to `total_length`, in the user's order, and their lengths.
+
+    Shapes: result (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,). Raises ArgumentError.
+    """
+    counts = sequence.batch_sizes.array
+    steps, batch = len(counts), int(counts[0])
+    if total_length is not None and total_length < steps:
+        raise ArgumentError(
+            f"pad_packed_sequence: Expected total_length to be at least the length of the longest sequence in input, "
+            f"but got total_length={total_length} and max sequence length being {steps}"
+        )
+    data = sequence.data
+    # One more row, of padding, stands for all that is not there.
+    places = np.full((steps if total_length is None else total_length, batch), data.shape[0], np.int64)
+    runs = np.arange(batch) < counts[:, None]
+    places[:steps][runs] = np.arange(data.shape[0])
+    lengths = runs.sum(0)
+    if sequence.unsorted_indices is not None:
+        order = sequence.unsorted_indices.array
+        places, lengths = places[:, order], lengths[order]
+    padding = creation.full((1, *data.shape[1:]), padding_value, dtype=data.dtype)
+    rows = index_select(
+        cat([data, padding]), 0, Tensor.wrap(np.ascontiguousarray(places.T if batch_first else places).reshape(-1))
+    )
+    shape = places.T.shape if batch_first else places.shape
+    return reshape(rows, (*shape, *data.shape[1:])), Tensor.wrap(lengths)
+
+
+def pad_sequence(
+    sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Tensor:
+    """Return sequences of different lengths padded to the longest and stacked.
+
+    Shapes: sequences (t, ...) each; result (T, N, ...), or (N, T, ...) with `batch_first`. Raises ArgumentError.
+    """
+    if padding_side not in ("left", "right"):
+        raise ArgumentError(f'pad_sequence: Expected padding_side to be "left" or "right", but got {padding_side!r}')
+    tensors = list(sequences)
+    if not tensors:
+        raise ArgumentError("pad_sequence: got no sequences; give at least one")
+    longest = max(x.shape[0] for x in tensors)
+    padded = []
+    for x in tensors:
+        missing = longest - x.shape[0]
+        widths = (missing, 0) if padding_side == "left" else (0, missing)
+        padded.append(pad(x, (0, 0) * (x.ndim - 1) + widths, value=padding_value) if missing else x)
+    return stack(padded, 0 if batch_first else 1)
+
+
+def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = False) -> list[Tensor]:
+    """Return the sequences of a padded batch, without their padding."""
+    batch = padded_sequences if batch_first else transpose(padded_sequences, 0, 1)
+    return [narrow(x, 0, 0, int(length)) for x, length in zip(batch, _as_lengths(lengths), strict=True)]
+
+
+def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
+    """Return sequences of different lengths packed; in any order unless `enforce_sorted`."""
+    lengths = [x.shape[0] for x in sequences]
+    return pack_padded_sequence(pad_sequence(sequences), lengths, enforce_sorted=enforce_sorted)
+
+
+def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
+    """Return the sequences of a packed batch in the user's order."""
+    padded, lengths = pad_packed_sequence(packed_sequences, batch_first=True)
+    return unpad_sequence(padded, lengths, batch_first=True)

@@ -1,0 +1,262 @@
+"""Normalization with parameters per channel: of batches, instances and groups of channels.
+
+All three are one operation over (N, G, K, S): N samples, G groups of K channels, S places. They differ in the
+dimensions over which mean and variance are taken.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops import inplace
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.elementwise import add, div, mul, pow, rsqrt, square, sub
+from spillgrad.ops.normalization import run_on_tensors
+from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.padding import pad
+from spillgrad.ops.pooling import avg_pool2d
+from spillgrad.ops.reduce import mean, sum
+from spillgrad.ops.shape import reshape
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import reductions
+from spillgrad_kernels.cpu import elementwise
+
+Shape = tuple[int, ...]
+# Over what statistics are taken: of each group of each sample, and of each group of the whole batch.
+_SAMPLE, _BATCH = (2, 3), (0, 2, 3)
+
+
+def _normalized(self: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+    return (self - mean) * rstd * weight + bias
+
+
+def _times_normalized(g: Any, self: Any, mean: Any, rstd: Any) -> Any:
+    return g * ((self - mean) * rstd)
+
+
+def _by_input(g: Any, self: Any, weight: Any, mean: Any, rstd: Any, shift: Any, slope: Any) -> Any:
+    return rstd * (g * weight - shift - (self - mean) * rstd * slope)
+
+
+def _places(shape: Shape, groups: int) -> Shape:
+    """Return (N, G, K, S)."""
+    return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
+
+
+def _parameter(value: np.ndarray | None, places: Shape, dtype: Any, default: float) -> np.ndarray:
+    if value is None:
+        return np.full((1, 1, 1, 1), default, dtype)
+    return value.reshape(1, places[1], places[2], 1)
+
+
+def _forward(
+    input: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, groups: int, dims: Shape, eps: float,
+    running_mean: np.ndarray | None, running_var: np.ndarray | None, momentum: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    def normalize(x: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        places = _places(x.shape, groups)
+        x4 = x.reshape(places)
+        variance, centre = reductions.var(x4, dims, 0, True)
+        rstd = 1 / np.sqrt(variance + x.dtype.type(eps))
+        parameters = _parameter(w, places, x.dtype, 1), _parameter(b, places, x.dtype, 0)
+        out = elementwise(_normalized, "channel_norm", [x4, centre, rstd, *parameters], x.dtype)
+        count = math.prod(places[d] for d in dims)
+        _track(running_mean, centre, momentum)
+        _track(running_var, variance * (count / max(count - 1, 1)), momentum)
+        return out.reshape(x.shape), centre, rstd
+
+    return on_floats(normalize, input, weight, bias, exact_aux=True)
+
+
+def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
+    """Move a running statistic towards the average of those of this batch."""
+    if running is not None:
+        running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * values.mean(0).reshape(-1)
+
+
+def _fused(
+    g: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, groups: int, dims: Shape,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    def gradients(g: np.ndarray, x: np.ndarray, w: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
+        places = _places(x.shape, groups)
+        g4, x4, w4 = g.reshape(places), x.reshape(places), _parameter(w, places, x.dtype, 1)
+        products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
+        # What all the other sums are made of, in float64: there is little of it.
+        plain, weighted = (reductions.sum(a, (3,), True).astype(np.float64) for a in (g4, products))
+        count = math.prod(places[d] for d in dims)
+        shift, slope = ((part * w4).sum(dims, keepdims=True) / max(count, 1) for part in (plain, weighted))
+        operands = [g4, x4, w4, mean, rstd, shift.astype(x.dtype), slope.astype(x.dtype)]
+        by_input = elementwise(_by_input, "channel_norm_backward", operands, x.dtype, products)
+        by_parameters = (part.sum(0).reshape(-1).astype(x.dtype) for part in (weighted, plain))
+        return by_input.reshape(x.shape), *by_parameters
+
+    results = run_on_tensors(gradients, g, input, weight, mean, rstd)
+    return tuple(result if need else None for result, need in zip(results, needs, strict=True))
+
+
+def _composed(
+    g: Any, input: Tensor, weight: Tensor | None, groups: int, dims: Shape, eps: float, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    places = _places(input.shape, groups)
+    g, x = reshape(g, places), reshape(input, places)
+    centred = sub(x, mean(x, dims, True))
+    rstd: Any = rsqrt(mean(square(centred), dims, True) + eps)
+    normalized: Any = mul(centred, rstd)
+    by_normalized = g if weight is None else g * reshape(weight, (1, *places[1:3], 1))
+    by_input = rstd * (
+        by_normalized - mean(by_normalized, dims, True) - normalized * mean(by_normalized * normalized, dims, True)
+    )
+    results = reshape(by_input, input.shape), *(reshape(sum(part, (0, 3)), -1) for part in (g * normalized, g))
+    return tuple(result if need else None for result, need in zip(results, needs, strict=True))
+
+
+def _norm(name: str) -> Callable[..., Tensor]:
+    return operation(
+        name, _forward, aux=("mean", "rstd"),
+        joint=(("input", "weight", "bias"), Composed(fused=_fused, composed=_composed)),
+    )  # fmt: skip
+
+
+_batch_norm, _group_norm = _norm("native_batch_norm"), _norm("native_group_norm")
+
+
+def _checked(name: str, input: Tensor, **parameters: Tensor | None) -> int:
+    """Return the number of channels. Raises ShapeError or DtypeError for an input or parameters of another kind."""
+    if input.ndim < 2:
+        raise ShapeError(f"{name}: got input {input.shape}; wanted (N, C, ...): a batch and channels first")
+    require_floats(name, input.dtype)
+    channels = input.shape[1]
+    for what, parameter in parameters.items():
+        if parameter is None:
+            continue
+        if parameter.shape != (channels,):
+            raise ShapeError(
+                f"{name}: got input {input.shape} and {what} {parameter.shape}; wanted one number for each of "
+                f"{channels} channels"
+            )
+        if what in ("weight", "bias") and parameter.dtype != input.dtype:
+            raise DtypeError(
+                f"{name}: got input {input.dtype} and {what} {parameter.dtype}; convert one with .to(dtype)"
+            )
+    return channels
+
+
+def _require_several(name: str, what: str, count: int, shape: Shape) -> None:
+    if count == 1:
+        raise ArgumentError(
+            f"{name}: Expected more than 1 {what} when training, got input size {shape}; one number has no variance"
+        )
+
+
+def _tracked(name: str, running: Sequence[Tensor | None]) -> None:
+    """Note that running statistics are about to change in place. Raises GraphError for one that has a gradient."""
+    for statistic in running:
+        if statistic is not None:
+            inplace.begin_write(statistic, name, statistic.shape, statistic.dtype)
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Return each channel shifted to mean 0 and scaled to variance 1 over the batch, then scaled and shifted.
+
+    In `training` by the batch's own statistics, towards which the running ones, if given, move by `momentum` in place
+    (the variance as that of n - 1); otherwise by the running ones, which have no gradient.
+    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single value per
+    channel in training, and without running statistics otherwise. Source: Ioffe & Szegedy 2015.
+    """
+    channels = _checked(
+        "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
+    )
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ArgumentError(
+                "batch_norm: got no running_mean or running_var; pass both, or training=True for the batch's own"
+            )
+        return _by_constants(input, running_mean, running_var, weight, bias, eps)
+    count = input.numel() // channels if channels else 0
+    _require_several("batch_norm", "value per channel", count, input.shape)
+    if not count:
+        running_mean = running_var = None
+    _tracked("batch_norm", (running_mean, running_var))
+    return _batch_norm(input, weight, bias, channels, _BATCH, float(eps), running_mean, running_var, float(momentum))
+
+
+def _by_constants(
+    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    centre, variance = (to_dtype(running.detach(), input.dtype) for running in (running_mean, running_var))
+    scale = rsqrt(variance + float(eps))
+    scale = scale if weight is None else mul(scale, weight)
+    shift = mul(centre, -scale) if bias is None else sub(bias, mul(centre, scale))
+    per_channel = (1, input.shape[1], *(1,) * (input.ndim - 2))
+    return add(mul(input, reshape(scale, per_channel)), reshape(shift, per_channel))
+
+
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Return each channel of each sample shifted to mean 0 and scaled to variance 1, then scaled and shifted.
+
+    With `use_input_stats` by its own statistics, towards whose means over the batch the running ones, if given, move by
+    `momentum` in place; otherwise by the running ones.
+    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single place per
+    channel. Source: Ulyanov et al. 2016.
+    """
+    channels = _checked(
+        "instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
+    )
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise ArgumentError(
+                "instance_norm: Expected running_mean and running_var to be given when use_input_stats=False; pass both"
+            )
+        return _by_constants(input, running_mean, running_var, weight, bias, eps)
+    _require_several("instance_norm", "spatial element", math.prod(input.shape[2:]), input.shape)
+    if not input.numel():
+        running_mean = running_var = None
+    _tracked("instance_norm", (running_mean, running_var))
+    return _batch_norm(input, weight, bias, channels, _SAMPLE, float(eps), running_mean, running_var, float(momentum))
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Return each group of channels of each sample shifted to mean 0 and scaled to variance 1; then per channel.
+
+    Shapes: input (N, C, ...), weight and bias (C,), C a multiple of `num_groups`.
+    Raises ShapeError, DtypeError, ArgumentError (also for a single number per group). Source: Wu & He 2018.
+    """
+    channels = _checked("group_norm", input, weight=weight, bias=bias)
+    if num_groups < 1 or channels % num_groups:
+        raise ArgumentError(
+            f"group_norm: got input {input.shape} and num_groups {num_groups}; Expected number of channels in input to "
+            "be divisible by num_groups"
+        )
+    _require_several("group_norm", "value per channel", input.numel() // num_groups, input.shape)
+    return _group_norm(input, weight, bias, int(num_groups), _SAMPLE, float(eps), None, None, 0.0)
+
+
+def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """Return each element divided by (k + alpha · mean of the squares in `size` neighbouring channels) ** beta.
+
+    Shapes: input (N, C, ...). Raises ShapeError below three dimensions. Source: Krizhevsky et al. 2012, section 3.3.
+    """
+    if input.ndim < 3:
+        raise ShapeError(f"local_response_norm: Expected 3D or higher dimensionality input, got {input.shape}")
+    if size < 1:
+        raise ArgumentError(f"local_response_norm: got size {size}; wanted a number of channels from 1 on")
+    require_floats("local_response_norm", input.dtype)
+    if not input.numel():
+        return input
+    channels = reshape(square(input), (input.shape[0], 1, input.shape[1], -1))
+    around = pad(channels, (0, 0, size // 2, (size - 1) // 2))
+    means = reshape(avg_pool2d(around, (size, 1), stride=1), input.shape)
+    return div(input, pow(add(mul(means, alpha), k), beta))

@@ -1,0 +1,230 @@
+"""Factorizations of matrices; where a gradient would depend on an arbitrary choice of vectors, it is infinite."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import add, mul, sub
+from spillgrad.ops.indexing import diagonal
+from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrices import identity_like, lapack, mT, quotient, require_matrices, require_square
+from spillgrad.ops.shape import cat, narrow, tril, triu, unsqueeze
+from spillgrad.ops.solving import solve_triangular
+from spillgrad.tensor import Tensor
+
+# --- Cholesky --------------------------------------------------------------------------------------------------------
+
+
+def _cholesky_gradient(g: Tensor, result: Tensor) -> Tensor:
+    """Source: Murray 2016, "Differentiation of the Cholesky decomposition", equation 9."""
+    product = matmul(mT(result), g)
+    half = sub(tril(product), mul(_diagonal_matrix(diagonal(product, 0, -2, -1)), 0.5))
+    left = solve_triangular(mT(result), half, upper=True)
+    by_input = solve_triangular(result, left, upper=False, left=False)
+    return mul(add(by_input, mT(by_input)), 0.5)
+
+
+def _diagonal_matrix(values: Tensor) -> Tensor:
+    return mul(unsqueeze(values, -1), identity_like(unsqueeze(values, -1)))
+
+
+_cholesky: Callable[..., Tensor] = operation(
+    "linalg_cholesky_ex", lambda A: lapack("linalg.cholesky", np.linalg.cholesky, A), A=_cholesky_gradient
+)
+
+
+def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
+    """Return the lower triangular L with L Lᵀ = A, or `upper` its transpose.
+
+    Of A one triangle is read; its gradient is symmetric.
+    Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError; LinAlgError unless A is positive definite.
+    """
+    require_square("linalg.cholesky", A)
+    return mT(_cholesky(mT(A))) if upper else _cholesky(A)
+
+
+# --- QR --------------------------------------------------------------------------------------------------------------
+
+
+class QR(NamedTuple):
+    """An orthogonal and an upper triangular factor."""
+
+    Q: Tensor
+    R: Tensor
+
+
+def _qr_gradient(grads: tuple[Tensor, Tensor], Q: Tensor, R: Tensor) -> Tensor:
+    """Source: Walter & Lehmann 2012, "Algorithmic differentiation of linear algebra functions", section 3.2."""
+    by_q, by_r = grads
+    upper = triu(sub(matmul(by_r, mT(R)), matmul(mT(Q), by_q)))
+    symmetric = add(upper, mT(triu(upper, 1)))
+    return solve_triangular(mT(R), add(by_q, matmul(Q, symmetric)), upper=False, left=False)
+
+
+_qr: Any = operation(
+    "linalg_qr", lambda A: lapack("linalg.qr", lambda a: tuple(np.linalg.qr(a)), A), outputs=("Q", "R"), A=_qr_gradient
+)
+
+
+def _no_gradient(grads: Any) -> Tensor:
+    raise GraphError(
+        'linalg.qr: The QR decomposition is not differentiable when mode="complete" and nrows > ncols: the columns '
+        'that complete Q are arbitrary; use mode="reduced"'
+    )
+
+
+_complete_qr: Any = operation(
+    "linalg_qr", lambda A: lapack("linalg.qr", lambda a: tuple(np.linalg.qr(a, mode="complete")), A),
+    outputs=("Q", "R"), A=_no_gradient,
+)  # fmt: skip
+
+
+def qr(A: Tensor, mode: str = "reduced") -> QR:
+    """Return Q with orthonormal columns and the upper triangular R with Q R = A.
+
+    With the mode "reduced" Q has min(m, n) columns, with "complete" m, and then no gradient where m > n; with "r" Q is
+    empty, and R still has its gradient (PyTorch's has none).
+    Shapes: A (..., m, n), Q (..., m, k), R (..., k, n). Raises ShapeError, DtypeError, ArgumentError.
+    """
+    require_matrices("linalg.qr", A)
+    rows, columns = A.shape[-2:]
+    if mode not in ("reduced", "complete", "r"):
+        raise ArgumentError(f'linalg.qr: got mode {mode!r}; expected one of "reduced", "complete" and "r"')
+    if mode == "complete" and rows > columns:
+        return QR(*_complete_qr(A))
+    if rows < columns:  # the first columns make Q, and with it what is left of R
+        Q, triangle = _qr(narrow(A, -1, 0, rows))
+        R = cat([triangle, matmul(mT(Q), narrow(A, -1, rows, columns - rows))], -1)
+    else:
+        Q, R = _qr(A)
+    return QR(Tensor.wrap(np.zeros(0, A.dtype)) if mode == "r" else Q, R)
+
+
+# --- Eigenvalues -----------------------------------------------------------------------------------------------------
+
+
+class Eigh(NamedTuple):
+    """The eigenvalues of a symmetric matrix in ascending order, and its eigenvectors as columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+def _distances(values: Tensor) -> Tensor:
+    """Return value j minus value i at (i, j), and 1 on the diagonal."""
+    return add(sub(unsqueeze(values, -2), unsqueeze(values, -1)), identity_like(unsqueeze(values, -1)))
+
+
+def _eigh_gradient(grads: tuple[Tensor, Tensor], eigenvalues: Tensor, eigenvectors: Tensor) -> Tensor:
+    """Source: Giles 2008, "An extended collection of matrix derivative results", section 3.1."""
+    by_values, by_vectors = grads
+    turned = matmul(mT(eigenvectors), by_vectors)
+    turned = sub(turned, _diagonal_matrix(diagonal(turned, 0, -2, -1)))
+    inner = add(quotient(turned, _distances(eigenvalues)), _diagonal_matrix(by_values))
+    result = matmul(matmul(eigenvectors, inner), mT(eigenvectors))
+    return mul(add(result, mT(result)), 0.5)
+
+
+_eigh: Any = operation(
+    "linalg_eigh", lambda A, UPLO: lapack("linalg.eigh", lambda a: tuple(np.linalg.eigh(a, UPLO)), A),
+    outputs=("eigenvalues", "eigenvectors"), A=_eigh_gradient,
+)  # fmt: skip
+
+
+def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
+    """Return eigenvalues and eigenvectors of symmetric matrices, of which the lower or upper ("U") triangle is read.
+
+    The gradient is that for symmetric changes of A, and symmetric; infinite where equal eigenvalues leave the vectors
+    arbitrary and the result depends on them.
+    Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n).
+    Raises ShapeError, DtypeError, ArgumentError; LinAlgError where the algorithm does not converge.
+    """
+    require_square("linalg.eigh", A)
+    if UPLO.upper() not in ("L", "U"):
+        raise ArgumentError(f'linalg.eigh: Expected UPLO argument to be "L" or "U", got {UPLO!r}')
+    return Eigh(*_eigh(A, UPLO.upper()))
+
+
+def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
+    """Return the eigenvalues of symmetric matrices in ascending order (see `eigh`)."""
+    return eigh(A, UPLO).eigenvalues
+
+
+# --- Singular values -------------------------------------------------------------------------------------------------
+
+
+class SVD(NamedTuple):
+    """A singular value decomposition: A = U diag(S) Vh."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+def _skew(matrix: Tensor) -> Tensor:
+    return sub(matrix, mT(matrix))
+
+
+def _svd_gradient(grads: tuple[Tensor, Tensor, Tensor], U: Tensor, S: Tensor, Vh: Tensor) -> Tensor:
+    """Source: Townsend 2016, "Differentiating the singular value decomposition"."""
+    by_u, by_s, by_vh = grads
+    squares = _distances(mul(S, S))
+    row, column = unsqueeze(S, -2), unsqueeze(S, -1)
+    # The diagonals are zero.
+    left = quotient(_skew(matmul(mT(U), by_u)), squares)
+    right = quotient(_skew(matmul(Vh, mT(by_vh))), squares)
+    inner = add(add(mul(left, row), mul(column, right)), _diagonal_matrix(by_s))
+    result = matmul(matmul(U, inner), Vh)
+    rank, rows, columns = S.shape[-1], U.shape[-2], Vh.shape[-1]
+    if rows > rank:
+        beside = sub(by_u, matmul(U, matmul(mT(U), by_u)))
+        result = add(result, matmul(quotient(beside, row), Vh))
+    if columns > rank:
+        beside = sub(by_vh, matmul(matmul(by_vh, mT(Vh)), Vh))
+        result = add(result, matmul(U, quotient(beside, column)))
+    return result
+
+
+_svd: Any = operation(
+    "linalg_svd", lambda A: lapack("linalg.svd", lambda a: tuple(np.linalg.svd(a, full_matrices=False)), A),
+    outputs=("U", "S", "Vh"), A=_svd_gradient,
+)  # fmt: skip
+
+
+def _full_svd_gradient(grads: tuple[Tensor, Tensor, Tensor], U: Tensor, S: Tensor, Vh: Tensor) -> Tensor:
+    rank = S.shape[-1]
+    by_u, by_s, by_vh = grads
+    if by_u.array[..., rank:].any() or by_vh.array[..., rank:, :].any():
+        raise GraphError(
+            "linalg.svd: got a gradient for vectors that only complete U or Vh, which are arbitrary; use "
+            "full_matrices=False"
+        )
+    few = narrow(by_u, -1, 0, rank), by_s, narrow(by_vh, -2, 0, rank)
+    return _svd_gradient(few, narrow(U, -1, 0, rank), S, narrow(Vh, -2, 0, rank))
+
+
+_full_svd: Any = operation(
+    "linalg_svd", lambda A: lapack("linalg.svd", lambda a: tuple(np.linalg.svd(a)), A),
+    outputs=("U", "S", "Vh"), A=_full_svd_gradient,
+)  # fmt: skip
+
+
+def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> SVD:
+    """Return U and Vh with orthonormal columns and rows, and the singular values in descending order.
+
+    The gradient is infinite where equal singular values leave the vectors arbitrary and the result depends on them.
+    With `full_matrices` a gradient for the vectors beyond the singular values raises GraphError (PyTorch drops it).
+    Shapes: A (..., m, n), U (..., m, k), S (..., k), Vh (..., k, n), k = min(m, n), or m and n with `full_matrices`.
+    Raises ShapeError, DtypeError; LinAlgError where the algorithm does not converge. `driver` chooses nothing here.
+    """
+    require_matrices("linalg.svd", A)
+    rows, columns = A.shape[-2:]
+    return SVD(*(_full_svd if full_matrices and rows != columns else _svd)(A))
+
+
+def svdvals(A: Tensor, *, driver: str | None = None) -> Tensor:
+    """Return the singular values in descending order. Shapes: A (..., m, n), result (..., min(m, n))."""
+    return svd(A, full_matrices=False).S

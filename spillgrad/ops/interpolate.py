@@ -1,0 +1,186 @@
+"""Images of another size: along each dimension a result is a weighted sum of a few elements.
+
+Such a sum is a `Taps`: which elements, and how much of each. It is linear, and its derivative is another one.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import empty, zeros
+
+# Which modes take how many dimensions behind batch and channels.
+_MODES = {
+    "nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,),
+    "trilinear": (3,), "area": (1, 2),
+}  # fmt: skip
+_WITH_CORNERS = ("linear", "bilinear", "bicubic", "trilinear")
+
+
+class Taps(NamedTuple):
+    """Sums along a dimension of `size` elements: result i is the sum over k of weights[k, i] · element indices[k, i].
+
+    Without weights there is one element for each result, as it is.
+    """
+
+    size: int
+    indices: tuple[tuple[int, ...], ...]
+    weights: tuple[tuple[float, ...], ...] | None
+
+    @property
+    def results(self) -> int:
+        """The number of results."""
+        return len(self.indices[0])
+
+
+@functools.lru_cache(maxsize=256)
+def _transposed(taps: Taps) -> Taps:
+    """Return the sums that take results back to elements."""
+    indices = np.array(taps.indices)
+    weights = np.ones(indices.shape) if taps.weights is None else np.array(taps.weights)
+    places = np.broadcast_to(np.arange(taps.results), indices.shape)
+    order = np.argsort(indices, axis=None, kind="stable")
+    elements, results, amounts = (a.reshape(-1)[order] for a in (indices, places, weights))
+    used = np.bincount(elements, minlength=taps.size)
+    # The how-manieth of its element each is.
+    number = np.arange(elements.size) - np.repeat(np.cumsum(used) - used, used)
+    back, amount = (np.zeros((max(int(used.max(initial=1)), 1), taps.size), kind) for kind in (np.int64, np.float64))
+    back[number, elements] = results
+    amount[number, elements] = amounts
+    return Taps(taps.results, _rows(back), _rows(amount))
+
+
+def _rows(array: np.ndarray) -> Any:
+    return tuple(map(tuple, array.tolist()))
+
+
+def _forward(self: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
+    return on_floats(lambda x: _summed(x, dim, taps), self)
+
+
+def _summed(x: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
+    shape = (*x.shape[:dim], taps.results, *x.shape[dim + 1 :])
+    along = (-1, *(1,) * (x.ndim - dim - 1))
+    if taps.weights is None:
+        out = empty(shape, x.dtype)
+        np.take(x, np.array(taps.indices[0]), dim, out=out, mode="clip")
+        return out
+    out = zeros(shape, x.dtype)
+    for indices, weights in zip(taps.indices, taps.weights, strict=True):
+        factors = np.array(weights, x.dtype)
+        if factors.any():
+            out += np.take(x, np.array(indices), dim) * factors.reshape(along)
+    return out
+
+
+_resample: Callable[..., Tensor] = operation(
+    "resample", _forward, self=lambda g, dim, taps: _resample(g, dim, _transposed(taps))
+)
+
+
+@functools.lru_cache(maxsize=256)
+def _taps(mode: str, size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
+    """Return the sums that turn `size` elements into `count`; `scale` is that of the coordinates, if it was given."""
+    places = np.arange(count)
+    step = size / count if scale is None else 1 / scale
+    if mode in ("nearest", "nearest-exact"):
+        # PyTorch computes these places in float32.
+        step32 = np.float32(step)
+        offset = np.float32(0.5 if mode == "nearest-exact" else 0)
+        nearest = np.minimum(np.floor((places.astype(np.float32) + offset) * step32), size - 1)
+        return Taps(size, _rows(nearest.astype(np.int64)[None]), None)
+    centre = places * ((size - 1) / max(count - 1, 1)) if align_corners else (places + 0.5) * step - 0.5
+    if mode != "bicubic":
+        centre = np.maximum(centre, 0)
+        first = np.minimum(np.floor(centre), size - 1)
+        fraction = np.clip(centre - first, 0, 1)
+        indices = np.stack([first, np.minimum(first + 1, size - 1)])
+        return Taps(size, _rows(indices.astype(np.int64)), _rows(np.stack([1 - fraction, fraction])))
+    first = np.floor(centre)
+    fraction = centre - first
+    indices = np.clip(np.stack([first + k for k in (-1, 0, 1, 2)]), 0, size - 1)
+    weights = np.stack([_cubic(np.abs(fraction - k)) for k in (-1, 0, 1, 2)])
+    return Taps(size, _rows(indices.astype(np.int64)), _rows(weights))
+
+
+def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
+    """Source: Keys 1981, "Cubic convolution interpolation for digital image processing", equation 4."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+def interpolate(
+    input: Tensor, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return images of another `size`, or of the given one times `scale_factor`.
+
+    The modes are "nearest", "nearest-exact" and "area" for signals and images, "linear" for signals, "bilinear" and
+    "bicubic" for images, "trilinear" for volumes. With `align_corners` the centres of the corner elements stay where
+    they are, otherwise the corners of the image. Places are computed from `scale_factor` as it is, or with
+    `recompute_scale_factor` from the sizes.
+    Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    name = "interpolate"
+    require_floats(name, input.dtype)
+    dims = input.ndim - 2
+    if mode not in _MODES:
+        raise ArgumentError(f"{name}: got mode {mode!r}; accepted are {', '.join(_MODES)}")
+    if dims not in _MODES[mode]:
+        wanted = " or ".join(f"{d + 2}D" for d in _MODES[mode])
+        raise ShapeError(f"{name}: Got {input.ndim}D input, but {mode} mode needs {wanted} input")
+    if align_corners is not None and mode not in _WITH_CORNERS:
+        raise ArgumentError(
+            f"{name}: align_corners option can only be set with the interpolating modes: {' | '.join(_WITH_CORNERS)}"
+        )
+    if antialias:
+        raise ArgumentError(f"{name}: got antialias=True, which is not implemented: blur the image first")
+    if (size is None) == (scale_factor is None):
+        raise ArgumentError(f"{name}: only one of size or scale_factor should be defined: give one of them")
+    shape = input.shape[2:]
+    scales: Sequence[float | None] = (None,) * dims
+    if size is None:
+        factors = _per_dimension(name, "scale_factor", scale_factor, dims)
+        counts = [math.floor(have * factor) for have, factor in zip(shape, factors, strict=True)]
+        scales = scales if recompute_scale_factor else factors
+    elif recompute_scale_factor:
+        raise ArgumentError(f"{name}: recompute_scale_factor is not meaningful with an explicit size: leave it away")
+    else:
+        counts = list(map(int, _per_dimension(name, "size", size, dims)))
+    if min(*shape, *counts) < 1:
+        raise ShapeError(
+            f"{name}: Input and output sizes should be greater than 0, but got input {shape} and output {tuple(counts)}"
+        )
+    if mode == "area":
+        return (adaptive_avg_pool1d if dims == 1 else adaptive_avg_pool2d)(input, counts)
+    result = input
+    for d, (have, count, scale) in enumerate(zip(shape, counts, scales, strict=True)):
+        taps = _taps(mode, have, count, bool(align_corners), None if scale is None else float(scale))
+        if taps != _identity(have):
+            result = _resample(result, d + 2, taps)
+    return result if result is not input else input.clone()
+
+
+@functools.lru_cache(maxsize=64)
+def _identity(size: int) -> Taps:
+    return Taps(size, (tuple(range(size)),), None)
+
+
+def _per_dimension(name: str, option: str, value: Any, dims: int) -> list[Any]:
+    values = list(value) if hasattr(value, "__iter__") else [value] * dims
+    if len(values) != dims:
+        raise ArgumentError(
+            f"{name}: got {option} {value}; wanted one number, or one for each of {dims} spatial dimensions"
+        )
+    return values

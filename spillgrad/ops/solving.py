@@ -1,0 +1,388 @@
+"""Inverses, determinants, linear systems and least squares; every derivative is made of products and solves."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
+from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.convert import clone
+from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.elementwise import add, div, mul, neg, sub, where
+from spillgrad.ops.indexing import diagonal
+from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrices import (
+    identity_like,
+    lapack,
+    mT,
+    require_matrices,
+    require_one_dtype,
+    require_square,
+)
+from spillgrad.ops.numeric import compute_dtype
+from spillgrad.ops.reduce import sum
+from spillgrad.ops.shape import broadcast_to, reshape, squeeze, tril, triu, unsqueeze
+from spillgrad.tensor import Tensor
+
+Shape = tuple[int, ...]
+
+
+# --- Inverse and linear systems --------------------------------------------------------------------------------------
+
+_inv: Callable[..., Tensor] = operation(
+    "linalg_inv_ex", lambda A: lapack("linalg.inv", np.linalg.inv, A),
+    A=lambda g, result: neg(matmul(matmul(mT(result), g), mT(result))),
+)  # fmt: skip
+
+
+def inv(A: Tensor) -> Tensor:
+    """Return the inverse of square matrices.
+
+    Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
+    """
+    require_square("linalg.inv", A)
+    return _inv(A)
+
+
+def _solve_gradients(
+    g: Tensor, A: Tensor, result: Tensor, A_shape: Shape, B_shape: Shape, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    by_right = _solve(mT(A), g)
+    by_matrix = sum_to(neg(matmul(by_right, mT(result))), A_shape) if needs[0] else None
+    return by_matrix, sum_to(by_right, B_shape) if needs[1] else None
+
+
+_solve: Callable[..., Tensor] = operation(
+    "linalg_solve_ex", lambda A, B: lapack("linalg.solve", np.linalg.solve, A, B), joint=(("A", "B"), _solve_gradients)
+)
+
+
+def _is_vector(A: Tensor, B: Tensor) -> bool:
+    """Return whether right sides are vectors: one, or one for each matrix."""
+    return B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
+
+
+def _require_rows(name: str, A: Tensor, B: Tensor) -> None:
+    try:
+        fits = A.shape[-2] == B.shape[-2] and np.broadcast_shapes(A.shape[:-2], B.shape[:-2]) is not None
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{name}: Incompatible shapes of A and B: got {A.shape} and {B.shape}; wanted (..., n, n) and (..., n, k) "
+            "with one n and batches that broadcast"
+        )
+
+
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    """Return X with A X = B, or, not `left`, with X A = B.
+
+    Shapes: A (..., n, n), B (..., n, k) or, one vector or one for each matrix, (n,) or (..., n); result as B, batches
+    broadcast. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
+    """
+    name = "linalg.solve"
+    require_square(name, A)
+    require_one_dtype(name, A, B)
+    if not B.ndim:
+        raise ShapeError(f"{name}: got B {B.shape}; wanted a vector or matrices")
+    if _is_vector(A, B):
+        if not left:
+            raise ArgumentError(
+                f"{name}: Vector broadcasting of the left hand side is not supported for left=False; "
+                "give B as a matrix of one row"
+            )
+        _require_rows(name, A, unsqueeze(B, -1))
+        return squeeze(_solve(A, unsqueeze(B, -1)), -1)
+    if not left:
+        return mT(solve(mT(A), mT(B)))
+    _require_rows(name, A, B)
+    return _solve(A, B)
+
+
+def solve_triangular(
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:  # fmt: skip
+    """Return X with A X = B, or, not `left`, X A = B; only one triangle of A counts.
+
+    With `unitriangular` its diagonal counts as ones.
+    Shapes: A (..., n, n), B (..., n, k), result as B, batches broadcast. Raises as `solve` does.
+    """
+    name = "linalg.solve_triangular"
+    require_square(name, A)
+    require_matrices(name, A, B)
+    triangle = triu if upper else tril
+    A = triangle(A, 1 if upper else -1) + identity_like(A) if unitriangular else triangle(A)
+    if not left:
+        A, B = mT(A), mT(B)
+    _require_rows(name, A, B)
+    result = _solve(A, B)
+    return result if left else mT(result)
+
+
+def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
+    """Return X with L Lᵀ X = B; `upper` says that the factor is Lᵀ. Shapes: B (..., n, k), L (..., n, n)."""
+    factor = mT(L) if upper else L
+    below = solve_triangular(factor, B, upper=False)
+    return solve_triangular(mT(factor), below, upper=True)
+
+
+def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
+    """Return the inverse of L Lᵀ; `upper` says that the factor is Lᵀ. Shapes: L (..., n, n)."""
+    require_square("cholesky_inverse", L)
+    return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
+
+
+def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
+    """Return X with tensordot(A, X, X.ndim) = B. Shapes: A (*B.shape, *X.shape), where both products are equal."""
+    if dims is not None:
+        last = [d % A.ndim for d in dims]
+        A = A.permute([d for d in range(A.ndim) if d not in last] + last)
+    unknown = A.shape[B.ndim :]
+    if A.shape[: B.ndim] != B.shape or math.prod(unknown) != B.numel():
+        raise ShapeError(
+            f"linalg.tensorsolve: got A {A.shape} and B {B.shape}; wanted A of B's dimensions and then as many elements"
+        )
+    return reshape(solve(reshape(A, (B.numel(), -1)), reshape(B, -1)), unknown)
+
+
+def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
+    """Return the inverse of A as a map from its dimensions behind `ind` to those before."""
+    if ind < 1 or math.prod(A.shape[:ind]) != math.prod(A.shape[ind:]):
+        raise ShapeError(
+            f"linalg.tensorinv: got A {A.shape} and ind {ind}; the dimensions before and behind it must hold equally "
+            "many elements"
+        )
+    square = reshape(A, (math.prod(A.shape[:ind]), -1))
+    return reshape(inv(square), (*A.shape[ind:], *A.shape[:ind]))
+
+
+# --- Determinants ----------------------------------------------------------------------------------------------------
+
+
+def _cofactors(A: np.ndarray) -> Any:
+    """Return det(A) A⁻ᵀ, also where there is no inverse, from the singular value decomposition."""
+    u, s, vh = np.linalg.svd(A)
+    others = np.ones_like(s)
+    for i in range(s.shape[-1]):
+        others[..., i] = np.delete(s, i, -1).prod(-1)
+    sign = np.linalg.det(u) * np.linalg.det(vh)
+    return sign[..., None, None] * ((u * others[..., None, :]) @ vh)
+
+
+def _det_gradient(g: Tensor, A: Tensor) -> Tensor:
+    return mul(reshape(g, (*g.shape, 1, 1)), Tensor.wrap(lapack("linalg.det", _cofactors, A.array)))
+
+
+def _det_gradient_composed(g: Tensor, A: Tensor) -> Tensor:
+    computed = A.array.astype(compute_dtype(A.dtype), copy=False)
+    condition = np.linalg.cond(computed) if computed.size else np.zeros(1)
+    if np.all(condition < np.finfo(computed.dtype).eps ** -0.5):
+        cofactors = mul(reshape(det(A), (*A.shape[:-2], 1, 1)), mT(inv(A)))
+    else:
+        cofactors = mT(_adjugate(A))
+    return mul(reshape(g, (*g.shape, 1, 1)), cofactors)
+
+
+def _adjugate(A: Tensor) -> Tensor:
+    """Return the adjugate as a polynomial in A, which also singular matrices have.
+
+    Source: Faddeev & LeVerrier's recursion; accurate for the small matrices that are likely to be singular.
+    """
+    n = A.shape[-1]
+    one = identity_like(A)
+    found = broadcast_to(one, A.shape)
+    for k in range(1, n):
+        product = matmul(A, found)
+        coefficient = div(sum(diagonal(product, 0, -2, -1), -1), -k)
+        found = add(product, mul(reshape(coefficient, (*coefficient.shape, 1, 1)), one))
+    return found if n % 2 else neg(found)
+
+
+_det: Callable[..., Tensor] = operation(
+    "linalg_det", lambda A: lapack("linalg.det", np.linalg.det, A),
+    A=Composed(fused=_det_gradient, composed=_det_gradient_composed),
+)  # fmt: skip
+
+
+def det(A: Tensor) -> Tensor:
+    """Return the determinant of square matrices; its gradient is right where it is zero, too.
+
+    Shapes: A (..., n, n), result (...). Raises ShapeError, DtypeError.
+    """
+    require_square("linalg.det", A)
+    return _det(A)
+
+
+class SignAndLogarithm(NamedTuple):
+    """The sign of a determinant and the logarithm of its absolute value."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+_slogdet: Callable[..., Any] = operation(
+    "linalg_slogdet", lambda A: lapack("linalg.slogdet", np.linalg.slogdet, A), outputs=("sign", "logabsdet"),
+    A=lambda grads, A: mul(reshape(grads[1], (*grads[1].shape, 1, 1)), mT(inv(A))),
+)  # fmt: skip
+
+
+def slogdet(A: Tensor) -> SignAndLogarithm:
+    """Return the sign of the determinant and the logarithm of its absolute value, without overflow.
+
+    Shapes: A (..., n, n), results (...). A singular matrix has 0 and -inf, and no gradient: LinAlgError.
+    Raises ShapeError, DtypeError.
+    """
+    require_square("linalg.slogdet", A)
+    return SignAndLogarithm(*_slogdet(A))
+
+
+def logdet(input: Tensor) -> Tensor:
+    """Return the logarithm of the determinant; NaN where that is negative. Shapes: input (..., n, n), result (...)."""
+    require_square("logdet", input)
+    sign, logarithm = slogdet(input)
+    return where(sign < 0, math.nan, logarithm)  # type: ignore[no-any-return]
+
+
+# --- Pseudoinverse and least squares ---------------------------------------------------------------------------------
+
+
+def _pinv_forward(A: np.ndarray, atol: float | None, rtol: float | None, hermitian: bool) -> np.ndarray:
+    return lapack("linalg.pinv", lambda a: _pseudoinverse(a, atol, rtol, hermitian), A)  # type: ignore[no-any-return]
+
+
+def _cutoff(a: np.ndarray, largest: np.ndarray, atol: float | None, rtol: float | None) -> np.ndarray:
+    """Return below what a singular value counts as zero: PyTorch's rule."""
+    if rtol is None:
+        rtol = 0.0 if atol else max(a.shape[-2:]) * np.finfo(a.dtype).eps
+    return np.maximum(0.0 if atol is None else atol, rtol * largest)
+
+
+def _pseudoinverse(a: np.ndarray, atol: float | None, rtol: float | None, hermitian: bool) -> np.ndarray:
+    if not a.size:
+        return np.zeros((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)
+    u, s, vh = np.linalg.svd(a, full_matrices=False, hermitian=hermitian)
+    kept = s > _cutoff(a, s.max(-1, keepdims=True), atol, rtol)
+    inverted = np.where(kept, 1 / np.where(kept, s, 1), 0).astype(a.dtype)
+    return (vh.swapaxes(-2, -1) * inverted[..., None, :]) @ u.swapaxes(-2, -1)  # type: ignore[no-any-return]
+
+
+def _pinv_gradient(g: Tensor, A: Tensor, result: Tensor) -> Tensor:
+    """Source: Golub & Pereyra 1973, equation 4.12."""
+    P, PT, gT = result, mT(result), mT(g)
+    return (
+        neg(matmul(matmul(PT, g), PT))
+        + matmul(sub(gT, matmul(A, matmul(P, gT))), matmul(P, PT))
+        + matmul(matmul(PT, P), sub(gT, matmul(matmul(gT, P), A)))
+    )
+
+
+_pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_gradient)
+
+
+def pinv(
+    A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
+) -> Tensor:  # fmt: skip
+    """Return the pseudoinverse; singular values up to max(atol, rtol · the largest) count as zero.
+
+    `rtol` is by default max(m, n) rounding steps, or 0 with `atol`. The gradient holds while the rank stays the same.
+    Shapes: A (..., m, n), result (..., n, m). Raises ShapeError, DtypeError.
+    """
+    (require_square if hermitian else require_matrices)("linalg.pinv", A)
+    return _pinv(A, atol, rtol, hermitian)
+
+
+def matrix_rank(
+    A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
+) -> Tensor:  # fmt: skip
+    """Return how many singular values are not as good as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
+    (require_square if hermitian else require_matrices)("linalg.matrix_rank", A)
+
+    def rank(a: np.ndarray) -> np.ndarray:
+        if not a.size:
+            return np.zeros(a.shape[:-2], np.int64)
+        s = np.linalg.svd(a, compute_uv=False, hermitian=hermitian)
+        return np.asarray((s > _cutoff(a, s.max(-1, keepdims=True), atol, rtol)).sum(-1))
+
+    return Tensor.wrap(lapack("linalg.matrix_rank", rank, A.array))
+
+
+class LeastSquares(NamedTuple):
+    """What `lstsq` returns."""
+
+    solution: Tensor
+    residuals: Tensor
+    rank: Tensor
+    singular_values: Tensor
+
+
+def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
+    """Return X that makes the squares of A X - B least, and of such X the smallest.
+
+    The residuals are the sums of squares that are left, where A has more rows than columns and full rank, else empty.
+    One method serves every `driver`: the singular value decomposition.
+    Shapes: A (..., m, n), B (..., m, k), or (m,) or (..., m) for vectors; solution (..., n, k). Raises ShapeError,
+    DtypeError, ArgumentError.
+    """
+    name = "linalg.lstsq"
+    require_matrices(name, A)
+    require_one_dtype(name, A, B)
+    if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
+        raise ArgumentError(
+            f"{name}: got driver {driver!r}; parameter `driver` should be one of gels, gelsy, gelsd, gelss"
+        )
+    is_vector = _is_vector(A, B)
+    right = unsqueeze(B, -1) if is_vector else B
+    if right.ndim < 2 or right.shape[-2] != A.shape[-2]:
+        raise ShapeError(f"{name}: got A {A.shape} and B {B.shape}; wanted (..., m, n) and (..., m, k) with one m")
+    solution = matmul(pinv(A, rtol=rcond), right)
+    rank = matrix_rank(A, rtol=rcond)
+    rows, columns = A.shape[-2:]
+    nothing = Tensor.wrap(np.zeros(0, A.dtype))
+    residuals = nothing
+    if rows > columns and bool((rank.array == columns).all()):
+        residuals = sum((matmul(A, solution) - right) ** 2, -2)
+    solution = squeeze(solution, -1) if is_vector else solution
+    values = nothing
+    if driver in ("gelsd", "gelss"):
+        values = Tensor.wrap(lapack(name, lambda a: np.linalg.svd(a, compute_uv=False), A.array))
+    return LeastSquares(solution, residuals, rank, values)
+
+
+def matrix_power(A: Tensor, n: int) -> Tensor:
+    """Return the n-th power of square matrices; a negative one of their inverse.
+
+    Shapes: A (..., n, n), result the same. Raises as `inv` does.
+    """
+    require_square("linalg.matrix_power", A)
+    if n < 0:
+        return matrix_power(inv(A), -n)
+    if n == 0:
+        return clone(broadcast_to(identity_like(A), A.shape))
+    if n == 1:
+        return clone(A)
+    half = matrix_power(A, n // 2) if n > 3 else A
+    square = matmul(half, half)
+    return matmul(square, A) if n % 2 else square
+
+
+def matrix_exp(A: Tensor) -> Tensor:
+    """Return the exponential of square matrices: a Taylor series of A / 2ˢ, then squared s times.
+
+    Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError. Source: Moler & Van Loan 2003, method 3.
+    """
+    require_square("linalg.matrix_exp", A)
+    # The largest column sum bounds the norm; at 1/2 the terms beyond the 16th vanish in float64.
+    largest = float(np.abs(A.array.astype(np.float64)).sum(-2).max(initial=0.0))
+    if not math.isfinite(largest):
+        raise LinAlgError("linalg.matrix_exp: got a matrix with NaN or infinite elements; its exponential has no value")
+    squarings = max(0, math.ceil(math.log2(largest)) + 1) if largest > 0 else 0
+    scaled = mul(A, 0.5**squarings)
+    one = broadcast_to(identity_like(A), A.shape)
+    result = one
+    for k in range(16, 0, -1):  # Horner's scheme
+        result = add(one, div(matmul(scaled, result), k))
+    for _ in range(squarings):
+        result = matmul(result, result)
+    return result

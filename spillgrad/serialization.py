@@ -1,0 +1,342 @@
+"""`save` and `load`: tensors in nested containers, in one file that holds no code.
+
+The file is a safetensors file, readable as such: its tensors are named by where they were found ("model.0.weight").
+Its metadata hold under "spillgrad", as JSON, what safetensors does not know: the containers, other values, which
+tensors are one, and a checksum of each; under "checksum" that of the JSON.
+
+Source: torch.save, torch.load; the safetensors format.
+"""
+
+import base64
+import json
+import math
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import xxhash
+
+from spillgrad import dtypes
+from spillgrad.device import Device, as_device
+from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError, OperandError
+from spillgrad.generator import GeneratorState
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.tensor import Storage, Tensor, native
+from spillgrad_kernels import memory
+
+_VERSION = 1
+_KEY = "spillgrad"
+# What safetensors calls dtypes, of streams; from files it reads arrays itself.
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+    "C64": "complex64",
+}  # fmt: skip
+
+
+def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
+    """Write tensors, and the lists, tuples, dicts, sets and plain values around them, to a file or a binary stream.
+
+    Plain values are None, bool, int, float, complex, str, bytes, NumPy arrays and scalars, dtypes, devices, and what
+    `get_rng_state` returns. A tensor found twice is stored once, and so are tensors that look at the same elements;
+    other views are stored by what they show. A file is replaced as a whole, when all is written, or not at all.
+    Raises OperandError for other objects, ArgumentError for a container within itself, CheckpointError when the file
+    cannot be written.
+    """
+    writer = _Writer()
+    description = {"version": _VERSION, "value": writer.encode(obj, ())}
+    description |= {"tensors": writer.tensors, "checksums": {n: _checksum(a) for n, a in writer.arrays.items()}}
+    text = json.dumps(description)
+    metadata = {"format": "np", _KEY: text, "checksum": _checksum(text.encode())}
+    if not isinstance(f, str | os.PathLike):
+        f.write(safetensors.numpy.save(writer.arrays, metadata))
+        return
+    path = Path(os.path.realpath(f))
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        try:
+            safetensors.numpy.save_file(writer.arrays, new, metadata)
+            with new.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"save: {path} cannot be written ({_reason(error)}); free space there or give another path"
+        ) from error
+
+
+def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, weights_only: bool | None = None) -> Any:
+    """Return what `save` wrote; of any other safetensors file, its tensors by name.
+
+    `map_location`: a device, a dict of them, or a function, as in PyTorch; there is only "cpu" to map to.
+    `weights_only` changes nothing: no file can run code.
+    Raises MissingFileError (a FileNotFoundError), CheckpointError for a file that is damaged, cut off, of a newer
+    version, or of PyTorch's format, and DeviceError for a device that does not exist here.
+    """
+    for device in map_location.values() if isinstance(map_location, Mapping) else [map_location]:
+        if not callable(device):
+            as_device(device)
+    if isinstance(f, str | os.PathLike):
+        source: _File | _Stream = _File(Path(f))
+    else:
+        source = _Stream(f.read(), getattr(f, "name", "the stream"))
+    metadata = source.metadata
+    if _KEY not in metadata:
+        return {name: Tensor.wrap(array) for name, array in source.arrays()}
+    if _checksum(metadata[_KEY].encode()) != metadata.get("checksum"):
+        raise _damaged(source.name, "the checksum of its description differs")
+    description = json.loads(metadata[_KEY])
+    if description["version"] > _VERSION:
+        raise CheckpointError(
+            f"load: {source.name} has format version {description['version']}, this library reads {_VERSION}; use the "
+            "release that wrote it"
+        )
+    arrays = {}
+    for name, array in source.arrays():
+        if _checksum(array) != description["checksums"].get(name):
+            raise _damaged(source.name, f"the checksum of '{name}' differs")
+        arrays[name] = array
+    missing = description["checksums"].keys() - arrays.keys()
+    if missing:
+        raise _damaged(source.name, f"it lacks {', '.join(sorted(missing))}")
+    return _decode(description["value"], _rebuilt(description["tensors"], arrays))
+
+
+class _Writer:
+    """Turns objects into JSON and arrays by name."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self.tensors: list[dict[str, Any]] = []  # one entry per tensor or array object
+        self._numbers: dict[int, int] = {}  # where an object's entry is, by its id
+        self._names: dict[Any, str] = {}  # of arrays, by the memory they look at
+        self._open: set[int] = set()  # containers around what is being written
+        self._kept: list[Any] = []  # ids are of living objects
+
+    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """Return JSON for a value: itself, a list, or an object whose only key says what it was."""
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if isinstance(value, Tensor | np.ndarray):
+            return {"tensor": self._tensor(value, path)}
+        if kind in _CONTAINERS:
+            if id(value) in self._open:
+                raise ArgumentError(f"save: the {kind.__name__} at {_where(path)} contains itself; break the cycle")
+            self._open.add(id(value))
+            encoded = self._container(value, path)
+            self._open.remove(id(value))
+            return encoded
+        if isinstance(value, np.generic):
+            return {"scalar": [str(value.dtype), self.encode(_plain(value), path)]}
+        if kind is complex:
+            return {"complex": [repr(value.real), repr(value.imag)]}
+        if kind is bytes:
+            return {"bytes": base64.b64encode(value).decode()}
+        if isinstance(value, np.dtype):
+            return {"dtype": str(dtypes.as_dtype(value))}
+        if isinstance(value, Device):
+            return {"device": str(value)}
+        if isinstance(value, GeneratorState):
+            return {"generator_state": [value.seed, value.offset]}
+        advice = "save its state_dict()" if isinstance(value, Module) else "keep its values in a dict"
+        raise OperandError(
+            f"save: got {kind.__name__} at {_where(path)}; wanted tensors, lists, tuples, dicts, sets and plain "
+            f"values: {advice}, and build the object anew after load()"
+        )
+
+    def _container(self, value: Any, path: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if isinstance(value, dict):
+            pairs = [[self.encode(key, path), self.encode(part, (*path, key))] for key, part in value.items()]
+            if kind is dict and all(type(key) is str for key in value):
+                return {"dict": dict(pairs)}
+            return {"pairs" if kind is dict else kind.__name__: pairs}
+        parts = [self.encode(part, (*path, i)) for i, part in enumerate(value)]
+        return parts if kind is list else {kind.__name__: parts}
+
+    def _tensor(self, value: Tensor | np.ndarray, path: tuple[Any, ...]) -> int:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self.tensors)
+            self._kept.append(value)
+            self.tensors.append(self._entry(value, path))
+        return number
+
+    def _entry(self, value: Tensor | np.ndarray, path: tuple[Any, ...]) -> dict[str, Any]:
+        array = value.array if isinstance(value, Tensor) else native(value)
+        looks_at = (
+            array.__array_interface__["data"][0], array.shape, array.strides, str(array.dtype)
+        )  # fmt: skip
+        name = self._names.get(looks_at)
+        if name is None:
+            name = self._names[looks_at] = self._free_name(path)
+            self._kept.append(array)
+            dense = np.asarray(array, order="C")
+            # Complex128 is not in safetensors.
+            self.arrays[name] = dense.reshape(-1).view(np.float64) if dense.dtype == dtypes.complex128 else dense
+        entry: dict[str, Any] = {"name": name, "kind": "array"}
+        if isinstance(value, Tensor):
+            entry["kind"] = "parameter" if isinstance(value, Parameter) else "tensor"
+            entry["requires_grad"] = value.requires_grad
+        if array.dtype == dtypes.complex128:
+            entry["complex128"] = list(array.shape)
+        return entry
+
+    def _free_name(self, path: tuple[Any, ...]) -> str:
+        name = ".".join(map(str, path)) or "tensor"
+        if name == "__metadata__":  # safetensors' own
+            name = "tensor.__metadata__"
+        free, tries = name, 1
+        while free in self.arrays:
+            tries += 1
+            free = f"{name}#{tries}"
+        return free
+
+
+_CONTAINERS: dict[type, Callable[[list[Any]], Any]] = {
+    list: list, tuple: tuple, set: set, frozenset: frozenset, dict: dict, OrderedDict: OrderedDict,
+}  # fmt: skip
+
+
+def _plain(scalar: np.generic) -> Any:
+    return float(scalar) if scalar.dtype == dtypes.bfloat16 else scalar.item()
+
+
+def _where(path: tuple[Any, ...]) -> str:
+    return "".join(f"[{key!r}]" for key in path) or "the top"
+
+
+_BUILT: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "complex": lambda parts: complex(*map(float, parts)),
+    "bytes": base64.b64decode,
+    "dtype": dtypes.as_dtype,
+    "device": as_device,
+    "generator_state": lambda state: GeneratorState(*state),
+}
+
+
+def _decode(value: Any, tensors: list[Any]) -> Any:
+    if isinstance(value, list):
+        return [_decode(part, tensors) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _decode(part, tensors) for key, part in content.items()}
+    if kind == "scalar":
+        return np.dtype(dtypes.as_dtype(content[0])).type(_decode(content[1], tensors))
+    if kind in _BUILT:
+        return _BUILT[kind](content)
+    parts = [_decode(part, tensors) for part in content]
+    if kind == "pairs":
+        return dict(map(tuple, parts))
+    return next(build for known, build in _CONTAINERS.items() if known.__name__ == kind)(parts)
+
+
+def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray]) -> list[Any]:
+    """Return the tensors and arrays that entries describe; those of one name share its memory."""
+    storages: dict[str, Storage] = {}
+    objects: list[Any] = []
+    for entry in entries:
+        array = arrays[entry["name"]]
+        if "complex128" in entry:
+            array = array.view(np.complex128).reshape(entry["complex128"])
+        if entry["kind"] == "array":
+            objects.append(array)
+            continue
+        tensor = Tensor.wrap(array, storages.get(entry["name"]))
+        storages[entry["name"]] = tensor.storage
+        if entry["kind"] == "parameter":
+            objects.append(Parameter(tensor, entry["requires_grad"]))
+        else:
+            objects.append(tensor.requires_grad_() if entry["requires_grad"] else tensor)
+    return objects
+
+
+class _File:
+    """A safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        if path.is_dir():
+            raise CheckpointError(
+                f"load: {path} is a directory; spillgrad.checkpoint.load() reads the checkpoints of runs"
+            )
+        if not path.exists():
+            raise MissingFileError(f"load: {path} does not exist; give a file that save() wrote")
+        try:
+            with path.open("rb") as file:
+                _refuse_pickles(file.read(4), self.name)
+            with safetensors.safe_open(path, framework="np") as file:
+                self.metadata: dict[str, str] = file.metadata() or {}
+        except (OSError, safetensors.SafetensorError) as error:
+            raise _damaged(self.name, _reason(error)) from error
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield each array by its name, over memory of its own."""
+        try:
+            with safetensors.safe_open(self.name, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping
+                    yield name, memory.copy(file.get_tensor(name))
+        except (OSError, safetensors.SafetensorError) as error:
+            raise _damaged(self.name, _reason(error)) from error
+
+
+class _Stream:
+    """The bytes of a safetensors file."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self.name = name
+        _refuse_pickles(content[:4], name)
+        try:
+            self._entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        except safetensors.SafetensorError as error:
+            raise _damaged(name, _reason(error)) from error
+        length = int.from_bytes(content[:8], "little")
+        self.metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield each array by its name, over memory of its own."""
+        for name, entry in self._entries:
+            if entry["dtype"] not in _DTYPES:
+                raise CheckpointError(f"load: '{name}' in {self.name} has dtype {entry['dtype']}, which no tensor has")
+            values = np.frombuffer(entry["data"], dtypes.as_dtype(_DTYPES[entry["dtype"]]))
+            yield name, memory.copy(values.reshape(entry["shape"]))
+
+
+def _refuse_pickles(start: bytes, name: str) -> None:
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        raise CheckpointError(
+            f"load: {name} is a file of PyTorch's (pickle) format, and reading one can run code; in PyTorch, write its "
+            "tensors with safetensors.torch.save_file(torch.load(path), new_path)"
+        )
+
+
+def _checksum(content: Any) -> str:
+    if isinstance(content, np.ndarray):
+        content = content.reshape(-1).view(np.uint8).data
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def _damaged(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"load: {name} is damaged, or no safetensors file ({reason}); use another copy")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,131 @@
+"""Checkpoints that keep the results of chosen operations, and do not compute those again.
+
+Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
+"""
+
+import difflib
+import enum
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.autograd.node import NO_EDGE
+from spillgrad.autograd.saved import SavedTensor
+from spillgrad.errors import ArgumentError, HookTypeError
+from spillgrad.ops import define
+from spillgrad.ops.define import Operation
+from spillgrad.ops.intercept import intercept
+from spillgrad.tensor import Tensor
+
+
+class CheckpointPolicy(enum.Enum):
+    """Whether an operation's results are kept for the recomputation; MUST and PREFER mean the same here."""
+
+    MUST_SAVE = 0
+    PREFER_SAVE = 1
+    MUST_RECOMPUTE = 2
+    PREFER_RECOMPUTE = 3
+
+
+class SelectiveCheckpointContext:
+    """What a policy is told besides the operation's name and arguments: its output.
+
+    `is_recompute` is always False: policies are asked in the forward alone.
+    """
+
+    def __init__(self, *, is_recompute: bool, op_output: Any = None) -> None:
+        self.is_recompute = is_recompute
+        self.op_output = op_output
+
+
+Policy = Callable[..., CheckpointPolicy | bool]
+_SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+# Operations made for a number of tensors, when first called with so many.
+_MADE_ON_DEMAND = frozenset(("cat", "stack"))
+
+# One call's kept results, as SavedTensors or aliases.
+_Kept = list[Any]
+
+
+def create_selective_checkpoint_contexts(
+    policy_fn_or_list: Policy | Sequence[str | Callable[..., Any]], allow_cache_entry_mutation: bool = False
+) -> tuple[intercept, intercept]:
+    """Return contexts for `checkpoint(context_fn=…)` that keep the results of chosen operations.
+
+    Operations are chosen by a list of names ("mm", "matmul", "linear", "scaled_dot_product_attention", …: those of
+    their nodes) or of functions of that name, or by a policy(context, name, *arguments) that returns a
+    `CheckpointPolicy` or a bool. Views are never asked about; they cost nothing. What is kept stays in RAM until the
+    graph is freed, so that several backwards are possible:
+
+        keep = functools.partial(create_selective_checkpoint_contexts, ["linear", "scaled_dot_product_attention"])
+        y = checkpoint(block, x, context_fn=keep)
+
+    Raises ArgumentError for a name that no operation has; in backward, SavedTensorError when a kept result was changed
+    in place, unless `allow_cache_entry_mutation`.
+    """
+    policy = policy_fn_or_list if callable(policy_fn_or_list) else _policy_of(policy_fn_or_list)
+    kept: dict[Operation, list[_Kept | None]] = defaultdict(list)
+
+    def keep(operation: Operation, arguments: tuple[Any, ...]) -> Any:
+        taken, results = operation.results(arguments)
+        output = operation.again(taken, results)
+        context = SelectiveCheckpointContext(is_recompute=False, op_output=output)
+        choice = policy(context, operation.name, *arguments)
+        if not isinstance(choice, CheckpointPolicy | bool):
+            raise HookTypeError(
+                f"checkpoint policy: got {type(choice).__name__} for {operation.name}; wanted a CheckpointPolicy or a "
+                "bool"
+            )
+        entry: _Kept | None = None
+        if choice is True or choice in _SAVED:
+            outputs = list(output) if isinstance(output, tuple) else [output]
+            tensors = [*outputs, *map(Tensor.wrap, results[len(outputs) :])]
+            entry = [_kept(tensor, operation, allow_cache_entry_mutation) for tensor in tensors]
+        kept[operation].append(entry)
+        return output
+
+    return intercept(keep), _Reuse(kept)
+
+
+def _kept(tensor: Tensor, operation: Operation, may_change: bool) -> Any:
+    return tensor.alias() if may_change else SavedTensor(tensor.alias(), operation.name, "kept result", NO_EDGE)
+
+
+class _Reuse(intercept):
+    """In each recomputation, the n-th call of an operation gets what its n-th call in the forward kept."""
+
+    def __init__(self, kept: dict[Operation, list[_Kept | None]]) -> None:
+        self._kept = kept
+        self._calls: dict[Operation, int] = defaultdict(int)
+        super().__init__(self._reuse)
+
+    def __enter__(self) -> None:
+        self._calls.clear()
+        super().__enter__()
+
+    def _reuse(self, operation: Operation, arguments: tuple[Any, ...]) -> Any:
+        number = self._calls[operation]
+        self._calls[operation] += 1
+        known = self._kept.get(operation, [])
+        entry = known[number] if number < len(known) else None
+        if entry is None:
+            return operation(*arguments)
+        results: list[np.ndarray] = [(e.unpack() if isinstance(e, SavedTensor) else e).array for e in entry]
+        return operation.again(operation.promoted(arguments), results)
+
+
+def _policy_of(operations: Sequence[str | Callable[..., Any]]) -> Policy:
+    known = {operation.name for operation in define.operations} | _MADE_ON_DEMAND
+    names = [choice if isinstance(choice, str) else getattr(choice, "__name__", str(choice)) for choice in operations]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3, 0.5)
+            raise ArgumentError(
+                f"create_selective_checkpoint_contexts: got {name!r}, which no operation is called; "
+                f"{'near it: ' + ', '.join(near) if near else 'a grad_fn shows the name of its operation'}"
+            )
+    chosen = frozenset(names)
+    return lambda context, name, *arguments: name in chosen

@@ -1,0 +1,120 @@
+"""`grad` in PyTorch's and Paddle's dialects."""
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from tests.ops.checks import leaf
+
+
+def test_a_dict_of_inputs_gives_a_dict_of_gradients():
+    x, y = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+    found = sg.grad((x * y).sum(), {"x": x, "y": y})
+    assert {name: g.tolist() for name, g in found.items()} == {"x": [3.0, 4.0], "y": [1.0, 2.0]}
+    assert sg.grad(x.sum(), {"y": y}, allow_unused=True) == {"y": None}
+    assert sg.grad((x * 2).sum(), x)[0].tolist() == [2.0, 2.0]
+
+
+def test_the_arguments_stand_in_the_order_of_both_libraries():
+    x, unused = leaf([1.0]), leaf([1.0])
+    y = (x * x).sum()
+    # outputs, inputs, grad_outputs, retain_graph, create_graph, only_inputs, allow_unused
+    found = sg.grad([y], [x, unused], None, True, True, True, True)
+    assert found[0].requires_grad and found[1] is None
+
+
+def test_gradients_of_other_leaves_are_not_asked_of_grad():
+    x = leaf([1.0])
+    with pytest.raises(ValueError, match=r"only_inputs=False; use backward\(\)"):
+        sg.grad(x.sum(), x, only_inputs=False)
+
+
+def test_no_gradient_flows_through_no_grad_vars():
+    x = leaf([2.0])
+    y = x * x
+    z = y * x
+    assert sg.grad(z, x, retain_graph=True)[0].item() == 12.0
+    assert sg.grad(z, x, retain_graph=True, no_grad_vars=[y])[0].item() == 4.0
+    assert sg.grad(z, x, retain_graph=True, no_grad_vars=y)[0].item() == 4.0
+    assert sg.grad(z, x, no_grad_vars=[leaf([1.0]), sg.ones(1)])[0].item() == 12.0
+
+
+def test_a_leaf_among_no_grad_vars_is_a_constant():
+    x, w = leaf([2.0]), leaf([3.0])
+    y = (x * w) * w
+    assert sg.grad(y, x, retain_graph=True, no_grad_vars=w)[0].item() == 9.0
+    with pytest.raises(RuntimeError, match="index 0 appears to not have been used"):
+        sg.grad(y, w, retain_graph=True, no_grad_vars=[w])
+    assert sg.grad(y, [x, w], retain_graph=True, no_grad_vars=[w], allow_unused=True)[1] is None
+    assert sg.grad(y, x, retain_graph=True, no_grad_vars=[y], allow_unused=True) == (None,)
+    assert sg.grad(y, w)[0].item() == 12.0
+
+
+def test_what_only_no_grad_vars_lead_to_is_not_computed():
+    ran = []
+    x = leaf([2.0])
+    y = x * x
+    y.grad_fn.register_hook(lambda inputs, outputs: ran.append("square"))
+    z = y * 3
+    sg.grad(z, x, retain_graph=True, no_grad_vars=[y], allow_unused=True)
+    assert ran == []
+    sg.grad(z, x)
+    assert ran == ["square"]
+
+
+def test_what_is_no_tensor_among_no_grad_vars_is_named():
+    x = leaf([1.0])
+    with pytest.raises(TypeError, match="grad: no_grad_vars: got str"):
+        sg.grad(x.sum(), x, no_grad_vars=["x"])
+    with pytest.raises(ValueError, match=r"got is_grads_batched of list; .* pass no_grad_vars by name"):
+        sg.grad(x.sum(), x, None, None, False, True, False, [x])
+
+
+def test_batched_gradients_are_those_of_each_row():
+    x = leaf([1.0, 2.0, 3.0])
+    y = x * x
+    rows = sg.Tensor(np.arange(12.0).reshape(4, 3))
+    (found,) = sg.grad(y, x, rows, is_grads_batched=True)
+    assert found.tolist() == (rows.numpy() * 2 * x.numpy()).tolist()
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        sg.grad(y, x, rows, is_grads_batched=True)
+
+
+def test_a_batch_of_unit_vectors_gives_the_jacobian_of_several_outputs():
+    x = leaf([1.0, 2.0])
+    outputs = [x * x, x.sum()]
+    units = np.eye(3)
+    seeds = [sg.Tensor(units[:, :2].copy()), sg.Tensor(units[:, 2].copy())]
+    (found,) = sg.grad(outputs, x, seeds, is_grads_batched=True)
+    assert found.tolist() == [[2.0, 0.0], [0.0, 4.0], [1.0, 1.0]]
+
+
+def test_batched_gradients_can_be_differentiated_and_kept():
+    x = leaf([1.0, 2.0])
+    y = x * x * x
+    (found,) = sg.grad(y, x, sg.Tensor(np.eye(2)), create_graph=True, is_grads_batched=True)
+    assert sg.grad(found.sum(), x, retain_graph=True)[0].tolist() == [6.0, 12.0]
+    assert sg.grad(y.sum(), x, retain_graph=True)[0].tolist() == [3.0, 12.0]
+
+
+def test_batched_gradients_of_what_was_not_used():
+    x, unused = leaf([1.0, 2.0]), leaf([1.0])
+    y = x * x
+    batch = sg.ones(3, 2, dtype=sg.float64)
+    options = {"is_grads_batched": True, "retain_graph": True}
+    assert sg.grad(y, [x, unused], batch, allow_unused=True, **options)[1] is None
+    assert sg.grad(y, [x, unused], batch, materialize_grads=True, **options)[1].shape == (3, 1)
+    with pytest.raises(RuntimeError, match="index 1 appears to not have been used"):
+        sg.grad(y, [x, unused], batch, **options)
+
+
+def test_batched_gradients_need_a_common_first_dimension():
+    x = leaf([1.0, 2.0])
+    y = x * x
+    for given in (None, [sg.ones(())]):
+        with pytest.raises(ValueError, match="no grad_outputs that share a first dimension"):
+            sg.grad(y, x, given, is_grads_batched=True)
+    with pytest.raises(ValueError, match="share a first dimension"):
+        sg.grad([y, y], x, [sg.ones(2, 2), sg.ones(3, 2)], is_grads_batched=True)
+    with pytest.raises(RuntimeError, match=r"gradient of shape \(3,\)"):
+        sg.grad(y, x, sg.ones(2, 3), is_grads_batched=True)
