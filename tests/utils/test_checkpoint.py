@@ -12,7 +12,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.autograd import hooks
-from spillgrad.autograd.graph import saved_tensors_hooks
+from spillgrad.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from spillgrad.errors import GraphError, RecomputationError, SavedTensorError
 from spillgrad.utils.checkpoint import (
     CheckpointError,
@@ -606,6 +606,26 @@ def test_a_context_that_hides_an_error_of_the_function_is_an_error():
 
     with pytest.raises(GraphError, match="suppressed an exception"):
         checkpoint(fails, leaf([1.0]), context_fn=lambda: (contextlib.suppress(KeyError), contextlib.nullcontext()))
+
+
+def test_where_hooks_are_disabled_the_message_given_there_is_raised():
+    x = leaf([1.0])
+    with disable_saved_tensors_hooks("no hooks here"), pytest.raises(RuntimeError, match="no hooks here"):
+        checkpoint(chain, x)
+
+
+def test_second_derivatives_of_regions_within_regions_on_disk(tmp_path):
+    def function(x):
+        return checkpoint(chain, x.tanh(), 2) * x
+
+    def second(y, x):
+        (g,) = sg.grad(y.sum(), x, create_graph=True)
+        return gradients((g * g).sum(), x)
+
+    x = leaf(np.linspace(-1, 1, 1000))
+    with sg.save_on_disk(tmp_path, ram_budget=0):
+        found = second(checkpoint(function, x * 1), x)
+    assert found == second(function(x * 1), x)
 
 
 def test_an_error_in_the_forward_passes():
