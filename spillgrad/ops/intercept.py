@@ -1,10 +1,10 @@
 """Stand between callers and operations: what selective checkpoints need.
 
-While no handler is active in any thread, operations are called as ever: their calls cost nothing more.
+While no context is active in any thread, operations are called as ever: their calls cost nothing more.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ class _Active(threading.local):
 _active = _Active()
 _lock = threading.Lock()
 _entered = 0  # contexts, in all threads
+_intercepted: "list[_Intercepted]" = []
 
 
 def is_active() -> bool:
@@ -31,23 +32,24 @@ def is_active() -> bool:
 
 
 class intercept:
-    """Let `handler` run instead of each operation of this thread; within it, operations run as ever. Re-enterable.
+    """Let `handler` run instead of operations of this thread; within it, operations run as ever. Re-enterable.
 
-    Views are not intercepted, nor operations that are made (for a number of operands) while a context is active.
+    `names` says which, None all; others may come too, while another context is active. Views are not intercepted, nor
+    operations that are made (for a number of operands) within the context.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, names: Collection[str] | None = None) -> None:
         self._handler = handler
+        self._names = names
         self._before: list[Handler | None] = []
 
     def __enter__(self) -> None:
         global _entered
         with _lock:
             _entered += 1
-            if _entered == 1:
-                for operation in list(define.operations):
-                    if not operation.view:
-                        vars(operation)["run"] = _Intercepted(operation)
+            for operation in list(define.operations):
+                if not operation.view and (self._names is None or operation.name in self._names):
+                    _Intercepted.put_before(operation)
         self._before.append(_active.handler)
         _active.handler = self._handler
 
@@ -59,18 +61,25 @@ class intercept:
         with _lock:
             _entered -= 1
             if _entered == 0:
-                for operation in list(define.operations):
-                    run = vars(operation).get("run")
-                    if isinstance(run, _Intercepted):
-                        run.restore()
+                for intercepted in _intercepted:
+                    intercepted.restore()
+                _intercepted.clear()
 
 
 class _Intercepted:
     """What an operation runs while a context is active: the thread's handler, or else its own code."""
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Operation, run: Callable[..., Any] | None) -> None:
         self._operation = operation
-        self._run: Callable[..., Any] | None = vars(operation).get("run")  # None: never called yet, so not yet written
+        self._run = run  # None: never called yet, so not yet written
+
+    @staticmethod
+    def put_before(operation: Operation) -> None:
+        """Put one before an operation, unless there is one."""
+        run = vars(operation).get("run")
+        if not isinstance(run, _Intercepted):
+            vars(operation)["run"] = intercepted = _Intercepted(operation, run)
+            _intercepted.append(intercepted)
 
     def __call__(self, *arguments: Any) -> Any:
         handler = _active.handler
@@ -87,6 +96,6 @@ class _Intercepted:
     def restore(self) -> None:
         """Give the operation back its own code."""
         if self._run is None:
-            del vars(self._operation)["run"]
+            vars(self._operation).pop("run", None)
         else:
             vars(self._operation)["run"] = self._run

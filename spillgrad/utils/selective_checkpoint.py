@@ -6,7 +6,7 @@ Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
 import difflib
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,10 @@ def create_selective_checkpoint_contexts(
     Raises ArgumentError for a name that no operation has; in backward, SavedTensorError when a kept result was changed
     in place, unless `allow_cache_entry_mutation`.
     """
-    policy = policy_fn_or_list if callable(policy_fn_or_list) else _policy_of(policy_fn_or_list)
+    names, policy = None, policy_fn_or_list
+    if not callable(policy):
+        names = chosen = _names_of(policy)
+        policy = lambda context, name, *arguments: name in chosen  # noqa: E731 - the other case of one name
     kept: dict[Operation, list[_Kept | None]] = defaultdict(list)
 
     def keep(operation: Operation, arguments: tuple[Any, ...]) -> Any:
@@ -87,28 +90,23 @@ def create_selective_checkpoint_contexts(
         kept[operation].append(entry)
         return output
 
-    return intercept(keep), _Reuse(kept)
+    return intercept(keep, names), _Reuse(_Reader(kept), names)
 
 
 def _kept(tensor: Tensor, operation: Operation, may_change: bool) -> Any:
     return tensor.alias() if may_change else SavedTensor(tensor.alias(), operation.name, "kept result", NO_EDGE)
 
 
-class _Reuse(intercept):
-    """In each recomputation, the n-th call of an operation gets what its n-th call in the forward kept."""
+class _Reader:
+    """In a recomputation, gives the n-th call of an operation what its n-th call in the forward kept."""
 
     def __init__(self, kept: dict[Operation, list[_Kept | None]]) -> None:
         self._kept = kept
-        self._calls: dict[Operation, int] = defaultdict(int)
-        super().__init__(self._reuse)
+        self.calls: dict[Operation, int] = defaultdict(int)
 
-    def __enter__(self) -> None:
-        self._calls.clear()
-        super().__enter__()
-
-    def _reuse(self, operation: Operation, arguments: tuple[Any, ...]) -> Any:
-        number = self._calls[operation]
-        self._calls[operation] += 1
+    def __call__(self, operation: Operation, arguments: tuple[Any, ...]) -> Any:
+        number = self.calls[operation]
+        self.calls[operation] += 1
         known = self._kept.get(operation, [])
         entry = known[number] if number < len(known) else None
         if entry is None:
@@ -120,7 +118,19 @@ class _Reuse(intercept):
         return output
 
 
-def _policy_of(operations: Sequence[str | Callable[..., Any]]) -> Policy:
+class _Reuse(intercept):
+    """Each recomputation reads from the beginning."""
+
+    def __init__(self, reader: _Reader, names: Collection[str] | None) -> None:
+        self._reader = reader
+        super().__init__(reader, names)
+
+    def __enter__(self) -> None:
+        self._reader.calls.clear()
+        super().__enter__()
+
+
+def _names_of(operations: Sequence[str | Callable[..., Any]]) -> frozenset[str]:
     known = {operation.name for operation in define.operations} | _MADE_ON_DEMAND
     names = [choice if isinstance(choice, str) else getattr(choice, "__name__", str(choice)) for choice in operations]
     for name in names:
@@ -130,5 +140,4 @@ def _policy_of(operations: Sequence[str | Callable[..., Any]]) -> Policy:
                 f"create_selective_checkpoint_contexts: got {name!r}, which no operation is called; "
                 f"{'near it: ' + ', '.join(near) if near else 'a grad_fn shows the name of its operation'}"
             )
-    chosen = frozenset(names)
-    return lambda context, name, *arguments: name in chosen
+    return frozenset(names)

@@ -1,7 +1,9 @@
 """Selective checkpoints: the results of chosen operations are kept and not computed again."""
 
 import functools
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -245,3 +247,25 @@ def test_concatenations_of_any_number_of_tensors_work_within():
 
     for choices in (["cat"], ["exp"]):
         assert gradients(checkpoint(function, x, context_fn=keeping(*choices)), x) == gradients(function(x), x)
+
+
+def test_graph_and_kept_results_are_freed_without_the_garbage_collector():
+    kept = []
+
+    def policy(context, name, *arguments):
+        kept.append(weakref.ref(context.op_output.storage))
+        return True
+
+    x = leaf([0.1, 0.2])
+    gc.disable()
+    try:
+        for contexts in (keeping("exp"), functools.partial(create_selective_checkpoint_contexts, policy)):
+            y = checkpoint(lambda x: x.exp().tanh(), x, context_fn=contexts).sum()
+            y.backward()
+        assert len(kept) == 2 and not any(storage() for storage in kept)
+        y = checkpoint(lambda x: x.exp().tanh(), x, context_fn=contexts)
+        assert kept[2]() is not None
+        del y
+        assert kept[2]() is None
+    finally:
+        gc.enable()
