@@ -56,17 +56,37 @@ from spillgrad.dtypes import float64 as double
 from spillgrad.dtypes import int16 as short
 from spillgrad.dtypes import int32 as int
 from spillgrad.dtypes import int64 as long
-from spillgrad.dtypes import (
-    promote as promote_types,
-)
-from spillgrad.generator import Generator, get_rng_state, initial_seed, manual_seed, set_rng_state
-from spillgrad.ops.activations import celu, hardshrink, prelu, relu, rrelu, selu, threshold
+from spillgrad.dtypes import promote as promote_types
+from spillgrad.generator import (
+    Generator,
+    get_rng_state,
+    initial_seed,
+    manual_seed,
+    set_rng_state,
+)  # fmt: skip
+from spillgrad.ops.activations import (
+    celu,
+    hardshrink,
+    prelu,
+    relu,
+    rrelu,
+    selu,
+    threshold,
+)  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
-from spillgrad.ops.counting import bincount, bucketize, histc, isin, searchsorted, unique, unique_consecutive
+from spillgrad.ops.counting import (
+    bincount,
+    bucketize,
+    histc,
+    isin,
+    searchsorted,
+    unique,
+    unique_consecutive,
+)  # fmt: skip
 from spillgrad.ops.creation import (
     arange,
     as_tensor,
@@ -210,7 +230,15 @@ from spillgrad.ops.indexing import (
     take,
     take_along_dim,
 )  # fmt: skip
-from spillgrad.ops.linalg import addmm, bmm, dot, matmul, mm, mv, outer
+from spillgrad.ops.linalg import (
+    addmm,
+    bmm,
+    dot,
+    matmul,
+    mm,
+    mv,
+    outer,
+)  # fmt: skip
 from spillgrad.ops.normalization import log_softmax, softmax
 from spillgrad.ops.order import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
 from spillgrad.ops.random import alpha_dropout, dropout, feature_alpha_dropout
@@ -263,7 +291,13 @@ from spillgrad.ops.reduce import (
     var,
     var_mean,
 )  # fmt: skip
-from spillgrad.ops.sampling import bernoulli, multinomial, normal, poisson, randint_like
+from spillgrad.ops.sampling import (
+    bernoulli,
+    multinomial,
+    normal,
+    poisson,
+    randint_like,
+)  # fmt: skip
 from spillgrad.ops.scan import (
     cummax,
     cummin,
@@ -319,7 +353,7 @@ from spillgrad.ops.solving import (
     matrix_exp,
     matrix_power,
     slogdet,
-)
+)  # fmt: skip
 from spillgrad.ops.solving import inv as inverse
 from spillgrad.ops.solving import pinv as pinverse
 from spillgrad.ops.special import (
@@ -365,7 +399,13 @@ from spillgrad.ops.special import (
 )  # fmt: skip
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
-from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
+from spillgrad.tensor import (
+    Tensor,
+    is_complex,
+    is_floating_point,
+    is_tensor,
+    numel,
+)  # fmt: skip
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats
 

@@ -72,7 +72,7 @@ from spillgrad.nn.loss import (
     SoftMarginLoss,
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
-)
+)  # fmt: skip
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_dict import ModuleDict
 from spillgrad.nn.module_list import ModuleList
@@ -94,7 +94,7 @@ from spillgrad.nn.padding import (
     ZeroPad2d,
     ZeroPad3d,
 )
-from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -118,7 +118,15 @@ from spillgrad.nn.rearrange import (
     Unfold,
 )
 from spillgrad.nn.rms_norm import RMSNorm
-from spillgrad.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell
+from spillgrad.nn.rnn import (
+    GRU,
+    LSTM,
+    RNN,
+    GRUCell,
+    LSTMCell,
+    RNNBase,
+    RNNCell,
+)  # fmt: skip
 from spillgrad.nn.sequential import Sequential
 from spillgrad.nn.upsample import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
@@ -142,6 +150,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Buffer",
     "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",

@@ -27,7 +27,7 @@ from spillgrad.ops.activations import (
     swish,
     tanhshrink,
     threshold,
-)
+)  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, local_response_norm
 from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
@@ -53,7 +53,7 @@ from spillgrad.ops.losses import (
     mse_loss,
     nll_loss,
     smooth_l1_loss,
-)
+)  # fmt: skip
 from spillgrad.ops.margin_losses import (
     cosine_embedding_loss,
     hinge_embedding_loss,
@@ -62,7 +62,7 @@ from spillgrad.ops.margin_losses import (
     multilabel_margin_loss,
     triplet_margin_loss,
     triplet_margin_with_distance_loss,
-)
+)  # fmt: skip
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
 from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import (
@@ -78,7 +78,7 @@ from spillgrad.ops.pooling import (
     max_pool2d,
     max_unpool1d,
     max_unpool2d,
-)
+)  # fmt: skip
 from spillgrad.ops.random import (
     alpha_dropout,
     dropout,
@@ -87,7 +87,7 @@ from spillgrad.ops.random import (
     dropout3d,
     dropout_add,
     feature_alpha_dropout,
-)
+)  # fmt: skip
 from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from spillgrad.ops.sliding import fold
 from spillgrad.ops.sliding import unfold_image as unfold
