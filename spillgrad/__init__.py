@@ -17,20 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import (
-    autograd,
-    checkpoint,
-    data,
-    dtypes,
-    errors,
-    linalg,
-    models,
-    nn,
-    optim,
-    special,
-    storage,
-    utils,
-)  # fmt: skip
+from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, special, storage, utils
 from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import (
@@ -126,14 +113,7 @@ from spillgrad.ops.creation import (
 )  # fmt: skip
 from spillgrad.ops.decompositions import cholesky, qr
 from spillgrad.ops.distance import cdist, dist
-from spillgrad.ops.einsum import (
-    cross,
-    einsum,
-    inner,
-    kron,
-    tensordot,
-    vdot,
-)  # fmt: skip
+from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot
 from spillgrad.ops.elementwise import (
     abs,
     absolute,
@@ -260,18 +240,7 @@ from spillgrad.ops.linalg import (
     outer,
 )  # fmt: skip
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.order import (
-    argsort,
-    kthvalue,
-    median,
-    mode,
-    msort,
-    nanmedian,
-    nanquantile,
-    quantile,
-    sort,
-    topk,
-)  # fmt: skip
+from spillgrad.ops.order import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
 from spillgrad.ops.random import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.rearrange import (
     atleast_1d,

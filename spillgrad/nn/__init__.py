@@ -30,7 +30,7 @@ from spillgrad.nn.activation import (
     Tanh,
     Tanhshrink,
     Threshold,
-)  # fmt: skip
+)
 from spillgrad.nn.batch_norm import (
     BatchNorm1d,
     BatchNorm2d,
@@ -38,9 +38,12 @@ from spillgrad.nn.batch_norm import (
     InstanceNorm1d,
     InstanceNorm2d,
     InstanceNorm3d,
-)  # fmt: skip
+)
 from spillgrad.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
-from spillgrad.nn.distance import CosineSimilarity, PairwiseDistance
+from spillgrad.nn.distance import (
+    CosineSimilarity,
+    PairwiseDistance,
+)
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.flatten import Flatten
@@ -90,8 +93,8 @@ from spillgrad.nn.padding import (
     ZeroPad1d,
     ZeroPad2d,
     ZeroPad3d,
-)  # fmt: skip
-from spillgrad.nn.parameter import Parameter
+)
+from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -105,7 +108,7 @@ from spillgrad.nn.pooling import (
     MaxPool2d,
     MaxUnpool1d,
     MaxUnpool2d,
-)  # fmt: skip
+)
 from spillgrad.nn.rearrange import (
     ChannelShuffle,
     Fold,
@@ -113,7 +116,7 @@ from spillgrad.nn.rearrange import (
     PixelUnshuffle,
     Unflatten,
     Unfold,
-)  # fmt: skip
+)
 from spillgrad.nn.rms_norm import RMSNorm
 from spillgrad.nn.rnn import (
     GRU,
@@ -147,6 +150,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Buffer",
     "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",

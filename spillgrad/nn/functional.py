@@ -42,7 +42,7 @@ from spillgrad.ops.likelihood_losses import (
     multilabel_soft_margin_loss,
     poisson_nll_loss,
     soft_margin_loss,
-)  # fmt: skip
+)
 from spillgrad.ops.linalg import linear
 from spillgrad.ops.losses import (
     binary_cross_entropy_with_logits,
