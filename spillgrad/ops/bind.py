@@ -7,8 +7,10 @@ from spillgrad import dtypes
 from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.ops import (
+    complex_numbers,
     convert,
     creation,
+    decompositions,
     elementwise,
     indexing,
     inplace,
@@ -16,6 +18,7 @@ from spillgrad.ops import (
     normalization,
     reduce,
     shape,
+    solving,
     subscript,
 )
 from spillgrad.tensor import Tensor
@@ -36,6 +39,8 @@ _METHODS: dict[Any, str] = {
         sum topk var
     """,
     linalg: "addmm bmm dot matmul mm mv outer",
+    solving: "det logdet matrix_exp matrix_power slogdet",
+    decompositions: "cholesky qr",
     normalization: "log_softmax softmax",
     indexing: "diag diagonal gather index_select masked_select nonzero take take_along_dim",
     convert: "clone contiguous to",
@@ -180,6 +185,8 @@ def bind() -> None:
         "T": property(_reversed_dims),
         "mT": property(_matrix_transpose),
         "cpu": _cpu,
+        "inverse": solving.inv,
+        "pinverse": solving.pinv,
         "type_as": _type_as,
         "astype": convert.to,
         "cast": convert.to,
@@ -194,7 +201,7 @@ def bind() -> None:
     methods |= _operators(methods)
     for name, method in methods.items():
         setattr(Tensor, name, method)
-    graph.register_tensor(Tensor, elementwise.add, elementwise.accumulate)
+    graph.register_tensor(Tensor, complex_numbers.add_gradients, complex_numbers.accumulate)
 
 
 bind()
