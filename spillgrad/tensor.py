@@ -348,7 +348,8 @@ class Tensor:
     def requires_grad(self, value: bool) -> None:
         if value and not (self.is_floating_point() or self.is_complex()):
             raise DtypeError(
-                f"requires_grad: got a tensor of {self.dtype}; only floating-point tensors can require gradients"
+                f"requires_grad: got a tensor of {self.dtype}; only Tensors of floating point and complex dtype can "
+                "require gradients: convert it first"
             )
         if not value and not self.is_leaf:
             raise GraphError(
@@ -513,6 +514,11 @@ class Tensor:
             )
         return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 
+    @property
+    def retains_grad(self) -> bool:
+        """Whether `retain_grad` was called on this non-leaf."""
+        return self.grad_fn is not None and self.grad_fn.retains_gradient(self._output_nr)
+
     def retain_grad(self) -> None:
         """Keep the gradient of this non-leaf in `.grad` when backward computes it.
 
@@ -533,11 +539,6 @@ class Tensor:
         self.grad_fn.retain_gradient(self._output_nr, store)
 
     retain_grads = retain_grad
-
-    @property
-    def retains_grad(self) -> bool:
-        """Whether the tensor is a non-leaf that keeps its gradient in `.grad`."""
-        return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Fill the gradient with zeros in place, or forget it (Paddle's name)."""

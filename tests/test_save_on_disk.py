@@ -245,6 +245,17 @@ def test_small_tensors_are_not_spilled(directory: Path):
     assert spill.pack_hook(row) is row
 
 
+def test_only_what_the_predicate_takes_is_spilled(directory: Path):
+    data = batch()
+    with sg.save_on_disk(directory, ram_budget=0, only=lambda saved: saved.op == "tanh") as spill:
+        y = (weight() * data).tanh()
+    assert spill.stats().packed_bytes == NBYTES
+    assert isinstance(y.grad_fn._raw_saved_result.data, Spilled)  # type: ignore[union-attr]
+    y.sum().backward()
+    with pytest.raises(TypeError, match="save_on_disk: got only='tanh'"):
+        sg.save_on_disk(directory, ram_budget=0, only="tanh")  # type: ignore[arg-type]
+
+
 def test_a_small_view_does_not_keep_its_large_storage_in_memory(directory: Path):
     spill = sg.save_on_disk(directory, ram_budget=0)
     large = batch()

@@ -18,8 +18,8 @@ from spillgrad import nn
 from spillgrad.errors import ArgumentError, CheckpointError, DeviceError, OperandError
 
 DTYPES = [
-    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "bool", "complex64", "complex128",
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "bool", "complex64", "complex128",
 ]  # fmt: skip
 
 

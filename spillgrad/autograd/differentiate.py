@@ -128,7 +128,7 @@ def grad(
 
     `inputs` may be a dict; the result is then a dict of the same keys. No gradient flows through `no_grad_vars`, which
     count as constants. With `is_grads_batched`, each of `grad_outputs` has a further first dimension, and so has each
-    result: one backward for each index, as many times the work.
+    result (materialized zeros too, unlike PyTorch's): one backward for each index, as many times the work.
     Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
     `materialize_grads` (zeros); ArgumentError for only_inputs=False.
     Source: torch.autograd.grad, paddle.grad.

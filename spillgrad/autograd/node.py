@@ -148,6 +148,15 @@ class Node:
         """Return the gradient of each edge from the gradient of each output, None where none arrived."""
         raise NotImplementedError
 
+    def __call__(self, *grads: Any) -> Any:
+        """Return the inputs' gradients for these of the outputs: a tuple, or the one there is. Nothing accumulates."""
+        if len(grads) != self.output_count:
+            raise GraphError(
+                f"{self.name()}: got {len(grads)} gradients; it has {self.output_count} outputs, give one for each"
+            )
+        results = self.apply(list(grads))
+        return results[0] if len(results) == 1 else tuple(results)
+
     def release(self) -> None:
         """Free what was saved for backward; applying the node again is then an error."""
 
@@ -174,6 +183,10 @@ class Node:
         if self._retain_hooks is None:
             self._retain_hooks = {}
         self._retain_hooks[output_nr] = store
+
+    def retains_gradient(self, output_nr: int) -> bool:
+        """Return whether one output's gradient is stored somewhere."""
+        return output_nr in (self._retain_hooks or {})
 
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
         """Retain the gradient of another edge instead: an in-place change moved the tensor there."""

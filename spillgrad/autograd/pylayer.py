@@ -175,6 +175,9 @@ class CustomNode(Node):
                 meta = self.outputs[slot]
                 grad = Tensor.wrap(np.zeros(meta.shape, meta.dtype))
             arriving.append(None if grad is None else grad.mark_shared())
+        if self._kind.boxed_grads_call and not self._posthooks:  # backward's list alone holds them then
+            grads[:] = [None] * len(grads)
+            grad = None
         returned = self._kind._run_backward(self._ctx, arriving)
         values = list(returned) if isinstance(returned, self._kind._several) else [returned]
         del arriving, returned
@@ -236,6 +239,8 @@ def _among(tensor: Any, others: Sequence[Any]) -> bool:
 
 class _Custom:
     """The machine both dialects share."""
+
+    boxed_grads_call: ClassVar[bool] = False
 
     _context: ClassVar[type[_Context]]
     _in_place_hint: ClassVar[str]
@@ -396,7 +401,6 @@ class Function(_Custom):
     """
 
     clear_saved_tensors_on_access = False
-    boxed_grads_call = False
     generate_vmap_rule = False
 
     _context = FunctionCtx

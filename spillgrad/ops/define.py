@@ -123,7 +123,7 @@ class Operation:
                 )
         self.saves = tuple(frozenset(order).intersection(d.parameters) for d in self.derivatives)
         operations.add(self)
-        self.node_name = "".join(part.capitalize() for part in self.name.split("_")) + "Backward0"
+        self.node_name = self.name.title().replace("_", "") + "Backward0"  # as PyTorch: Log1PBackward0
         self.__doc__ = None if isinstance(self.forward, Planned) else inspect.getdoc(self.forward)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -175,6 +175,12 @@ class Operation:
             self.parameters, self.outputs, self.aux, tuple(derivatives), tuple(asked), self.view, planned
         )  # fmt: skip
 
+    @functools.cached_property
+    def differentiable(self) -> tuple[int, ...]:
+        """The positions of the inputs that have a derivative."""
+        having = {name for derivative in self.derivatives for name in derivative.inputs}
+        return tuple([position for position, name in enumerate(self.parameters) if name in having])
+
     def _generated(self, source: str) -> Callable[..., Any]:
         return generate.function(source, self.name, {**_NAMES, **self._own_names})
 
@@ -214,6 +220,11 @@ class OperationNode(Node):
 
     def name(self) -> str:
         return self.operation.node_name
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """Return (node, output number) per input that has a derivative, (None, 0) where no gradient flows."""
+        return tuple([self.edges[position] for position in self.operation.differentiable])
 
     def recorded(self) -> None:
         """Let anomaly detection note the operation's place, and hooks pack what it saved."""

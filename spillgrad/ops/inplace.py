@@ -281,7 +281,8 @@ def _overwritten(g: Tensor) -> Tensor:
     return Tensor.wrap(np.zeros(g.shape, g.dtype))
 
 
-_copy: Callable[..., Tensor] = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradient)
+_copy = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradient)
+_copy.node_name = "CopyBackwards"  # as PyTorch spells it
 
 
 def fill_(tensor: Tensor, value: Any) -> Tensor:

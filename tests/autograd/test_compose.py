@@ -151,3 +151,19 @@ def test_the_composed_hooks_work_on_their_own(tmp_path: Path):
     y.sum().backward()
     assert x.grad is not None
     np.testing.assert_allclose(x.grad.numpy(), 1 - np.tanh(x.detach().numpy()) ** 2, atol=0.02)
+
+
+def test_only_selects_for_both_and_neither_may_have_one_of_its_own():
+    calls: list[str] = []
+    x = leaf([1.0, 2.0])
+    both = compose(noted("a", calls, 2.0), noted("b", calls, 4.0), only=lambda saved: saved.op == "tanh")
+    with both:
+        y = (x * x).tanh()
+    assert calls == ["b.pack", "a.pack"]
+    y.sum().backward()
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), 2 * x.detach().numpy() * (1 - np.tanh([1.0, 4.0]) ** 2), rtol=1e-12)
+    with pytest.raises(HookTypeError, match="compose: got inner with only="):
+        compose(save_on_cpu(), both)
+    with pytest.raises(HookTypeError, match="compose: got outer with only="):
+        compose(save_on_cpu(only=lambda saved: True), HALF)

@@ -1,6 +1,8 @@
 """Custom functions in both dialects: Paddle's `PyLayer`, PyTorch's `Function`."""
 
 import threading
+import traceback
+import weakref
 from typing import Any
 
 import numpy as np
@@ -671,3 +673,250 @@ def test_frozen_inputs_ignore_their_gradient_but_not_its_type():
     y = layer(lambda ctx, a, b: a * b, lambda ctx, g: (g, "no")).apply(x, frozen)
     with pytest.raises(ValueError, match="returned str as gradient 1"):
         y.backward()
+
+
+# The rest of PyTorch's contract
+
+
+def test_setup_context_gets_defaults_and_keywords_in_their_places():
+    seen: list[Any] = []
+
+    class Scale(Function):
+        @staticmethod
+        def forward(x, factor=3.0, *, shift=0.0):
+            return x * factor + shift
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            seen.append((ctx.needs_input_grad, inputs[1:], output.tolist()))
+            ctx.factor = inputs[1]
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.factor, None, None
+
+    x = leaf([1.0])
+    Scale.apply(x).backward()
+    Scale.apply(x, factor=5.0).backward()
+    Scale.apply(x, shift=2.0).backward()
+    flags = (True, False, False)
+    assert seen == [(flags, (3.0, 0.0), [3.0]), (flags, (5.0, 0.0), [5.0]), (flags, (3.0, 2.0), [5.0])]
+    assert x.grad.tolist() == [11.0]
+
+
+def test_vjp_is_another_name_for_backward_and_both_are_one_too_many():
+    def forward(ctx, x):
+        return x * 7
+
+    x = leaf([1.0])
+    parts = {"forward": staticmethod(forward), "vjp": staticmethod(lambda ctx, g: g * 7)}
+    type("Named", (Function,), parts).apply(x).backward()
+    assert x.grad.tolist() == [7.0]
+    both = type("Both", (Function,), {**parts, "backward": staticmethod(lambda ctx, g: g)})
+    with pytest.raises(RuntimeError, match="Both: Implementing both 'backward' and 'vjp'"):
+        both.apply(x).backward()
+    neither = type("Neither", (Function,), {"forward": staticmethod(forward)})
+    with pytest.raises(NotImplementedError, match=r"You must implement either the backward or vjp method.*Neither"):
+        neither.apply(x).backward()
+
+
+def test_a_function_is_called_by_apply_alone_also_through_an_instance():
+    x = leaf([2.0])
+    with pytest.raises(RuntimeError, match=r"non-static forward method is deprecated.*call Cube.apply"):
+        Cube()(x)
+    Cube().apply(x).backward()
+    assert x.grad.tolist() == [12.0]
+
+
+def test_the_node_shows_what_the_context_has_and_the_context_what_the_node_has():
+    seen: list[Any] = []
+
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        ctx.save_for_backward(x, None)
+        return x * factor
+
+    def backward(ctx, g):
+        seen.append((ctx.name(), ctx.next_functions, ctx.metadata))
+        return g * ctx.factor, None
+
+    y = layer(forward, backward, Function).apply(leaf([1.0]), 4)
+    node = y.grad_fn
+    assert node.factor == 4 and node.needs_input_grad == (True, False) and len(node.saved_tensors) == 2
+    assert node._raw_saved_tensors[1].data is None
+    with pytest.raises(RuntimeError, match="None is forbidden"):
+        node._raw_saved_tensors[1].register_hooks(lambda t: t, lambda t: t)
+    with pytest.raises(AttributeError, match="nothing"):
+        node.nothing  # noqa: B018
+    node.metadata["note"] = 1
+    y.backward()
+    assert seen == [("ScaleBackward", node.next_functions, {"note": 1})]
+
+
+@BOTH
+def test_a_context_outlives_its_graph_without_keeping_it(kind):
+    ctxs: list[Any] = []
+
+    def forward(ctx, x):
+        ctxs.append(ctx)
+        ctx.save_for_backward(x)
+        ctx.note = "kept"
+        return x * 1
+
+    x = leaf([3.0])
+    y = layer(forward, lambda ctx, g: g, kind).apply(x)
+    node = weakref.ref(y.grad_fn)
+    del y
+    ctx = ctxs[0]
+    saved = ctx.saved_tensors if kind is Function else ctx.saved_tensor()
+    assert node() is None and ctx.note == "kept" and saved[0] is x
+    with pytest.raises(AttributeError, match="name"):
+        ctx.name()
+    freed = layer(forward, lambda ctx, g: g, kind).apply(x)
+    freed.backward()
+    del freed
+    assert ctxs[1].note == "kept"
+    with pytest.raises(RuntimeError, match="after they have already been freed"):
+        _ = ctxs[1].saved_tensors if kind is Function else ctxs[1].saved_tensor()
+
+
+def test_saved_tensors_may_be_cleared_at_the_first_look_in_backward():
+    alive: list[bool] = []
+
+    class Once(Function):
+        clear_saved_tensors_on_access = True
+
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            Once.watch = weakref.ref(y.storage)
+            ctx.save_for_backward(y)
+            return y * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            (y,) = ctx.saved_tensors
+            result = g * y
+            del y
+            alive.append(Once.watch() is not None)
+            with pytest.raises(RuntimeError, match="saved_tensors can only be accessed once"):
+                _ = ctx.saved_tensors
+            return result
+
+    x = leaf([0.0])
+    Once.apply(x).backward()
+    assert x.grad.tolist() == [1.0] and alive == [False]
+
+
+def test_boxed_gradients_can_be_freed_one_by_one():
+    alive: list[bool] = []
+
+    class Boxed(Function):
+        boxed_grads_call = True
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, grads):
+            first = grads.pop(0)
+            watch = weakref.ref(first)
+            total = first * 2
+            del first
+            alive.append(watch() is not None)
+            return total + grads[0] * 3
+
+    x = leaf([1.0])
+    a, b = Boxed.apply(x)
+    (a * 5 + b * 7).backward()
+    assert x.grad.tolist() == [31.0] and alive == [False]
+
+
+def test_saving_for_forward_mode_does_nothing():
+    def forward(ctx, x):
+        ctx.save_for_forward(x)
+        return x * 1
+
+    x = leaf([1.0])
+    layer(forward, lambda ctx, g: g * 2, Function).apply(x).backward()
+    assert x.grad.tolist() == [2.0]
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_shows_the_frame_of_the_users_code(kind, where):
+    def the_users_own_function(*_):
+        raise ZeroDivisionError("mine")
+
+    def forward(ctx, x):
+        return the_users_own_function() if where == "forward" else x * 1
+
+    def backward(ctx, g):
+        return the_users_own_function()
+
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        layer(forward, backward, kind).apply(leaf([1.0])).backward()
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert frames[-2:] == [where, "the_users_own_function"]
+
+
+def test_a_function_returns_a_tuple_not_a_list_of_gradients():
+    y = layer(lambda ctx, x: x * 1, lambda ctx, g: [g], Function).apply(leaf([1.0]))
+    with pytest.raises(RuntimeError, match=r"expected Variable or None \(got list\)"):
+        y.backward()
+
+
+def test_a_dirty_input_returned_twice_is_one_tensor():
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        x.mul_(2)
+        return x, x
+
+    double = layer(forward, lambda ctx, ga, gb: (ga + gb) * 2, Function)
+
+    def total(x: sg.Tensor) -> sg.Tensor:
+        v = x * 1
+        a, b = double.apply(v)
+        assert a is b is v
+        return a + b * 3
+
+    x = leaf([1.5, -2.0])
+    assert gradcheck(total, x) and gradgradcheck(total, x)
+
+
+def test_a_dirty_view_may_be_one_of_several_outputs():
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        x.mul_(2)
+        return x, x * 3
+
+    double = layer(forward, lambda ctx, ga, gb: ga * 2 + gb * 6, Function)
+
+    def total(x: sg.Tensor) -> sg.Tensor:
+        v = x * 1
+        part, other = double.apply(v[0])
+        return (v * v).sum() + part * other
+
+    x = leaf([1.5, -2.0])
+    assert gradcheck(total, x) and gradgradcheck(total, x)
+
+
+@BOTH
+def test_backward_runs_a_backward_through_the_same_function_inside_itself(kind):
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        return x * 1
+
+    def backward(ctx, g):
+        if ctx.depth:
+            with sg.enable_grad():
+                inner = leaf([1.0])
+                scale.apply(inner, ctx.depth - 1).backward()
+            g = g + inner.grad
+        return (g, None) if kind is Function else g
+
+    scale = layer(forward, backward, kind)
+    x = leaf([1.0])
+    scale.apply(x, 5).backward()
+    assert x.grad.tolist() == [6.0]

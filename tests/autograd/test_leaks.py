@@ -1,9 +1,11 @@
 """Graphs die with the last tensor that needs them: reference counts alone free them, the collector is off."""
 
 import gc
+import os
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,14 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.autograd import Function, PyLayer
-from spillgrad.autograd.graph import save_on_cpu, saved_tensors_hooks
+from spillgrad.autograd.graph import (
+    allow_mutation_on_saved_tensors,
+    compose,
+    get_gradient_edge,
+    register_multi_grad_hook,
+    save_on_cpu,
+    saved_tensors_hooks,
+)
 from tests.ops.checks import leaf
 
 
@@ -102,6 +111,8 @@ def watched(x: sg.Tensor) -> sg.Tensor:
     y.register_hook(lambda g: g * 2)
     y.grad_fn.register_prehook(lambda grads: None)
     y.grad_fn.register_hook(lambda inputs, outputs: None)
+    register_multi_grad_hook((x, y), lambda grads: None)
+    get_gradient_edge(y)
     return y.tanh()
 
 
@@ -133,11 +144,15 @@ def keep(tensor: sg.Tensor) -> sg.Tensor:
     return tensor
 
 
-HOOKS = {
-    "no hooks": None,
-    "hooks that pass on": (lambda t: t, lambda t: t),
-    "a pack hook that keeps what it got": (keep, lambda t: t),
-    "hooks through NumPy": (lambda t: t.numpy(), lambda a: sg.Tensor(a)),
+HOOKS: dict[str, Callable[[], Any]] = {
+    "no hooks": sg.enable_grad,
+    "hooks that pass on": lambda: saved_tensors_hooks(lambda t: t, lambda t: t),
+    "a pack hook that keeps what it got": lambda: saved_tensors_hooks(keep, lambda t: t),
+    "hooks through NumPy": lambda: saved_tensors_hooks(lambda t: t.numpy(), lambda a: sg.Tensor(a)),
+    "hooks that select": lambda: saved_tensors_hooks(lambda t: t, lambda t: t, only=lambda saved: saved.slot == "self"),
+    "composed hooks": lambda: compose(save_on_cpu(), (lambda t: t, lambda t: t)),
+    "allowed changes": allow_mutation_on_saved_tensors,
+    "anomaly detection": sg.autograd.detect_anomaly,
 }
 
 
@@ -157,12 +172,8 @@ def nodes(tensor: sg.Tensor) -> list[Any]:
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_graph_dies_with_its_last_tensor(graph, hooks, run_backward):
     x = leaf([0.5, 1.5])
-    pair = HOOKS[hooks]
-    if pair is None:
+    with HOOKS[hooks]():
         y = GRAPHS[graph](x)
-    else:
-        with saved_tensors_hooks(*pair):
-            y = GRAPHS[graph](x)
     watchers = [weakref.ref(y), weakref.ref(y.storage), *nodes(y)]
     if run_backward:
         y.sum().backward(retain_graph=True)
@@ -267,3 +278,40 @@ def test_hundreds_of_steps_leave_memory_as_it_was():
         assert tracemalloc.get_traced_memory()[0] - before < 500 * 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("hooks", ["no hooks", "hooks that pass on", "allowed changes"])
+def test_ten_thousand_small_graphs_leave_the_resident_memory_flat(hooks):
+    x = leaf(np.linspace(-1, 1, 100))
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            with HOOKS[hooks]():
+                y = x * 3
+                z = y * y
+                y.mul_(x) if hooks == "allowed changes" else y.tanh()
+            with register_multi_grad_hook((x, z), lambda grads: None):
+                z.sum().backward()
+            x.grad = None
+
+    run(2_000)
+    before = resident_bytes()
+    run(10_000)
+    assert resident_bytes() - before < 10_000 * 100  # less than 100 bytes a graph
+
+
+def test_a_graph_that_is_dropped_without_backward_is_freed_though_a_hook_was_removed_or_left():
+    x = leaf([0.5, 1.5])
+    watchers = []
+    for _ in range(3):
+        y = x * x
+        handle = y.register_hook(lambda g: g)
+        y.tanh().register_hook(lambda g: g)
+        handle.remove()
+        watchers.append(weakref.ref(y.grad_fn))
+    del y
+    assert [watch() for watch in watchers] == [None] * 3

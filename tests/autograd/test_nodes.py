@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.autograd import graph
 from spillgrad.autograd.graph import get_gradient_edge
 from spillgrad.errors import GraphError, HookTypeError
 from tests.ops.checks import leaf
@@ -265,3 +266,88 @@ def test_a_saved_value_may_get_a_hook_while_its_node_runs():
         z = y * y.detach()
     z.backward()
     assert seen == ["node"]
+
+
+def test_a_hook_removed_by_an_earlier_node_does_not_run_and_one_added_ahead_does():
+    x = leaf([1.0])
+    middle = x * 2
+    y = middle * 3
+    seen: list[str] = []
+    handles = [x.register_hook(lambda g: seen.append("leaf")), middle.register_hook(lambda g: seen.append("middle"))]
+    handles.append(middle.grad_fn.register_prehook(lambda grads: seen.append("prehook")))
+    handles.append(middle.grad_fn.register_hook(lambda inputs, outputs: seen.append("hook")))
+    handles.append(x.register_post_accumulate_grad_hook(lambda leaf: seen.append("accumulated")))
+
+    def change(grad: sg.Tensor) -> None:
+        for handle in handles:
+            handle.remove()
+        x.register_hook(lambda g: seen.append("added"))
+
+    y.register_hook(change)
+    y.backward()
+    assert seen == ["added"] and x.grad.tolist() == [6.0]
+
+
+def test_retains_grad_tells_of_a_non_leaf_that_keeps_its_gradient():
+    x = leaf([1.0])
+    y = x * 2
+    x.retain_grad()
+    assert not x.retains_grad and not y.retains_grad
+    y.retain_grad()
+    assert y.retains_grad
+    y.mul_(2)
+    assert y.retains_grad and not sg.ones(1).retains_grad
+
+
+def test_every_public_name_of_the_graph_module_is_there():
+    names = set(graph.__all__)
+    assert names >= {
+        "GradientEdge",
+        "Node",
+        "allow_mutation_on_saved_tensors",
+        "compose",
+        "disable_saved_tensors_hooks",
+        "get_gradient_edge",
+        "increment_version",
+        "register_multi_grad_hook",
+        "save_on_cpu",
+        "save_on_disk",
+        "saved_tensors_hooks",
+    }
+    assert all(hasattr(graph, name) for name in names)
+    assert isinstance((leaf([1.0]) * 2).grad_fn, graph.Node)
+    assert isinstance((leaf([1.0]) ** 2).grad_fn._raw_saved_self, sg.autograd.SavedTensor)
+    assert all(hasattr(sg.autograd, name) for name in sg.autograd.__all__)
+
+
+def test_an_increment_of_the_version_tells_of_a_write_past_the_library():
+    x = leaf([1.0])
+    y, other = x * 1, x * 1
+    z = y * y
+    y.numpy()[:] = 7.0
+    graph.increment_version([y, other])
+    assert (y._version, other._version) == (1, 1)
+    graph.increment_version(other)
+    assert other._version == 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+def test_a_node_can_be_called_with_gradients():
+    x, w = leaf([2.0]), leaf([3.0])
+    node = (x * w).grad_fn
+    assert [g.item() for g in node(sg.Tensor(np.array([5.0])))] == [15.0, 10.0]
+    assert x.exp().grad_fn(sg.Tensor(np.array([1.0]))).item() == np.exp(2.0)
+    assert x.grad is None
+    with pytest.raises(RuntimeError, match="MulBackward0: got 2 gradients; it has 1 outputs"):
+        node(None, None)
+
+
+def test_variable_is_the_former_name_of_a_tensor():
+    from spillgrad.autograd import Variable
+    from spillgrad.autograd.variable import Variable as same
+
+    data = sg.ones(2)
+    x = Variable(data, requires_grad=True)
+    (x * 2).sum().backward()
+    assert Variable is same is sg.Tensor and isinstance(x.grad, Variable) and x.data_ptr() == data.data_ptr()

@@ -1,0 +1,87 @@
+"""Where spillgrad differs from its peers on purpose, each with the reason; the tests fail when one no longer does."""
+
+_ORDER = "what is saved is packed in the order of the arguments, then the results; PyTorch's order is its code's"
+_VECTOR = "a vector is saved as the matrix that is multiplied: a view of the same memory"
+_FUSED = "one kernel computes it, and saves what its backward needs"
+_LESS = "what no gradient needs is not saved"
+_COMPOSED = "it is composed of operations with gradients of their own"
+_RIGHT = "the gradient is right, so that there is nothing to refuse"
+_VIEW = "a change of a view keeps the view's own graph, which leads to the same gradients"
+
+# Program -> entry (or "sequence", where other things are noted at all) -> reason.
+TORCH: dict[str, dict[str, str]] = {
+    "saved_tensors.operations_pack_what_their_gradients_need_in_order": {
+        "x * y": _ORDER,
+        "x / y": _ORDER,
+        "x ** y": _ORDER,
+        "torch.maximum(x, y)": _ORDER,
+        "x @ q": _ORDER,
+        "2 / x": "the input is saved; PyTorch saves the reciprocal it made on the way",
+        "x @ v": _VECTOR,
+        "torch.nn.functional.linear(x, q, v)": "the weight is saved as it is, PyTorch saves its transpose",
+        "x.prod()": _LESS,
+        "x[torch.tensor([0, 0])]": "an index is kept as a constant of the node, outside the hooks",
+        "x.gather(1, torch.tensor([[0], [2]]))": _LESS,
+        "torch.nn.functional.nll_loss(x, torch.tensor([1, 0]))": _COMPOSED,
+        "torch.nn.functional.cross_entropy(x, torch.tensor([1, 0]))": _FUSED,
+        "torch.nn.functional.layer_norm(x, (3,), v, v)": _ORDER + "; its bias is not saved",
+    },
+    "saved_tensors.a_factor_that_needs_no_gradient_is_not_the_reason_to_pack": {"pack": _VECTOR, "unpack": _VECTOR},
+    "saved_tensors.unpacking_happens_in_backward_once_a_use_in_reverse": {"pack": _ORDER, "unpack": _ORDER},
+    "saved_tensors.an_unpack_hook_may_register_a_hook_on_the_running_node": {
+        "node hook": "it sees the gradients of the outputs as any node hook does; PyTorch has let them go by then"
+    },
+    "saved_tensors.packed_values_have_no_graph": {
+        "graphs": "a pack hook sees a tensor without graph, so that keeping it keeps no graph alive"
+    },
+    "saved_tensors.graphs_with_hooks_die_without_the_collector": {
+        "alive": "under PyTorch, a pack hook that keeps an operation's output keeps the whole graph alive"
+    },
+    "custom_functions.saved_tensors_of_a_node": {
+        "freed raw": "the raw values stay; what they hold is freed, and using them says so"
+    },
+    "custom_functions.saving_twice": {"twice": "the first tensors would be lost in silence"},
+    "engine.nodes_have_names_and_edges": {
+        "reduced": "max() over all elements is amax(): gradients are shared among ties, as in PyTorch",
+        "written": _VIEW,
+    },
+    "engine.every_operation_is_named_as_its_node": {
+        "x.masked_fill(x>1,0)": _COMPOSED,
+        "x.min()": "min() over all elements is amin(): gradients are shared among ties, as in PyTorch",
+        "x.mv(y[0])": _VECTOR,
+        "x.repeat(2,1)": _COMPOSED,
+        "x.topk(1)[0]": "it is the beginning of sort()",
+        "x[0].dot(y[0])": _VECTOR,
+        "x[None].bmm(y[None].mT)": "it is matmul()",
+        "torch.addmm(x,y,y.t()@y)": _COMPOSED,
+        "torch.addcmul(x,y,y)": _COMPOSED,
+        "torch.addcdiv(x,y,y)": _COMPOSED,
+        "F.mse_loss(x,y)": _COMPOSED,
+        "F.smooth_l1_loss(x,y)": _COMPOSED,
+        "F.huber_loss(x,y)": _COMPOSED,
+        "F.nll_loss(x,i[:,0])": _COMPOSED,
+        "F.cross_entropy(x,i[:,0])": _COMPOSED,
+        "F.linear(x,y,y[:,0])": _FUSED,
+        "F.linear(x,y)": _FUSED,
+        "F.binary_cross_entropy_with_logits(x,y)": _COMPOSED,
+    },
+    "inplace.changes_give_the_gradients_of_what_they_compute": {
+        "view read after its base": "a view of a changed base is computed again by the operation that made it",
+        "masked_fill": _COMPOSED,
+    },
+    "inplace.nodes_of_a_changed_base_and_view": {"base": _VIEW},
+    "inplace.views_of_several_outputs_and_of_unrecorded_times_refuse": {
+        "unbind": _RIGHT,
+        "split": _RIGHT,
+        "chunk": _RIGHT,
+        "made in no_grad": _RIGHT,
+    },
+    "grad_mode.inference_tensors": {
+        "saved": "tensors made in inference mode are ordinary tensors without graph",
+        "changed": "tensors made in inference mode are ordinary tensors without graph",
+    },
+}
+# Row of the table of operations -> reason.
+TORCH_OPERATIONS: dict[str, str] = {}
+# Names both have which no row of the table of operations calls, as something else compares them.
+COMPARED_ELSEWHERE: dict[str, set[str]] = {"torch": set(), "F": set(), "Tensor": set()}

@@ -1,0 +1,162 @@
+"""What Paddle's documentation shows of hooks, layers and gradients."""
+
+import numpy as np
+
+
+def _leaf(paddle, *shape, seed=0):
+    return paddle.to_tensor(np.random.default_rng(seed).uniform(0.2, 1.8, shape), stop_gradient=False)
+
+
+def _layer(paddle, forward, backward):
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Made", (paddle.autograd.PyLayer,), {n: m for n, m in methods.items() if m})
+
+
+def a_product_packs_both_factors(paddle, note):
+    a, b = _leaf(paddle, 2), _leaf(paddle, 2, seed=1)
+    with paddle.autograd.saved_tensors_hooks(*note.pair()):
+        y = paddle.multiply(a, b)
+    y.sum().backward()
+    note("gradients", a.grad, b.grad)
+
+
+def hooks_pack_what_a_layer_saves(paddle, note):
+    def forward(ctx, a, b):
+        y = paddle.multiply(a, b)
+        ctx.save_for_backward(a, b)
+        return y
+
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensor()
+        return dy * b, dy * a
+
+    a, b = _leaf(paddle, 2), _leaf(paddle, 2, seed=1)
+    with paddle.autograd.saved_tensors_hooks(*note.pair()):
+        y = _layer(paddle, forward, backward).apply(a, b)
+    y.sum().backward()
+    note("gradients", a.grad, b.grad)
+
+
+def hooks_may_change_values(paddle, note):
+    a, b = _leaf(paddle, 2), _leaf(paddle, 2, seed=1)
+    with paddle.autograd.saved_tensors_hooks(*note.pair(lambda x: x.numpy(), lambda x: paddle.to_tensor(x * 2))):
+        y = paddle.multiply(a, b)
+    y.sum().backward()
+    note("gradients", a.grad, b.grad)
+
+
+def layers_pass_attributes_and_other_values(paddle, note):
+    def forward(ctx, x, function, power=2):
+        ctx.power, ctx.function = power, function
+        y = function(x) ** power
+        ctx.save_for_backward(x)
+        return y, 7, None
+
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensor()
+        return dy * ctx.power * x
+
+    x = _leaf(paddle, 2)
+    y, *others = _layer(paddle, forward, backward).apply(x, lambda t: t * 1, power=2)
+    note("others", others)
+    y.sum().backward()
+    note("gradient", x.grad, y.stop_gradient, x.stop_gradient)
+
+
+def layers_have_one_gradient_a_tensor(paddle, note):
+    def case(name, returned, *inputs):
+        made = _layer(paddle, lambda ctx, *tensors: sum(t for t in tensors if not isinstance(t, str)), returned)
+        y = made.apply(*inputs)
+        note.error(name, lambda: y.sum().backward())
+
+    case("right", lambda ctx, g: g, _leaf(paddle, 2), "text")
+    case("too many", lambda ctx, g: (g, g), _leaf(paddle, 2))
+    case("too few", lambda ctx, g: (g,), _leaf(paddle, 2), _leaf(paddle, 2))
+    case("no tensor", lambda ctx, g: 1.0, _leaf(paddle, 2))
+
+
+def missing_methods_are_errors(paddle, note):
+    note.error("forward", lambda: _layer_without(paddle, "forward").apply(_leaf(paddle, 2)))
+
+
+def _layer_without(paddle, name):
+    methods = {"forward": staticmethod(lambda ctx, x: x * 1), "backward": staticmethod(lambda ctx, g: g)}
+    del methods[name]
+    return type("Made", (paddle.autograd.PyLayer,), methods)
+
+
+def non_differentiable_outputs(paddle, note):
+    def forward(ctx, x):
+        a, b = x * 2, x * 3
+        ctx.mark_non_differentiable(b)
+        return a, b
+
+    def backward(ctx, da, db):
+        note("gradients", da, db)
+        return da * 2
+
+    x = _leaf(paddle, 2)
+    a, b = _layer(paddle, forward, backward).apply(x)
+    note("stop", a.stop_gradient, b.stop_gradient)
+    a.sum().backward()
+    note("gradient", x.grad)
+
+
+def unmaterialized_gradients(paddle, note):
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    def backward(ctx, da, db):
+        note("gradients", da, db)
+        return da * 2
+
+    x = _leaf(paddle, 2)
+    a, _ = _layer(paddle, forward, backward).apply(x)
+    a.sum().backward()
+    note("gradient", x.grad)
+
+
+def grad_returns_a_list(paddle, note):
+    x, y = _leaf(paddle, 2), _leaf(paddle, 2, seed=1)
+    found = paddle.grad([(x * y).sum()], [x, y], retain_graph=True)
+    note("gradients", *found)
+    note("nothing accumulates", x.grad, y.grad)
+    (g,) = paddle.grad((x * x * x).sum(), x, create_graph=True)
+    (h,) = paddle.grad(g.sum(), x)
+    note("second", g, h)
+    (unused, used) = paddle.grad((x * 2).sum(), [y, x], allow_unused=True)
+    note("unused", unused, used)
+    note.error("unused is refused", lambda: paddle.grad((x * 2).sum(), [y]))
+
+
+def gradients_accumulate_and_are_cleared(paddle, note):
+    x = _leaf(paddle, 2)
+    (x * x).sum().backward()
+    (x * x).sum().backward()
+    note("sum", x.grad)
+    x.clear_grad()
+    note("cleared", x.grad is None or float(x.grad.abs().sum()) == 0.0)
+    note("flags", x.is_leaf, (x * 2).is_leaf, (x * 2).stop_gradient)
+
+
+def no_grad_and_stop_gradient(paddle, note):
+    x = _leaf(paddle, 2)
+    with paddle.no_grad():
+        note("no_grad", (x * 2).stop_gradient)
+    y = x * 2
+    y.stop_gradient = True
+    note("cut", (y * 3).stop_gradient)
+    note("detached", x.detach().stop_gradient, paddle.ones([2]).stop_gradient)
+
+
+def hooks_on_gradients(paddle, note):
+    x = _leaf(paddle, 2)
+    y = x * 2
+    handle = y.register_hook(lambda g: note("hook", g))
+    y.register_hook(lambda g: g * 3)
+    y.sum().backward(retain_graph=True)
+    note("gradient", x.grad)
+    handle.remove()
+    y.sum().backward()
+    note("after", x.grad)

@@ -1,0 +1,504 @@
+"""What operations save, what hooks see of it, and how saved values are read."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+
+
+def _leaf(torch, *shape, seed=0):
+    return torch.tensor(np.random.default_rng(seed).uniform(0.2, 1.8, shape), requires_grad=True)
+
+
+# Each is one operation of `x`, `y` (2 × 3), a vector `v` and a matrix `q` (3 × 3); all require gradients.
+OPERATIONS = (
+    "x + y",
+    "x - 1",
+    "x * y",
+    "x * 2",
+    "x * x",
+    "x / y",
+    "x / 2",
+    "2 / x",
+    "-x",
+    "x ** 2",
+    "x ** y",
+    "2 ** x",
+    "x.exp()",
+    "x.log()",
+    "x.sqrt()",
+    "x.rsqrt()",
+    "x.reciprocal()",
+    "x.tanh()",
+    "x.sigmoid()",
+    "x.relu()",
+    "x.sin()",
+    "x.cos()",
+    "x.abs()",
+    "x.square()",
+    "x.erf()",
+    "x.clamp(0, 1)",
+    "x.lerp(y, 0.3)",
+    "torch.maximum(x, y)",
+    "torch.where(x > 1, x, y)",
+    "torch.nn.functional.gelu(x)",
+    "torch.nn.functional.silu(x)",
+    "torch.nn.functional.softplus(x)",
+    "torch.nn.functional.leaky_relu(x)",
+    "torch.nn.functional.mse_loss(x, y)",
+    "x @ q",
+    "x @ v",
+    "torch.addmm(x, y, q)",
+    "torch.nn.functional.linear(x, q, v)",
+    "x.sum()",
+    "x.sum(1)",
+    "x.mean()",
+    "x.prod()",
+    "x.std()",
+    "x.norm()",
+    "x.max()",
+    "x.max(1)",
+    "x.amax(1)",
+    "x.logsumexp(1)",
+    "x.softmax(1)",
+    "x.log_softmax(1)",
+    "x.cumsum(1)",
+    "x.sort(1)",
+    "x.reshape(6)",
+    "x.t()",
+    "x[0]",
+    "x[:, 1:]",
+    "x[torch.tensor([0, 0])]",
+    "x.expand(2, 2, 3)",
+    "torch.cat((x, y))",
+    "torch.stack((x, y))",
+    "x.index_select(0, torch.tensor([1]))",
+    "x.gather(1, torch.tensor([[0], [2]]))",
+    "x.masked_fill(x > 1, 0.0)",
+    "x.tril()",
+    "torch.nn.functional.embedding(torch.tensor([1, 0]), x)",
+    "torch.nn.functional.nll_loss(x, torch.tensor([1, 0]))",
+    "torch.nn.functional.cross_entropy(x, torch.tensor([1, 0]))",
+    "torch.nn.functional.layer_norm(x, (3,), v, v)",
+)
+
+
+def operations_pack_what_their_gradients_need_in_order(torch, note):
+    for operation in OPERATIONS:
+        x, y = _leaf(torch, 2, 3), _leaf(torch, 2, 3, seed=1)
+        v, q = _leaf(torch, 3, seed=2), _leaf(torch, 3, 3, seed=3)
+        seen = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, seen=seen: seen.append(t) or t, lambda t: t):
+            eval(operation, {"torch": torch, "x": x, "y": y, "v": v, "q": q})
+        note(operation, [t.detach() for t in seen])
+
+
+def a_factor_that_needs_no_gradient_is_not_the_reason_to_pack(torch, note):
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        y = _leaf(torch, 2) * torch.tensor([3.0, 4.0], dtype=torch.float64)
+        z = torch.tensor([3.0, 4.0], dtype=torch.float64) @ _leaf(torch, 2)
+    (y.sum() + z).backward()
+
+
+def nothing_is_packed_without_recording(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        with torch.no_grad():
+            y = x * x
+        z = x.detach() * x.detach()
+    note("requires", y.requires_grad, z.requires_grad)
+
+
+def unpacking_happens_in_backward_once_a_use_in_reverse(torch, note):
+    x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        z = (x * y).exp().tanh() / y
+    note("forward is done")
+    z.sum().backward(retain_graph=True)
+    note("again")
+    z.sum().backward()
+    note("gradients", x.grad, y.grad)
+
+
+def the_innermost_pair_applies(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: note("outer pack") or t * 2, lambda t: t):
+        y = x * x
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: note("inner pack") or t * 3, lambda t: t):
+            z = y * y
+        w = z.exp()
+    w.sum().backward()
+    note("gradient", x.grad)
+
+
+def _times(torch, pack, unpack):
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t * pack, lambda t: t * unpack)
+
+
+FUNCTIONS = {
+    "cube": lambda torch, x: x**3,
+    "product": lambda torch, x: x * x,
+    "threefold product": lambda torch, x: x * x * x,
+    "exponential": lambda torch, x: x.exp(),
+    "sine": lambda torch, x: x.sin(),
+    "matrix product": lambda torch, x: x.reshape(1, 4) @ (x.reshape(4, 1) @ x.reshape(1, 4)),
+}
+
+
+def hooks_around_forward_scale_gradients_of_each_order(torch, note):
+    for name, function in FUNCTIONS.items():
+        x = _leaf(torch, 4)
+        with _times(torch, 2, 3):
+            y = function(torch, x).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        g.sum().backward()
+        note(name, g, x.grad)
+
+
+def hooks_around_the_backward_scale_the_second_order(torch, note):
+    for name, function in FUNCTIONS.items():
+        x = _leaf(torch, 4)
+        y = function(torch, x).sum()
+        with _times(torch, 2, 3):
+            (g,) = torch.autograd.grad(y, x, create_graph=True)
+        g.sum().backward()
+        note(name, g, x.grad)
+
+
+def hooks_around_both_multiply(torch, note):
+    for name, function in FUNCTIONS.items():
+        x = _leaf(torch, 4)
+        with _times(torch, 2, 1):
+            y = function(torch, x).sum()
+            (g,) = torch.autograd.grad(y, x, create_graph=True)
+        g.sum().backward()
+        note(name, g, x.grad)
+
+
+def hooks_of_one_thread_are_unseen_in_another(torch, note):
+    def work():
+        x = _leaf(torch, 2)
+        (x * x).sum().backward()
+        note("in the thread", x.grad)
+
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+
+def a_thread_unpacks_what_another_packed(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair(lambda t: t * 2)):
+        y = (x * x).sum()
+    thread = threading.Thread(target=y.backward)
+    thread.start()
+    thread.join()
+    note("gradient", x.grad)
+
+
+def contexts_may_be_left_and_entered_in_an_unpack_hook(torch, note):
+    x = _leaf(torch, 2)
+    inner = torch.autograd.graph.saved_tensors_hooks(lambda t: note("inner pack") or t, lambda t: t)
+
+    def unpack(t):
+        with inner:
+            note("in unpack", (_leaf(torch, 2) * _leaf(torch, 2)).detach())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = (x * x).exp()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def an_unpack_hook_may_register_a_hook_on_the_running_node(torch, note):
+    x = _leaf(torch, 2)
+    nodes = []
+
+    def unpack(t):
+        if nodes:
+            nodes.pop().register_hook(lambda inputs, outputs: note("node hook", inputs, outputs))
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = x.exp()
+    nodes.append(y.grad_fn)
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def pack_hooks_may_return_anything(torch, note):
+    x = _leaf(torch, 2)
+    for pack, unpack in (
+        (lambda t: t.detach().numpy().tolist(), lambda p: torch.tensor(p, dtype=torch.float64)),
+        (lambda t: (t, "label"), lambda p: p[0]),
+        (lambda t: [t], lambda p: p.pop()),
+    ):
+        x.grad = None
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = (x * x).exp()
+        y.sum().backward()
+        note("gradient", x.grad)
+
+
+def wrong_hooks_are_errors(torch, note):
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    x = _leaf(torch, 2)
+
+    def run(pack, unpack):
+        with hooks(pack, unpack):
+            y = x * x
+        y.sum().backward()
+
+    note.error("unpack returns a number", lambda: run(lambda t: t, lambda t: 1.0))
+    note.error("unpack returns nothing", lambda: run(lambda t: t, lambda t: None))
+    note.error("pack changes its input", lambda: run(lambda t: t.mul_(2), lambda t: t), "modifying its input")
+    note.error("pack raises", lambda: run(lambda t: 1 / 0, lambda t: t), "division")
+    note.error("unpack raises", lambda: run(lambda t: t, lambda t: {}["gone"]), "gone")
+    note.error("too many arguments", lambda: run(lambda a, b: a, lambda t: t), "positional argument")
+    run(lambda t: t, lambda t: t)
+    note("and then all is well", x.grad)
+
+
+def disabled_hooks_say_the_message(torch, note):
+    graph = torch.autograd.graph
+
+    def enter(disabled, hooks):
+        with disabled, hooks:
+            pass
+
+    def pair():
+        return graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+
+    note.error("hooks in disabled", lambda: enter(graph.disable_saved_tensors_hooks("not here"), pair()), "not here")
+
+    def nested():
+        with graph.disable_saved_tensors_hooks("outer"), graph.disable_saved_tensors_hooks("inner"), pair():
+            pass
+
+    note.error("nested", nested, "inner")
+
+    def outer_again():
+        with graph.disable_saved_tensors_hooks("outer"):
+            with graph.disable_saved_tensors_hooks("inner"):
+                pass
+            with pair():
+                pass
+
+    note.error("after the inner one", outer_again, "outer")
+    note.error(
+        "disabling where hooks are", lambda: enter(pair(), graph.disable_saved_tensors_hooks("too late")), "too late"
+    )
+    with pair():
+        note("possible again")
+
+
+def save_on_cpu_changes_nothing_on_a_cpu(torch, note):
+    x, y = _leaf(torch, 3), _leaf(torch, 3, seed=1)
+    for pin_memory in (False,):
+        with torch.autograd.graph.save_on_cpu(pin_memory=pin_memory):
+            z = ((x * y).exp() * x).sum()
+        z.backward()
+    note("gradients", x.grad, y.grad)
+
+
+def saved_values_have_names(torch, note):
+    x, y = _leaf(torch, 2, 3), _leaf(torch, 2, 3, seed=1)
+    z = x * y
+    note("mul", z.grad_fn._saved_self, z.grad_fn._saved_other)
+    note("they are the inputs", z.grad_fn._saved_self is x, z.grad_fn._saved_other is y)
+    e = x.exp()
+    note("exp", e.grad_fn._saved_result)
+    note("it shares the node", e.grad_fn._saved_result.grad_fn is e.grad_fn, e.grad_fn._saved_result is e)
+    p = x**3
+    note("pow", p.grad_fn._saved_self)
+    note("softmax", x.softmax(1).grad_fn._saved_result, x.log_softmax(0).grad_fn._saved_result)
+    note("clamp", x.clamp(0.5, 1).grad_fn._saved_self)
+    note("where", torch.where(x > 1, x, y).grad_fn._saved_condition)
+    note("gather", x.gather(1, torch.tensor([[0], [1]])).grad_fn._saved_index)
+    note.error("an unknown name", lambda: z.grad_fn._saved_nothing)
+    note("has", hasattr(z.grad_fn, "_saved_self"), hasattr(z.grad_fn, "_saved_result"))
+
+
+def plain_saved_values_survive_freeing_and_tensors_do_not(torch, note):
+    x = _leaf(torch, 2, 3)
+    y = x.softmax(1)
+    z = (y * x).sum(0)
+    z.sum().backward()
+    note("dim", y.grad_fn._saved_dim)
+    freed = "after they have already been freed"
+    note.error("softmax", lambda: y.grad_fn._saved_result, freed)
+    product = z.grad_fn.next_functions[0][0]
+    note.error("mul", lambda: product._saved_self, freed)
+    note.error("raw", lambda: product._raw_saved_self.register_hooks(lambda t: t, lambda t: t), freed)
+
+
+def raw_saved_values_take_hooks_once(torch, note):
+    x = _leaf(torch, 2)
+    y = x * x
+    y.grad_fn._raw_saved_self.register_hooks(*note.pair(lambda t: t * 2, lambda t: t * 3))
+    note.error(
+        "a second time", lambda: y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t), "already been set"
+    )
+    note("self", y.grad_fn._saved_self)
+    note("it keeps its place in the graph", y.grad_fn._saved_other is x)
+    y.sum().backward()
+    note("gradient", x.grad)
+    note.error("not callable", lambda: (_leaf(torch, 2) ** 2).grad_fn._raw_saved_self.register_hooks(1, 2))
+    note.error("one hook", lambda: (_leaf(torch, 2) ** 2).grad_fn._raw_saved_self.register_hooks(lambda t: t))
+
+
+def raw_hooks_that_misbehave_are_errors(torch, note):
+    def node():
+        return (_leaf(torch, 2) * _leaf(torch, 2)).grad_fn
+
+    def registered(pack, unpack):
+        def act():
+            n = node()
+            n._raw_saved_self.register_hooks(pack, unpack)
+            return n._saved_self
+
+        return act
+
+    note.error(
+        "in-place",
+        registered(lambda t: t.add_(1), lambda t: t),
+        "A saved tensor pack hook is modifying its input in place",
+    )
+    note.error("raises", registered(lambda t: 1 / 0, lambda t: t), "division")
+    note.error("no tensor", registered(lambda t: t, lambda t: 1))
+    note.error("wrong signature", registered(lambda: None, lambda t: t), "positional argument")
+
+
+def a_hooked_input_keeps_its_own_node(torch, note):
+    x = _leaf(torch, 2)
+    a = x * 1
+    y = a.sin()
+    y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+    saved = y.grad_fn._saved_self
+    note("value", saved)
+    note("node", saved.grad_fn is a.grad_fn, saved.requires_grad, saved.is_leaf)
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def a_hooked_output_equals_the_output_and_shares_its_node(torch, note):
+    x = _leaf(torch, 2)
+    y = x.exp()
+    y.grad_fn._raw_saved_result.register_hooks(lambda t: t, lambda t: t)
+    saved = y.grad_fn._saved_result
+    note("value", saved)
+    note("node", saved.grad_fn is y.grad_fn, saved.requires_grad, saved.is_leaf, saved is y)
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def a_hooked_leaf_keeps_its_accumulator(torch, note):
+    x = _leaf(torch, 2)
+    y = x * x
+    y.grad_fn._raw_saved_self.register_hooks(lambda t: t.clone(), lambda t: t)
+    saved = y.grad_fn._saved_self
+    note("leaf", saved.is_leaf, saved.requires_grad, saved is x)
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    g.sum().backward()
+    note("gradients", g, x.grad)
+
+
+def a_saved_tensor_that_was_detached_is_an_error_and_an_output_is_not(torch, note):
+    a = torch.tensor(1.0, requires_grad=True).clone()
+    b = a.sin()
+    a.detach_()
+    note.error("input", b.backward, "Trying to use a saved tensor that has been detached")
+    a = torch.tensor(1.0, requires_grad=True).clone()
+    b = a.exp()
+    b.detach_()
+    note("output", b.requires_grad, b.is_leaf)
+
+
+def changed_values_are_an_error(torch, note):
+    changed = "modified by an inplace operation"
+    x = _leaf(torch, 2)
+    a = x * 1
+    y = a.sin()
+    a.add_(1)
+    note.error("input", y.sum().backward, changed)
+    y = x.exp()
+    y.add_(1)
+    note.error("output", y.sum().backward, changed)
+    a = x * 1
+    y = a * 2 + a
+    a.add_(1)
+    y.sum().backward()
+    note("not saved", x.grad)
+    a = x * 1
+    y = a.sin()
+    a[0] = 5.0
+    note.error("item", y.sum().backward, changed)
+    a = x * 1
+    y = a[:1].sin()
+    a.mul_(2)
+    note.error("base", y.sum().backward, changed)
+    note.error("reading", lambda: y.grad_fn._saved_self, changed)
+    weight = _leaf(torch, 2)
+    y = x * weight
+    with torch.no_grad():
+        weight.add_(1)
+    note.error("leaf", y.sum().backward, changed)
+
+
+def a_copy_made_by_a_pack_hook_outlives_a_change(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        a = x * 1
+        y = a.sin()
+    a.add_(1)
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def packed_values_have_no_graph(torch, note):
+    x = _leaf(torch, 2)
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        ((x * 2) * (x * 3)).exp()
+    note("graphs", [[t.requires_grad, t.grad_fn is None, t.is_leaf] for t in seen])
+
+
+class _Mark:
+    """Lives as long as the node in whose metadata it is."""
+
+
+def _watched(node):
+    node.metadata["mark"] = mark = _Mark()
+    return weakref.ref(mark)
+
+
+def graphs_with_hooks_die_without_the_collector(torch, note):
+    gc.disable()
+    try:
+        x = _leaf(torch, 2)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = (x * x).exp()
+        node = _watched(y.grad_fn)
+        del y
+        note("alive", node() is not None)
+        y = (x * x).exp()
+        y.grad_fn._raw_saved_result.register_hooks(lambda t: t, lambda t: t)
+        node = _watched(y.grad_fn)
+        del y
+        note("alive", node() is not None)
+    finally:
+        gc.enable()
+
+
+def hooks_see_views_as_they_are(torch, note):
+    x = _leaf(torch, 3, 4)
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        y = x.t()[1:].sin()
+    note("saved", [[list(t.shape), list(t.stride()), t.storage_offset()] for t in seen])
+    y.sum().backward()
+    note("gradient", x.grad)
