@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, storage, utils
+from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, special, storage, utils
 from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import (
@@ -56,15 +56,37 @@ from spillgrad.dtypes import float64 as double
 from spillgrad.dtypes import int16 as short
 from spillgrad.dtypes import int32 as int
 from spillgrad.dtypes import int64 as long
-from spillgrad.dtypes import (
-    promote as promote_types,
-)
-from spillgrad.generator import Generator, get_rng_state, initial_seed, manual_seed, set_rng_state
+from spillgrad.dtypes import promote as promote_types
+from spillgrad.generator import (
+    Generator,
+    get_rng_state,
+    initial_seed,
+    manual_seed,
+    set_rng_state,
+)  # fmt: skip
+from spillgrad.ops.activations import (
+    celu,
+    hardshrink,
+    prelu,
+    relu,
+    rrelu,
+    selu,
+    threshold,
+)  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
+from spillgrad.ops.counting import (
+    bincount,
+    bucketize,
+    histc,
+    isin,
+    searchsorted,
+    unique,
+    unique_consecutive,
+)  # fmt: skip
 from spillgrad.ops.creation import (
     arange,
     as_tensor,
@@ -90,6 +112,8 @@ from spillgrad.ops.creation import (
     zeros_like,
 )  # fmt: skip
 from spillgrad.ops.decompositions import cholesky, qr
+from spillgrad.ops.distance import cdist, dist
+from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot
 from spillgrad.ops.elementwise import (
     abs,
     absolute,
@@ -160,7 +184,6 @@ from spillgrad.ops.elementwise import (
     not_equal,
     pow,
     reciprocal,
-    relu,
     remainder,
     result_type,
     round,
@@ -181,7 +204,19 @@ from spillgrad.ops.elementwise import (
     where,
 )  # fmt: skip
 from spillgrad.ops.fuse import fuse
+from spillgrad.ops.index_writes import (
+    diagonal_scatter,
+    index_copy,
+    index_fill,
+    index_put,
+    index_reduce,
+    masked_scatter,
+    scatter_reduce,
+    select_scatter,
+    slice_scatter,
+)  # fmt: skip
 from spillgrad.ops.indexing import (
+    argwhere,
     diag,
     diagonal,
     gather,
@@ -195,32 +230,84 @@ from spillgrad.ops.indexing import (
     take,
     take_along_dim,
 )  # fmt: skip
-from spillgrad.ops.linalg import addmm, bmm, dot, matmul, mm, mv, outer
+from spillgrad.ops.linalg import (
+    addmm,
+    bmm,
+    dot,
+    matmul,
+    mm,
+    mv,
+    outer,
+)  # fmt: skip
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.random import dropout
+from spillgrad.ops.order import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
+from spillgrad.ops.random import alpha_dropout, dropout, feature_alpha_dropout
+from spillgrad.ops.rearrange import (
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    block_diag,
+    cartesian_prod,
+    channel_shuffle,
+    column_stack,
+    combinations,
+    diag_embed,
+    diagflat,
+    dsplit,
+    dstack,
+    fliplr,
+    flipud,
+    hsplit,
+    pixel_shuffle,
+    pixel_unshuffle,
+    rot90,
+    tensor_split,
+    trace,
+    tril_indices,
+    triu_indices,
+    vsplit,
+)  # fmt: skip
 from spillgrad.ops.recurrent import gru_cell, lstm_cell, rnn_relu_cell, rnn_tanh_cell
 from spillgrad.ops.reduce import (
     all,
     amax,
     amin,
+    aminmax,
     any,
     argmax,
     argmin,
-    argsort,
     count_nonzero,
-    cumsum,
     logsumexp,
     max,
     mean,
     min,
+    nanmean,
+    nansum,
     norm,
     prod,
-    sort,
     std,
+    std_mean,
     sum,
-    topk,
     var,
     var_mean,
+)  # fmt: skip
+from spillgrad.ops.sampling import (
+    bernoulli,
+    multinomial,
+    normal,
+    poisson,
+    randint_like,
+)  # fmt: skip
+from spillgrad.ops.scan import (
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    cumulative_trapezoid,
+    diff,
+    logcumsumexp,
+    trapezoid,
+    trapz,
 )  # fmt: skip
 from spillgrad.ops.shape import (
     broadcast_tensors,
@@ -266,12 +353,59 @@ from spillgrad.ops.solving import (
     matrix_exp,
     matrix_power,
     slogdet,
-)
+)  # fmt: skip
 from spillgrad.ops.solving import inv as inverse
 from spillgrad.ops.solving import pinv as pinverse
+from spillgrad.ops.special import (
+    acosh,
+    arccosh,
+    arcsinh,
+    arctanh,
+    asinh,
+    atanh,
+    copysign,
+    deg2rad,
+    digamma,
+    erfc,
+    erfinv,
+    exp2,
+    fix,
+    float_power,
+    fmax,
+    fmin,
+    fmod,
+    frac,
+    gcd,
+    heaviside,
+    hypot,
+    isneginf,
+    isposinf,
+    lcm,
+    ldexp,
+    lgamma,
+    logaddexp2,
+    logit,
+    mvlgamma,
+    nan_to_num,
+    nextafter,
+    polygamma,
+    positive,
+    rad2deg,
+    sgn,
+    signbit,
+    sinc,
+    xlog1py,
+    xlogy,
+)  # fmt: skip
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
-from spillgrad.tensor import Tensor, is_complex, is_floating_point, is_tensor, numel
+from spillgrad.tensor import (
+    Tensor,
+    is_complex,
+    is_floating_point,
+    is_tensor,
+    numel,
+)  # fmt: skip
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats
 

@@ -12,23 +12,32 @@ from typing import Any
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.scalar_math import (
     acos,
+    acosh,
     asin,
+    asinh,
     atan,
     atan2,
+    atanh,
     ceil,
     cos,
     cosh,
+    digamma,
     erf,
+    erfc,
+    erfinv,
     exp,
     expm1,
     floor,
     floor_divide,
+    fmod,
+    lgamma,
     log,
     log1p,
     log2,
     log10,
     logaddexp,
     normal_cdf,
+    polygamma,
     pow,
     remainder,
     round,
@@ -86,6 +95,12 @@ row(
     "remainder", lambda self, other: remainder(self, other),
     self=lambda g: g, other=lambda g, self, other: -g * floor_divide(self, other),
 )  # fmt: skip
+row(
+    "fmod",
+    lambda self, other: fmod(self, other),
+    self=lambda g: g,
+    other=lambda g, self, other: -g * trunc(self / other),
+)
 row("floor_divide", lambda self, other: floor_divide(self, other), self=_zero, other=_zero)
 row("neg", lambda self: -self, self=lambda g: -g)
 row("abs", lambda self: abs(self), self=lambda g, self: where(self > 0, g, where(self < 0, -g, 0)))
@@ -109,8 +124,24 @@ row("lerp", _lerp,
     self=lambda g, weight: g * (1 - weight), end=lambda g, weight: g * weight,
     weight=lambda g, self, end: g * (end - self))  # fmt: skip
 
+
+# By the larger of the two, whose square might leave the range.
+def _hypot(self: Any, other: Any) -> Any:
+    larger = where(abs(self) > abs(other), abs(self), abs(other))
+    smaller = where(abs(self) > abs(other), abs(other), abs(self))
+    ratio = smaller / where((larger == 0) | (larger == math.inf), 1, larger)
+    return where(larger == math.inf, larger, larger * sqrt(1 + ratio * ratio))
+
+
+row(
+    "hypot", _hypot, result="float",
+    self=lambda g, self, result: g * (self / where(result == 0, 1, result)),
+    other=lambda g, other, result: g * (other / where(result == 0, 1, result)),
+)  # fmt: skip
+
 # Exponentials, logarithms, trigonometry
 row("exp", lambda self: exp(self), result="float", self=lambda g, result: g * result)
+row("exp2", lambda self: pow(2, self), result="float", self=lambda g, result: g * (result * math.log(2)))
 row("expm1", lambda self: expm1(self), result="float", self=lambda g, result: g * (result + 1))
 row("log", lambda self: log(self), result="float", self=lambda g, self: g / self)
 row("log2", lambda self: log2(self), result="float", self=lambda g, self: g / (self * math.log(2)))
@@ -119,6 +150,33 @@ row("log1p", lambda self: log1p(self), result="float", self=lambda g, self: g / 
 row(
     "logaddexp", lambda self, other: logaddexp(self, other), result="float",
     self=lambda g, self, other: g * sigmoid(self - other), other=lambda g, self, other: g * sigmoid(other - self),
+)  # fmt: skip
+
+
+def _logaddexp2(self: Any, other: Any) -> Any:
+    larger = where(self > other, self, other)
+    difference = where(self == other, 0, abs(self - other))
+    return larger + log1p(pow(2, -difference)) * (1 / math.log(2))
+
+
+row(
+    "logaddexp2", _logaddexp2, result="float",
+    self=lambda g, self, other: g * sigmoid((self - other) * math.log(2)),
+    other=lambda g, self, other: g * sigmoid((other - self) * math.log(2)),
+)  # fmt: skip
+row(
+    "xlogy", lambda self, other: where((self == 0) & (other == other), 0, self * log(other)), result="float",
+    self=lambda g, self, other: where((self == 0) & (other <= 0), 0, g * log(other)),
+    other=lambda g, self, other: g * (self / where((self == 0) & (other == 0), 1, other)),
+)  # fmt: skip
+row(
+    "xlog1py", lambda self, other: where((self == 0) & (other == other), 0, self * log1p(other)), result="float",
+    self=lambda g, self, other: where((self == 0) & (other <= -1), 0, g * log1p(other)),
+    other=lambda g, self, other: g * (self / where((self == 0) & (other == -1), 1, other + 1)),
+)  # fmt: skip
+row(
+    "logit", lambda self: log(self / (1 - self)), result="float",
+    self=lambda g, self: where((self < 0) | (self > 1), math.nan, g / (self * (1 - self))),
 )  # fmt: skip
 row("sin", lambda self: sin(self), result="float", self=lambda g, self: g * cos(self))
 row("cos", lambda self: cos(self), result="float", self=lambda g, self: -g * sin(self))
@@ -150,9 +208,45 @@ row(
 row("sinh", lambda self: sinh(self), result="float", self=lambda g, self: g * cosh(self))
 row("cosh", lambda self: cosh(self), result="float", self=lambda g, self: g * sinh(self))
 row("tanh", lambda self: tanh(self), result="float", self=lambda g, result: g * (1 - result * result))
+row("asinh", lambda self: asinh(self), result="float", self=lambda g, self: g / sqrt(self * self + 1))
+row("acosh", lambda self: acosh(self), result="float", self=lambda g, self: g / sqrt((self - 1) * (self + 1)))
+row("atanh", lambda self: atanh(self), result="float", self=lambda g, self: g / ((1 - self) * (1 + self)))
+
+
+def _sinc(self: Any) -> Any:
+    x = math.pi * self
+    return where(x == 0, 1, sin(x) / where(x == 0, 1, x))
+
+
+def _sinc_self(g: Any, self: Any) -> Any:
+    x = math.pi * self
+    squared = x * x
+    # x cos x - sin x cancels near 0: there the first terms of its series.
+    near = -x * (1 / 3 - squared * (1 / 30 - squared * (1 / 840 - squared * (
+        1 / 45360 - squared * (1 / 3991680 - squared * (1 / 518918400 - squared / 93405312000))))))  # fmt: skip
+    safe = where(squared < 0.25, 1, x)
+    return g * (math.pi * where(squared < 0.25, near, (cos(safe) - sin(safe) / safe) / safe))
+
+
+row("sinc", _sinc, result="float", self=_sinc_self)
 row(
     "erf", lambda self: erf(self), result="float",
     self=lambda g, self: g * ((2 / math.sqrt(math.pi)) * exp(-(self * self))),
+)  # fmt: skip
+
+row(
+    "erfc", lambda self: erfc(self), result="float",
+    self=lambda g, self: -g * ((2 / math.sqrt(math.pi)) * exp(-(self * self))),
+)  # fmt: skip
+row(
+    "erfinv", lambda self: erfinv(self), result="float",
+    self=lambda g, result: g * ((math.sqrt(math.pi) / 2) * exp(result * result)),
+)  # fmt: skip
+row("lgamma", lambda self: lgamma(self), result="float", self=lambda g, self: g * digamma(self))
+row("digamma", lambda self: digamma(self), result="float", self=lambda g, self: g * polygamma(1, self))
+row(
+    "polygamma", lambda n, self: polygamma(n, self), result="float",
+    self=lambda g, n, self: g * polygamma(n + 1, self),
 )  # fmt: skip
 
 _INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
@@ -172,6 +266,59 @@ row(
     "elu", lambda self, alpha: where(self > 0, self, alpha * expm1(self)),
     self=lambda g, self, alpha: where(self > 0, g, g * (alpha * exp(self))),
 )  # fmt: skip
+row(
+    "celu", lambda self, alpha: where(self > 0, self, alpha * expm1(self / alpha)),
+    self=lambda g, self, alpha: where(self > 0, g, g * exp(self / alpha)),
+)  # fmt: skip
+
+# Klambauer et al. 2017, "Self-Normalizing Neural Networks", equation 14.
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+row(
+    "selu", lambda self: _SELU_SCALE * where(self > 0, self, _SELU_ALPHA * expm1(self)), result="float",
+    self=lambda g, self: g * (_SELU_SCALE * where(self > 0, 1, _SELU_ALPHA * exp(self))),
+)  # fmt: skip
+row(
+    "prelu_kernel", lambda self, weight: where(self > 0, self, weight * self),
+    self=lambda g, self, weight: where(self > 0, g, g * weight),
+    weight=lambda g, self: where(self > 0, 0, g * self),
+)  # fmt: skip
+row(
+    "threshold", lambda self, threshold, value: where(self <= threshold, value, self),
+    self=lambda g, self, threshold: where(self <= threshold, 0, g),
+)  # fmt: skip
+row(
+    "hardtanh", lambda self, min_val, max_val: where(self < min_val, min_val, where(self > max_val, max_val, self)),
+    self=lambda g, self, min_val, max_val: where((self <= min_val) | (self >= max_val), 0, g),
+)  # fmt: skip
+row(
+    "hardsigmoid", lambda self: where(self < -3, 0, where(self > 3, 1, self * (1 / 6) + 0.5)), result="float",
+    self=lambda g, self: where((self <= -3) | (self >= 3), 0, g * (1 / 6)),
+)  # fmt: skip
+row(
+    "hardswish", lambda self: where(self < -3, 0, where(self > 3, self, self * (self + 3) * (1 / 6))), result="float",
+    self=lambda g, self: where(self <= -3, 0, where(self >= 3, g, g * (self * (1 / 3) + 0.5))),
+)  # fmt: skip
+row(
+    "hardshrink", lambda self, lambd: where((self >= -lambd) & (self <= lambd), 0, self),
+    self=lambda g, self, lambd: where((self >= -lambd) & (self <= lambd), 0, g),
+)  # fmt: skip
+row(
+    "softshrink", lambda self, lambd: where(self > lambd, self - lambd, where(self < -lambd, self + lambd, self * 0)),
+    self=lambda g, self, lambd: where((self >= -lambd) & (self <= lambd), 0, g),
+)  # fmt: skip
+row(
+    "softsign", lambda self: self / (1 + abs(self)), result="float",
+    self=lambda g, self: g / ((1 + abs(self)) * (1 + abs(self))),
+)  # fmt: skip
+row("log_sigmoid", lambda self: -logaddexp(-self, 0), result="float", self=lambda g, self: g * sigmoid(-self))
+
+
+def _mish_self(g: Any, self: Any) -> Any:
+    t = tanh(logaddexp(self, 0))
+    return g * (t + self * ((1 - t * t) * sigmoid(self)))
+
+
+row("mish", lambda self: self * tanh(logaddexp(self, 0)), result="float", self=_mish_self)
 row(
     "silu", lambda self: self * sigmoid(self), result="float",
     self=lambda g, self: g * (sigmoid(self) * (1 + self * (1 - sigmoid(self)))),
@@ -222,6 +369,17 @@ row(
     other=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, 0, g)),
 )  # fmt: skip
 
+row(
+    "fmax", lambda self, other: where((self >= other) | (other != other), self, other),
+    self=lambda g, self, other: where((self >= other) | (other != other), g, 0),
+    other=lambda g, self, other: where((self >= other) | (other != other), 0, g),
+)  # fmt: skip
+row(
+    "fmin", lambda self, other: where((self <= other) | (other != other), self, other),
+    self=lambda g, self, other: where((self <= other) | (other != other), g, 0),
+    other=lambda g, self, other: where((self <= other) | (other != other), 0, g),
+)  # fmt: skip
+
 
 def _clamp(self: Any, min: Any, max: Any) -> Any:
     raised = where((self > min) | (self != self), self, min)
@@ -238,12 +396,29 @@ row(
     "where", lambda condition, self, other: where(condition, self, other),
     self=lambda g, condition: where(condition, g, 0), other=lambda g, condition: where(condition, 0, g),
 )  # fmt: skip
+row(
+    "nan_to_num",
+    lambda self, nan, posinf, neginf: where(
+        self != self, nan, where(self == math.inf, posinf, where(self == -math.inf, neginf, self))
+    ),
+    self=lambda g, self: where(abs(self) < math.inf, g, 0),
+)
+row(
+    "heaviside", lambda self, values: where(self == 0, values, where(self > 0, 1, 0)),
+    self=_zero, values=lambda g, self: where(self == 0, g, 0),
+)  # fmt: skip
+# 1 / -0 is -inf, and of -inf the other way round.
+row(
+    "copysign", lambda self, other: where((other < 0) | (1 / other < 0), -abs(self), abs(self)), result="float",
+    self=lambda g, self, result: where(self == 0, 0, where(self == result, g, -g)), other=_zero,
+)  # fmt: skip
 
 # Rounding
 row("floor", lambda self: floor(self), self=_zero)
 row("ceil", lambda self: ceil(self), self=_zero)
 row("round", lambda self: round(self), self=_zero)
 row("trunc", lambda self: trunc(self), self=_zero)
+row("frac", lambda self: self - trunc(self), self=lambda g: g)
 row("sign", lambda self: where(self > 0, 1, where(self < 0, -1, 0)), self=_zero)
 
 # Comparisons
@@ -256,3 +431,29 @@ row("ge", lambda self, other: self >= other, result="bool")
 row("isnan", lambda self: self != self, result="bool")
 row("isinf", lambda self: abs(self) == math.inf, result="bool")
 row("isfinite", lambda self: abs(self) < math.inf, result="bool")
+row("isposinf", lambda self: self == math.inf, result="bool")
+row("isneginf", lambda self: self == -math.inf, result="bool")
+row("signbit", lambda self: (self < 0) | (1 / self < 0), result="bool")
+
+
+# A logarithm counts at least -100, and its slope at most 1e12, as in PyTorch.
+def _binary_cross_entropy(self: Any, target: Any) -> Any:
+    log_self, log_rest = log(self), log1p(-self)
+    log_self = where(log_self < -100, -100, log_self)
+    return (target - 1) * where(log_rest < -100, -100, log_rest) - target * log_self
+
+
+def _binary_cross_entropy_self(g: Any, self: Any, target: Any) -> Any:
+    spread = self * (1 - self)
+    return g * ((self - target) / where(spread < 1e-12, 1e-12, spread))
+
+
+def _binary_cross_entropy_target(g: Any, self: Any) -> Any:
+    log_self, log_rest = log(self), log1p(-self)
+    return g * (where(log_rest < -100, -100, log_rest) - where(log_self < -100, -100, log_self))
+
+
+row(
+    "binary_cross_entropy", _binary_cross_entropy, result="float",
+    self=_binary_cross_entropy_self, target=_binary_cross_entropy_target,
+)  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad_kernels import special_math
 from spillgrad_kernels.compile import overload, register_jitable
 from spillgrad_kernels.vector_math import IMPLEMENTATIONS, OPTIONS, select
 
@@ -119,6 +120,50 @@ def cosh(x: Any) -> Any:
     return np.cosh(x)
 
 
+def asinh(x: Any) -> Any:
+    """Return the inverse hyperbolic sine."""
+    return np.arcsinh(x)
+
+
+def acosh(x: Any) -> Any:
+    """Return the inverse hyperbolic cosine."""
+    return np.arccosh(x)
+
+
+def atanh(x: Any) -> Any:
+    """Return the inverse hyperbolic tangent."""
+    return np.arctanh(x)
+
+
+def erfc(x: Any) -> Any:
+    """Return 1 - erf(x), accurate where that is near 0."""
+    return _elementwise(special_math.erfc, x)
+
+
+def erfinv(x: Any) -> Any:
+    """Return the inverse of the error function."""
+    return _elementwise(special_math.erfinv, x)
+
+
+def lgamma(x: Any) -> Any:
+    """Return the logarithm of the gamma function's absolute value."""
+    return _elementwise(special_math.lgamma, x)
+
+
+def digamma(x: Any) -> Any:
+    """Return the derivative of the gamma function's logarithm."""
+    return _elementwise(special_math.digamma, x)
+
+
+def polygamma(n: Any, x: Any) -> Any:
+    """Return the n-th derivative of digamma."""
+    return _elementwise(special_math.polygamma, n, x)
+
+
+def _elementwise(function: Callable[..., float], *operands: Any) -> Any:
+    return np.vectorize(function, otypes=[np.result_type(*operands, np.float32)])(*operands)[()]
+
+
 def expm1(x: Any) -> Any:
     """Return exp(x) - 1, accurate near 0."""
     return np.expm1(x)
@@ -174,14 +219,22 @@ def remainder(x: Any, divisor: Any) -> Any:
     return np.remainder(x, divisor)
 
 
+def fmod(x: Any, divisor: Any) -> Any:
+    """Return x modulo `divisor`, with the sign of x."""
+    return np.fmod(x, divisor)
+
+
 def floor_divide(x: Any, divisor: Any) -> Any:
     """Return the largest integer not above the exact quotient x / divisor."""
     return np.floor_divide(x, divisor)
 
 
+_IMPLEMENTATIONS = IMPLEMENTATIONS | special_math.IMPLEMENTATIONS
+
+
 def _compiled_as(function: Callable[..., Any], otherwise: Any) -> None:
     """Inside kernels, `function` of one argument is what `vector_math` has for its dtype, or `otherwise`."""
-    single, double = IMPLEMENTATIONS.get(function.__name__, (otherwise, otherwise))
+    single, double = _IMPLEMENTATIONS.get(function.__name__, (otherwise, otherwise))
     by_type = {"float32": single, "float64": double}
 
     @overload(function, jit_options=OPTIONS)
@@ -196,7 +249,7 @@ def _compiled_as(function: Callable[..., Any], otherwise: Any) -> None:
 
 def _compiled_as_of_two(function: Callable[..., Any], otherwise: Any) -> None:
     """The same for two arguments of one dtype."""
-    single, double = IMPLEMENTATIONS[function.__name__]
+    single, double = _IMPLEMENTATIONS[function.__name__]
     by_type = {"float32": single, "float64": double}
 
     @overload(function, jit_options=OPTIONS)
@@ -213,6 +266,8 @@ for _function, _otherwise in (
     (exp, np.exp), (normal_exp, np.exp), (log, np.log), (log1p, np.log1p), (expm1, np.expm1), (log2, np.log2),
     (log10, np.log10), (tanh, np.tanh), (sinh, np.sinh), (cosh, np.cosh), (sin, np.sin), (cos, np.cos), (tan, np.tan),
     (asin, np.arcsin), (acos, np.arccos), (atan, np.arctan), (erf, math.erf), (sigmoid, None), (normal_cdf, None),
+    (asinh, np.arcsinh), (acosh, np.arccosh), (atanh, np.arctanh), (erfc, math.erfc), (erfinv, None),
+    (lgamma, math.lgamma), (digamma, None),
     (sqrt, np.sqrt), (floor, np.floor), (ceil, np.ceil), (round, np.rint), (trunc, np.trunc),
 ):  # fmt: skip
     _compiled_as(_function, _otherwise)
@@ -226,12 +281,21 @@ def _power_operator(x: Any, exponent: Any) -> Any:
 _compiled_as_of_two(pow, _power_operator)
 _compiled_as_of_two(logaddexp, None)
 _compiled_as_of_two(atan2, np.arctan2)
+_compiled_as_of_two(polygamma, None)
 
 
 @overload(remainder, jit_options=OPTIONS)
 def _remainder(x: Any, divisor: Any) -> Any:
     def call(x: Any, divisor: Any) -> Any:
         return x % divisor
+
+    return call
+
+
+@overload(fmod, jit_options=OPTIONS)
+def _fmod(x: Any, divisor: Any) -> Any:
+    def call(x: Any, divisor: Any) -> Any:
+        return np.fmod(x, divisor)
 
     return call
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spillgrad.autograd.numerical import gradcheck, gradgradcheck
     from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
     from spillgrad.autograd.saved import SavedTensor
+    from spillgrad.autograd.variable import Variable
 
 _HOME = {
     "backward": "differentiate",
@@ -47,6 +48,7 @@ _HOME = {
     "once_differentiable": "pylayer",
     "save_on_cpu": "cpu_hooks",
     "SavedTensor": "saved",
+    "Variable": "variable",
 }
 _MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")
 
@@ -56,6 +58,7 @@ __all__ = [
     "PyLayer",
     "PyLayerContext",
     "SavedTensor",
+    "Variable",
     "anomaly_mode",
     "backward",
     "detect_anomaly",

@@ -148,6 +148,15 @@ class Node:
         """Return the gradient of each edge from the gradient of each output, None where none arrived."""
         raise NotImplementedError
 
+    def __call__(self, *grads: Any) -> Any:
+        """Return the inputs' gradients for these of the outputs: a tuple, or the one there is. Nothing accumulates."""
+        if len(grads) != self.output_count:
+            raise GraphError(
+                f"{self.name()}: got {len(grads)} gradients; it has {self.output_count} outputs, give one for each"
+            )
+        results = self.apply(list(grads))
+        return results[0] if len(results) == 1 else tuple(results)
+
     def release(self) -> None:
         """Free what was saved for backward; applying the node again is then an error."""
 

@@ -66,9 +66,12 @@ class SavedTensor:
         hook changes its input.
         """
         if self._freed:
-            raise SavedTensorError(_FREED)
+            raise SavedTensorError(f"Calling register_hooks on a saved tensor after it has been freed. {_FREED}")
         if self._unpack is not None:
-            raise GraphError("Calling register_hooks on a saved tensor whose hooks have already been set")
+            raise GraphError(
+                "Calling register_hooks on a saved tensor whose hooks have already been set: only one pair of hooks is "
+                "allowed at a time; chain two with compose()"
+            )
         if not callable(pack_hook) or not callable(unpack_hook):
             raise HookTypeError(
                 f"register_hooks: got {type(pack_hook).__name__} and {type(unpack_hook).__name__}; both hooks "

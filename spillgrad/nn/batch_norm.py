@@ -19,6 +19,7 @@ class _TrackedNorm(Module):
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
+    _optional = frozenset({"num_batches_tracked"})  # old checkpoints do not have it
 
     def __init__(
         self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool,

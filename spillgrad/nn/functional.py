@@ -1,11 +1,48 @@
 """Functions of neural networks, under PyTorch's names."""
 
+from spillgrad.ops.activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    gumbel_softmax,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    log_sigmoid,
+    logsigmoid,
+    mish,
+    prelu,
+    relu,
+    relu6,
+    rrelu,
+    selu,
+    silu,
+    softmin,
+    softplus,
+    softshrink,
+    softsign,
+    swish,
+    tanhshrink,
+    threshold,
+)  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, local_response_norm
 from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
-from spillgrad.ops.elementwise import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus, tanh
+from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance
+from spillgrad.ops.elementwise import sigmoid, tanh
 from spillgrad.ops.indexing import embedding, one_hot
 from spillgrad.ops.interpolate import interpolate
+from spillgrad.ops.likelihood_losses import (
+    binary_cross_entropy,
+    gaussian_nll_loss,
+    kl_div,
+    multilabel_soft_margin_loss,
+    poisson_nll_loss,
+    soft_margin_loss,
+)
 from spillgrad.ops.linalg import linear
 from spillgrad.ops.losses import (
     binary_cross_entropy_with_logits,
@@ -16,8 +53,18 @@ from spillgrad.ops.losses import (
     mse_loss,
     nll_loss,
     smooth_l1_loss,
-)
+)  # fmt: skip
+from spillgrad.ops.margin_losses import (
+    cosine_embedding_loss,
+    hinge_embedding_loss,
+    margin_ranking_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    triplet_margin_loss,
+    triplet_margin_with_distance_loss,
+)  # fmt: skip
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
+from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -31,57 +78,113 @@ from spillgrad.ops.pooling import (
     max_pool2d,
     max_unpool1d,
     max_unpool2d,
-)
-from spillgrad.ops.random import dropout, dropout_add
-from spillgrad.ops.shape import pad
+)  # fmt: skip
+from spillgrad.ops.random import (
+    alpha_dropout,
+    dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    dropout_add,
+    feature_alpha_dropout,
+)  # fmt: skip
+from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
+from spillgrad.ops.sliding import fold
+from spillgrad.ops.sliding import unfold_image as unfold
 
 __all__ = [
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
+    "alpha_dropout",
     "avg_pool1d",
     "avg_pool2d",
     "batch_norm",
+    "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "celu",
+    "channel_shuffle",
     "conv1d",
     "conv2d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "cosine_embedding_loss",
+    "cosine_similarity",
     "cross_entropy",
     "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
     "dropout_add",
     "elu",
     "embedding",
+    "feature_alpha_dropout",
+    "fold",
+    "gaussian_nll_loss",
     "gelu",
+    "glu",
     "group_norm",
+    "gumbel_softmax",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "hinge_embedding_loss",
     "huber_loss",
     "instance_norm",
     "interpolate",
+    "kl_div",
     "l1_loss",
     "layer_norm",
     "leaky_relu",
     "linear",
     "linear_cross_entropy",
     "local_response_norm",
+    "log_sigmoid",
     "log_softmax",
+    "logsigmoid",
     "lp_pool1d",
     "lp_pool2d",
+    "margin_ranking_loss",
     "max_pool1d",
     "max_pool2d",
     "max_unpool1d",
     "max_unpool2d",
+    "mish",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
     "nll_loss",
+    "normalize",
     "one_hot",
     "pad",
+    "pairwise_distance",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "poisson_nll_loss",
+    "prelu",
     "relu",
+    "relu6",
     "rms_norm",
+    "rrelu",
     "scaled_dot_product_attention",
+    "selu",
     "sigmoid",
     "silu",
     "smooth_l1_loss",
+    "soft_margin_loss",
     "softmax",
+    "softmin",
     "softplus",
+    "softshrink",
+    "softsign",
+    "swish",
     "tanh",
+    "tanhshrink",
+    "threshold",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+    "unfold",
 ]

@@ -1,17 +1,38 @@
-"""Losses as modules."""
+"""Losses as modules: each calls the function of its name with the options it was made with."""
+
+from collections.abc import Callable
+from typing import Any
 
 from spillgrad.nn.module import Module
-from spillgrad.ops import losses
+from spillgrad.ops import likelihood_losses, losses, margin_losses
 from spillgrad.tensor import Tensor
 
 
-class CrossEntropyLoss(Module):
+class _Loss(Module):
+    """Calls one function; tensors among the options are buffers."""
+
+    _function: Callable[..., Tensor]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = tuple(options)
+        for name, value in options.items():
+            if name in ("weight", "pos_weight"):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return type(self)._function(*tensors, **{name: getattr(self, name) for name in self._options})
+
+
+class CrossEntropyLoss(_Loss):
     """Negative log-likelihood of the target classes under softmax of the logits.
 
     Shapes: logits (C,), (N, C) or (N, C, ...), target the same without C, weight of the classes (C,).
     """
 
-    weight: Tensor | None
+    _function = losses.cross_entropy
 
     def __init__(
         self,
@@ -20,24 +41,180 @@ class CrossEntropyLoss(Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
-        self.reduction = reduction
-        self.label_smoothing = label_smoothing
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        return losses.cross_entropy(
-            logits, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
-        )
+        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
 
 
-class MSELoss(Module):
+class NLLLoss(_Loss):
+    """Negative of the log probabilities of the target classes. Shapes as for `CrossEntropyLoss`."""
+
+    _function = losses.nll_loss
+
+    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
+        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
+
+
+class MSELoss(_Loss):
     """Squared difference of input and target."""
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
+    _function = losses.mse_loss
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return losses.mse_loss(x, target, reduction=self.reduction)
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+
+
+class L1Loss(_Loss):
+    """Absolute difference of input and target."""
+
+    _function = losses.l1_loss
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+
+
+class SmoothL1Loss(_Loss):
+    """Absolute difference of input and target, a parabola up to `beta`."""
+
+    _function = losses.smooth_l1_loss
+
+    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
+        super().__init__(reduction=reduction, beta=beta)
+
+
+class HuberLoss(_Loss):
+    """Half the squared difference of input and target, linear beyond `delta`."""
+
+    _function = losses.huber_loss
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction=reduction, delta=delta)
+
+
+class BCELoss(_Loss):
+    """Negative log probability of the target under the probabilities given."""
+
+    _function = likelihood_losses.binary_cross_entropy
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(weight=weight, reduction=reduction)
+
+
+class BCEWithLogitsLoss(_Loss):
+    """Negative log probability of the target under sigmoid of the logits; `pos_weight` scales its positive part."""
+
+    _function = losses.binary_cross_entropy_with_logits
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None) -> None:
+        super().__init__(weight=weight, reduction=reduction, pos_weight=pos_weight)
+
+
+class KLDivLoss(_Loss):
+    """Kullback-Leibler divergence of the target from the logarithms given; "batchmean" is its definition."""
+
+    _function = likelihood_losses.kl_div
+
+    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
+        super().__init__(reduction=reduction, log_target=log_target)
+
+
+class PoissonNLLLoss(_Loss):
+    """Negative log probability of counts under Poisson distributions of the (logarithms of) rates given."""
+
+    _function = likelihood_losses.poisson_nll_loss
+
+    def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> None:
+        super().__init__(log_input=log_input, full=full, eps=eps, reduction=reduction)
+
+
+class GaussianNLLLoss(_Loss):
+    """Negative log density of the target under normal distributions: call it with means, target and variances."""
+
+    _function = likelihood_losses.gaussian_nll_loss
+
+    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
+        super().__init__(full=full, eps=eps, reduction=reduction)
+
+
+class SoftMarginLoss(_Loss):
+    """log(1 + exp(-target * input)) for targets of 1 and -1."""
+
+    _function = likelihood_losses.soft_margin_loss
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+
+
+class MultiLabelSoftMarginLoss(_Loss):
+    """Binary cross entropy of logits, averaged over classes."""
+
+    _function = likelihood_losses.multilabel_soft_margin_loss
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(weight=weight, reduction=reduction)
+
+
+class MarginRankingLoss(_Loss):
+    """max(0, margin - target * (input1 - input2))."""
+
+    _function = margin_losses.margin_ranking_loss
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, reduction=reduction)
+
+
+class HingeEmbeddingLoss(_Loss):
+    """The distances given where the target is 1, and max(0, margin - distance) where it is -1."""
+
+    _function = margin_losses.hinge_embedding_loss
+
+    def __init__(self, margin: float = 1.0, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, reduction=reduction)
+
+
+class CosineEmbeddingLoss(_Loss):
+    """1 - cosine where the target is 1, and max(0, cosine - margin) where it is -1."""
+
+    _function = margin_losses.cosine_embedding_loss
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, reduction=reduction)
+
+
+class TripletMarginLoss(_Loss):
+    """max(0, margin + distance to the positive - distance to the negative)."""
+
+    _function = margin_losses.triplet_margin_loss
+
+    def __init__(
+        self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: str = "mean"
+    ) -> None:
+        super().__init__(margin=margin, p=p, eps=eps, swap=swap, reduction=reduction)
+
+
+class TripletMarginWithDistanceLoss(_Loss):
+    """max(0, margin + distance to the positive - distance to the negative), by a function of two tensors."""
+
+    _function = margin_losses.triplet_margin_with_distance_loss
+
+    def __init__(
+        self, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None, margin: float = 1.0,
+        swap: bool = False, reduction: str = "mean",
+    ) -> None:  # fmt: skip
+        super().__init__(distance_function=distance_function, margin=margin, swap=swap, reduction=reduction)
+
+
+class MultiMarginLoss(_Loss):
+    """Mean over other classes i of max(0, margin - input[target] + input[i])**p."""
+
+    _function = margin_losses.multi_margin_loss
+
+    def __init__(self, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(p=p, margin=margin, weight=weight, reduction=reduction)
+
+
+class MultiLabelMarginLoss(_Loss):
+    """Sum over target classes j and others i of max(0, 1 - input[j] + input[i]), divided by their number."""
+
+    _function = margin_losses.multilabel_margin_loss
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)

@@ -9,8 +9,9 @@ import numpy as np
 from spillgrad import labels
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.autograd.node import HookDict, RemovableHandle
-from spillgrad.errors import StateDictError
-from spillgrad.nn.parameter import Parameter
+from spillgrad.errors import ArgumentError, OperandError, StateDictError
+from spillgrad.nn.module_backward import ModuleBackward
+from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 
@@ -20,6 +21,11 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 
 
 class _Running(threading.local):
@@ -44,7 +50,12 @@ class Module:
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
     _modules: "dict[str, Module | None]"
+    _state_dict_pre_hooks: HookDict
+    _state_dict_hooks: HookDict
+    _load_pre_hooks: HookDict
+    _load_post_hooks: HookDict
     _known_paths: "tuple[int, dict[Module, str]]"
+    _optional: ClassVar[frozenset[str]] = frozenset()  # names that a state dict may lack
 
     def __init__(self) -> None:
         vars(self).update(
@@ -55,12 +66,22 @@ class Module:
             _transient_buffers=set(),
             _forward_pre_hooks=HookDict(),
             _forward_hooks=HookDict(),
+            _always_called=set(),
+            _backward_hooks=HookDict(),
+            _backward_pre_hooks=HookDict(),
+            _state_dict_pre_hooks=HookDict(),
+            _state_dict_hooks=HookDict(),
+            _load_pre_hooks=HookDict(),
+            _load_post_hooks=HookDict(),
             _known_paths=(-1, {}),
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's result; every subclass defines it."""
-        raise NotImplementedError(f"{type(self).__name__}: defines no forward; define it, or call its sub-modules")
+        raise NotImplementedError(
+            f'Module [{type(self).__name__}] is missing the required "forward" function; define it, or call its '
+            "sub-modules"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` between its hooks; what it saves is labelled with the module's path in the outermost one."""
@@ -80,12 +101,26 @@ class Module:
             for hook in list(self._forward_pre_hooks.values()):
                 replaced = hook(self, args, kwargs)
                 args, kwargs = (args, kwargs) if replaced is None else replaced
-        result = self.forward(*args, **kwargs)
-        if self._forward_hooks:
-            for hook in list(self._forward_hooks.values()):
+        if self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
+            return self._call_watched(args, kwargs)
+        return self.forward(*args, **kwargs)
+
+    def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
+        watch = ModuleBackward(self, *backward) if any(backward) else None
+        called = set()
+        try:
+            result = self.forward(*(args if watch is None else watch.inputs(args)), **kwargs)
+            for key, hook in list(self._forward_hooks.items()):
+                called.add(key)
                 replaced = hook(self, args, kwargs, result)
                 result = result if replaced is None else replaced
-        return result
+        except Exception:
+            for key, hook in list(self._forward_hooks.items()):
+                if key in self._always_called and key not in called:
+                    hook(self, args, kwargs, None)
+            raise
+        return result if watch is None else watch.output(result)
 
     def _submodule_paths(self) -> "dict[Module, str]":
         """Return the path of each sub-module; without this module itself, which must not refer to itself."""
@@ -110,17 +145,43 @@ class Module:
         return _add_hook(self._forward_pre_hooks, hook if with_kwargs else without_kwargs, prepend)
 
     def register_forward_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+        self,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
     ) -> RemovableHandle:
         """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
 
-        With `with_kwargs` it is `hook(module, args, kwargs, output)`.
+        With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
+        output where forward, or a hook before it, raises.
         """
 
         def without_kwargs(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             return hook(module, args, output)
 
-        return _add_hook(self._forward_hooks, hook if with_kwargs else without_kwargs, prepend)
+        handle = _add_hook(self._forward_hooks, hook if with_kwargs else without_kwargs, prepend)
+        if always_call:
+            self._always_called.add(handle.id)
+        return handle
+
+    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
+
+        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Results
+        that are neither tensors nor tuples or lists of them are not seen.
+        """
+        return _add_hook(self._backward_hooks, hook, prepend)
+
+    register_backward_hook = register_full_backward_hook
+
+    def register_full_backward_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(module, grad_output)` when the gradients of the module's results are computed.
+
+        What it returns, unless None, replaces them.
+        """
+        return _add_hook(self._backward_pre_hooks, hook, prepend)
 
     # -- attributes
 
@@ -128,14 +189,14 @@ class Module:
         """Register a parameter under a name; None keeps the name for a parameter the module does not have."""
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(self._misfit(name, "a Parameter or None", param))
-        self._claim(name, "_parameters")
+        self._require_free(name, "_parameters")
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Register a tensor that is state but not learned; one that is not persistent stays out of `state_dict`."""
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(self._misfit(name, "a Tensor or None", tensor))
-        self._claim(name, "_buffers")
+        self._require_free(name, "_buffers")
         self._buffers[name] = tensor
         if persistent:
             self._transient_buffers.discard(name)
@@ -146,21 +207,29 @@ class Module:
         """Register a sub-module under a name."""
         if module is not None and not isinstance(module, Module):
             raise TypeError(self._misfit(name, "a Module or None", module))
-        self._claim(name, "_modules")
+        self._require_free(name, "_modules")
         self._modules[name] = module
         Module._structure_version += 1
 
     add_module = register_module
 
-    def _claim(self, name: str, registry: str) -> None:
-        """Make `name` free for an entry of one registry, so that it never means two things."""
+    def _require_free(self, name: str, registry: str) -> None:
+        """Raise AttributeError before the constructor, KeyError for a name that paths or attributes cannot have."""
+        owner = type(self).__name__
         if registry not in vars(self):
-            raise AttributeError(f"{type(self).__name__}: assigned {name!r} too early; call super().__init__() first")
+            raise AttributeError(f"{owner}: assigned {name!r} too early; call super().__init__() first")
+        if not isinstance(name, str):
+            raise TypeError(f"{owner}: got {type(name).__name__} as a name; it should be a string")
         if not name or "." in name:
-            raise KeyError(f"{type(self).__name__}: got the name {name!r}; a name must not be empty or contain a dot")
+            raise KeyError(f"{owner}: got the name {name!r}; a name must not be empty or contain a dot")
+        if name not in vars(self)[registry] and hasattr(self, name):
+            raise KeyError(f"{owner}: attribute {name!r} already exists; take another name, or delete it before")
+
+    def _make_free(self, name: str, registry: str) -> None:
+        """Forget what else an attribute is, so that it never means two things."""
         for other in ("_parameters", "_buffers", "_modules"):
             if other != registry:
-                vars(self)[other].pop(name, None)
+                vars(self).get(other, {}).pop(name, None)
         vars(self).pop(name, None)
 
     def _misfit(self, name: str, wanted: str, got: object) -> str:
@@ -168,9 +237,14 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter):
+            self._make_free(name, "_parameters")
             self.register_parameter(name, value)
         elif isinstance(value, Module):
+            self._make_free(name, "_modules")
             self.register_module(name, value)
+        elif isinstance(value, Buffer):
+            self._make_free(name, "_buffers")
+            self.register_buffer(name, value, value.persistent)
         elif name in vars(self).get("_parameters", ()):
             self.register_parameter(name, value)
         elif name in vars(self).get("_modules", ()):
@@ -200,9 +274,14 @@ class Module:
 
     # -- walking
 
-    def named_modules(self, prefix: str = "", remove_duplicate: bool = True) -> "Iterator[tuple[str, Module]]":
-        """Yield this module and all below it with their paths; a shared one once, unless told otherwise."""
-        seen: set[Module] = set()
+    def named_modules(
+        self, memo: "set[Module] | None" = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> "Iterator[tuple[str, Module]]":
+        """Yield this module and all below it with their paths; a shared one once, unless told otherwise.
+
+        Those in `memo` are left out; it takes up what was yielded.
+        """
+        seen: set[Module] = set() if memo is None else memo
 
         def walk(path: str, module: Module) -> "Iterator[tuple[str, Module]]":
             if module in seen:
@@ -253,7 +332,7 @@ class Module:
         self, registry: str, prefix: str, recurse: bool, remove_duplicate: bool
     ) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
-        modules = self.named_modules(prefix, remove_duplicate) if recurse else iter([(prefix, self)])
+        modules = self.named_modules(None, prefix, remove_duplicate) if recurse else iter([(prefix, self)])
         for path, module in modules:
             for name, tensor in vars(module)[registry].items():
                 if tensor is None or id(tensor) in seen:
@@ -262,53 +341,173 @@ class Module:
                     seen.add(id(tensor))
                 yield f"{path}.{name}" if path else name, tensor
 
+    def get_submodule(self, target: str) -> "Module":
+        """Return the module below at a path such as "layers.0"; this one for "". Raises AttributeError."""
+        module: Any = self
+        for name in target.split(".") if target else ():
+            if not hasattr(module, name):
+                raise AttributeError(f"{type(module).__name__} has no attribute `{name}`")
+            module = getattr(module, name)
+            if not isinstance(module, Module):
+                raise AttributeError(f"`{name}` is not an nn.Module")
+        return module  # type: ignore[no-any-return]
+
+    def set_submodule(self, target: str, module: "Module") -> None:
+        """Put another module at a path below. Raises ArgumentError for the path "", AttributeError, TypeError."""
+        if not target:
+            raise ArgumentError("set_submodule: got the path ''; a module cannot replace itself")
+        path, _, name = target.rpartition(".")
+        parent = self.get_submodule(path)
+        if name not in parent._modules:
+            raise AttributeError(f"{type(parent).__name__} has no sub-module `{name}`")
+        parent.register_module(name, module)
+
+    def get_parameter(self, target: str) -> Parameter:
+        """Return the parameter at a path such as "layers.0.weight". Raises AttributeError."""
+        return self._registered(target, "_parameters", "an nn.Parameter")  # type: ignore[no-any-return]
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return the buffer at a path such as "norm.running_mean". Raises AttributeError."""
+        return self._registered(target, "_buffers", "a buffer")  # type: ignore[no-any-return]
+
+    def _registered(self, target: str, registry: str, kind: str) -> Any:
+        path, _, name = target.rpartition(".")
+        module = self.get_submodule(path)
+        if name not in vars(module)[registry]:
+            if not hasattr(module, name):
+                raise AttributeError(f"{type(module).__name__} has no attribute `{name}`")
+            raise AttributeError(f"`{name}` is not {kind}")
+        return vars(module)[registry][name]
+
     # -- state
 
-    def state_dict(self, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
+    def get_extra_state(self) -> Any:
+        """Return what else belongs to this module's state; `state_dict` holds it where a subclass defines this."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no get_extra_state; define it with set_extra_state")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take what `get_extra_state` returned; subclasses that define one define both."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no set_extra_state; define it with get_extra_state")
+
+    def state_dict(
+        self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
         """Return parameters and persistent buffers by path, shared ones under each of their paths.
 
-        The tensors share memory with the module's; they carry no graph unless `keep_vars`.
+        The tensors share memory with the module's; they carry no graph unless `keep_vars`. They go into `destination`,
+        if that is given, under names that begin with `prefix`.
         """
-        return {
-            key: tensor if keep_vars else tensor.detach()
-            for path, module in self.named_modules(prefix, remove_duplicate=False)
-            for key, tensor in module._own_state(path)
-        }
+        found = {} if destination is None else destination
+        for hook in list(self._state_dict_pre_hooks.values()):
+            hook(self, prefix, keep_vars)
+        for key, tensor in self._own_state():
+            found[prefix + key] = tensor if keep_vars else tensor.detach()
+        if type(self).get_extra_state is not Module.get_extra_state:
+            found[prefix + _EXTRA] = self.get_extra_state()
+        for name, child in self._modules.items():
+            if child is not None:
+                child.state_dict(destination=found, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+        for hook in list(self._state_dict_hooks.values()):
+            replaced = hook(self, found, prefix, {})
+            found = found if replaced is None else replaced
+        return found
 
-    def _own_state(self, path: str) -> Iterator[tuple[str, Tensor]]:
+    def _own_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (*self._parameters.items(), *self._buffers.items()):
             if tensor is not None and name not in self._transient_buffers:
-                yield f"{path}.{name}" if path else name, tensor
+                yield name, tensor
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Copy tensors or arrays into the parameters and buffers of the same paths.
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> IncompatibleKeys:
+        """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
 
         Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
-        missing and unexpected ones.
+        missing and unexpected ones; OperandError for what is no dictionary.
         """
-        own = self.state_dict(keep_vars=True)
-        missing = [key for key in own if key not in state_dict]
-        unexpected = [key for key in state_dict if key not in own]
-        misshapen = [
-            f"{key} (got {tuple(state_dict[key].shape)}, wanted {tuple(tensor.shape)})"
-            for key, tensor in own.items()
-            if key in state_dict and tuple(state_dict[key].shape) != tuple(tensor.shape)
-        ]
-        wrong = {"wrongly shaped": misshapen}
-        if strict:
-            wrong = {"missing": missing, "unexpected": unexpected} | wrong
-        if any(wrong.values()):
-            listed = "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in wrong.items() if keys)
+        if not isinstance(state_dict, Mapping):
+            raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
+        state = dict(state_dict)
+        modules = list(self.named_modules(remove_duplicate=False))
+        missing: list[str] = []
+        unexpected: list[str] = []
+        errors: list[str] = []
+        known: dict[str, tuple[Module, str]] = {}
+        for path, module in modules:
+            prefix = f"{path}." if path else ""
+            for hook in list(module._load_pre_hooks.values()):
+                hook(module, state, prefix, {}, strict, missing, unexpected, errors)
+            known |= {prefix + name: (module, name) for name, _ in module._own_state()}
+            if type(module).set_extra_state is not Module.set_extra_state:
+                known[prefix + _EXTRA] = module, _EXTRA
+        missing += [key for key, (module, name) in known.items() if key not in state and name not in module._optional]
+        unexpected += [key for key in state if key not in known]
+        found = {key: place for key, place in known.items() if key in state}
+        for key, (module, name) in found.items():
+            if name != _EXTRA and tuple(state[key].shape) != getattr(module, name).shape:
+                errors.append(
+                    f"size mismatch for {key}: copying a param with shape {tuple(state[key].shape)} from checkpoint, "
+                    f"the shape in current model is {getattr(module, name).shape}."
+                )
+        if strict and unexpected:
+            errors.insert(0, f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
+        if strict and missing:
+            errors.insert(0, f"Missing key(s) in state_dict: {_quoted(missing)}.")
+        if errors:
+            listed = "".join(f"\n\t{error}" for error in errors)
             raise StateDictError(
-                f"{type(self).__name__}.load_state_dict: {listed}; give the state of the same model"
-                " (strict=False skips missing and unexpected keys)"
+                f"Error(s) in loading state_dict for {type(self).__name__}:{listed}\nNothing was loaded; give the "
+                "state of the same model (strict=False skips missing and unexpected keys)"
             )
-        with no_grad():
-            for key, tensor in own.items():
-                if key in state_dict:
-                    value = state_dict[key]
-                    tensor.copy_(value if isinstance(value, Tensor) else creation.tensor(np.asarray(value)))
-        return IncompatibleKeys(missing, unexpected)
+        for key, (module, name) in found.items():
+            module._load(name, state[key], assign)
+        result = IncompatibleKeys(missing, unexpected)
+        for _, module in reversed(modules):
+            for hook in list(module._load_post_hooks.values()):
+                if hook(module, result) is not None:
+                    raise StateDictError(
+                        f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
+                    )
+        return result
+
+    def _load(self, name: str, value: Any, assign: bool) -> None:
+        if name == _EXTRA:
+            self.set_extra_state(value)
+            return
+        own = getattr(self, name)
+        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
+        if not assign:
+            with no_grad():
+                own.copy_(value)
+        elif name in self._parameters:
+            same = isinstance(value, Parameter)
+            self._parameters[name] = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
+        else:
+            self._buffers[name] = value
+
+    def register_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(module, prefix, keep_vars)` before `state_dict` collects this module's state."""
+        return self._state_dict_pre_hooks.add(hook)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(module, state_dict, prefix, metadata)` after `state_dict` collected this module's state.
+
+        It may change the dictionary in place; the metadata are empty.
+        """
+        return self._state_dict_hooks.add(hook)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)` before loading.
+
+        It may change a copy of the dictionary, to rename keys say, and the lists, in place; the metadata are empty.
+        """
+        return self._load_pre_hooks.add(hook)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place."""
+        return self._load_post_hooks.add(hook)
+
+    # -- modes and conversions
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode here and below: dropout drops."""
@@ -358,6 +557,14 @@ class Module:
         """Convert floating-point parameters and buffers to bfloat16."""
         return self.to("bfloat16")
 
+    def cpu(self) -> Self:
+        """Return the module, which is in the host's memory already."""
+        return self
+
+    def type(self, dst_type: Any) -> Self:
+        """Convert floating-point parameters and buffers to a dtype."""
+        return self.to(dst_type)
+
     def _convert(self, convert: Callable[[Tensor], Tensor]) -> Self:
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
@@ -383,6 +590,14 @@ class Module:
             return f"{name}({''.join(extra)})"
         lines = [line.replace("\n", "\n  ") for line in [*extra, *children]]
         return f"{name}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+# The name of what `get_extra_state` returns in a state dict.
+_EXTRA = "_extra_state"
+
+
+def _quoted(keys: list[str]) -> str:
+    return ", ".join(f'"{key}"' for key in keys)
 
 
 def _add_hook(hooks: HookDict, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:

@@ -1,4 +1,4 @@
-"""Tensors that a module learns."""
+"""Tensors that a module keeps: those it learns, and its other state."""
 
 from typing import Any
 
@@ -13,3 +13,16 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
+
+
+class Buffer(Tensor):
+    """A tensor that modules register as a buffer when it is assigned to one of their attributes.
+
+    It shares memory with `data`; one that is not `persistent` stays out of state dicts.
+    """
+
+    persistent = True
+
+    def __init__(self, data: Any = (), *, persistent: bool = True) -> None:
+        super().__init__(data)
+        self.persistent = persistent

@@ -7,15 +7,26 @@ from spillgrad import dtypes
 from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.ops import (
+    activations,
     convert,
+    counting,
     creation,
+    distance,
+    einsum,
     elementwise,
+    index_writes,
     indexing,
     inplace,
     linalg,
     normalization,
+    order,
+    rearrange,
     reduce,
+    sampling,
+    scan,
     shape,
+    sliding,
+    special,
     subscript,
 )
 from spillgrad.tensor import Tensor
@@ -32,13 +43,26 @@ _METHODS: dict[Any, str] = {
         unflatten unsqueeze view view_as
     """,
     reduce: """
-        all amax amin any argmax argmin argsort count_nonzero cumsum logsumexp max mean min norm prod sort std
-        sum topk var
+        all amax amin aminmax any argmax argmin count_nonzero logsumexp max mean min nanmean nansum norm prod std sum
+        var
     """,
+    order: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
+    scan: "cummax cummin diff logcumsumexp",
     linalg: "addmm bmm dot matmul mm mv outer",
     normalization: "log_softmax softmax",
-    indexing: "diag diagonal gather index_select masked_select nonzero take take_along_dim",
+    indexing: "argwhere diag diagonal gather index_select masked_select nonzero take take_along_dim",
+    index_writes: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
+    counting: "bincount histc isin unique unique_consecutive",
+    distance: "cdist dist",
+    einsum: "cross inner kron tensordot vdot",
+    rearrange: """
+        diag_embed diagflat dsplit fliplr flipud hsplit rot90 sum_to_size tensor_split trace vsplit
+    """,
+    sampling: "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial random_",
+    sliding: "unfold",
     convert: "clone contiguous to",
+    activations: "hardshrink prelu",
+    special: "fmax fmin isneginf isposinf logaddexp2 positive signbit",
 }
 # Those that exist in place too, under the name with an underscore.
 _IN_PLACE_TOO: dict[Any, str] = {
@@ -46,11 +70,18 @@ _IN_PLACE_TOO: dict[Any, str] = {
         abs absolute acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_left_shift bitwise_not
         bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip cos cosh div divide erf
         exp expm1 floor floor_divide lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor
-        maximum minimum mul multiply neg negative pow reciprocal relu remainder round rsqrt sigmoid sign sin
+        maximum minimum mul multiply neg negative pow reciprocal remainder round rsqrt sigmoid sign sin
         sinh sqrt square sub subtract tan tanh true_divide trunc
     """,
+    activations: "relu",
+    scan: "cumprod cumsum",
     shape: "tril triu",
+    special: """
+        acosh arccosh arcsinh arctanh asinh atanh copysign deg2rad digamma erfc erfinv exp2 fix float_power fmod frac
+        gcd heaviside hypot lcm ldexp lgamma logit mvlgamma nan_to_num nextafter rad2deg sgn sinc xlogy
+    """,
     indexing: "index_add masked_fill scatter scatter_add",
+    index_writes: "index_copy index_fill index_put index_reduce masked_scatter put scatter_reduce",
 }
 
 _DTYPE_METHODS = {
@@ -155,6 +186,11 @@ def _where(self: Tensor, condition: Tensor, other: Any) -> Any:
     return elementwise.where(condition, self, other)
 
 
+def _polygamma(self: Tensor, n: int) -> Tensor:
+    """Return the n-th derivative of digamma."""
+    return special.polygamma(n, self)
+
+
 def _reversed_dims(self: Tensor) -> Tensor:
     """The view with all dimensions in reverse order."""
     return shape.permute(self, tuple(reversed(range(self.ndim))))
@@ -184,6 +220,7 @@ def bind() -> None:
         "astype": convert.to,
         "cast": convert.to,
         "where": _where,
+        "polygamma": _polygamma,
         "backward": differentiate.tensor_backward,
         "copy_": inplace.copy_,
         "fill_": inplace.fill_,

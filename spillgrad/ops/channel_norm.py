@@ -17,9 +17,10 @@ from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import add, div, mul, pow, rsqrt, square, sub
 from spillgrad.ops.normalization import run_on_tensors
 from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import avg_pool2d
 from spillgrad.ops.reduce import mean, sum
-from spillgrad.ops.shape import pad, reshape
+from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions
 from spillgrad_kernels.cpu import elementwise

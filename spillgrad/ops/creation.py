@@ -248,15 +248,16 @@ def full_like(
     return full(input.shape, fill_value, input.dtype if dtype is None else dtype, device, requires_grad)
 
 
-def _drawn(
-    name: str, draw: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None
+def draw(
+    name: str, kernel: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None
 ) -> np.ndarray:
+    """Return draws of a kernel in any floating dtype, the default one if none is given."""
     wanted = _dtype_or_default(dtype)
     if not dtypes.is_floating_point(wanted):
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
     seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(shape)))
     drawn = wanted if wanted == dtypes.float64 else dtypes.float32
-    array = draw(shape, drawn, seed, offset)
+    array = kernel(shape, drawn, seed, offset)
     return array if drawn == wanted else cast(array, wanted)
 
 
@@ -271,7 +272,7 @@ def rand(
 ) -> Tensor:
     """Return values drawn uniformly from [0, 1)."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
-    drawn = _drawn("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator)
+    drawn = draw("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator)
     return _finish(drawn, requires_grad, device)
 
 
@@ -286,7 +287,7 @@ def randn(
 ) -> Tensor:
     """Return values drawn from the standard normal distribution."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
-    drawn = _drawn("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator)
+    drawn = draw("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator)
     return _finish(drawn, requires_grad, device)
 
 
@@ -296,13 +297,13 @@ randn_like = _like(randn, "Return normal random values in the shape and dtype of
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
-    draws = Tensor.wrap(_drawn("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator))
+    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator))
     return inplace.copy_(tensor, add(mul(draws, b - a), a))
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
-    draws = Tensor.wrap(_drawn("normal_", kernels.normal, tensor.shape, tensor.dtype, generator))
+    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator))
     return inplace.copy_(tensor, add(mul(draws, std), mean))
 
 

@@ -25,7 +25,8 @@ from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.cpu import prepare
 from spillgrad_kernels.elementwise import ROWS, Row
-from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, trace, with_names
+from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
+from spillgrad_kernels.formula import trace as traced
 from spillgrad_kernels.walk import Layout, Shape
 
 Number = bool | int | float
@@ -95,7 +96,7 @@ def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
-    if trace(formula).results == ("in_g",):
+    if traced(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
     loop = Loop(formula, f"{row.name}.{source}")
 
@@ -127,7 +128,7 @@ def _operation(row: Row) -> Operation:
 
 
 # Variants of one function have its node's name, as in PyTorch.
-_NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0"}
+_NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0", "selu": "EluBackward0"}
 
 LOOPS = {name: Loop(row.forward, name, row.result == "bool") for name, row in ROWS.items()}
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
@@ -135,7 +136,7 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
     """Return what the functions that formulas call mean for tensors."""
-    return {name: globals()[name] for name in FUNCTIONS}
+    return {name: globals().get(name) or OPERATIONS[name].run for name in FUNCTIONS}
 
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
@@ -237,8 +238,8 @@ def _share_a_float(operands: tuple[Any, ...]) -> bool:
 
 # Arithmetic that truth values do not have, in PyTorch neither.
 _NOT_FOR_BOOL = frozenset((
-    "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "leaky_relu", "lerp", "neg", "pow", "relu",
-    "remainder", "round", "square", "sub", "trunc",
+    "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "fmod", "frac", "hardtanh",
+    "leaky_relu", "lerp", "neg", "pow", "relu", "remainder", "round", "square", "sub", "trunc",
 ))  # fmt: skip
 
 
@@ -264,7 +265,7 @@ def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
         for value in operands:
             if isinstance(value, int) and not limits.min <= value <= limits.max:
                 raise ArgumentError(f"{name}: got {value}; {dtype} takes {limits.min} to {limits.max}")
-    if name in ("floor_divide", "remainder", "pow"):
+    if name in ("floor_divide", "remainder", "fmod", "pow"):
         other = operands[1].array if isinstance(operands[1], Tensor) else operands[1]
         if name == "pow" and np.any(other < 0):
             raise ArgumentError("pow: got integers and a negative exponent; convert with .to(float32)")
@@ -298,7 +299,8 @@ def result_type(*operands: Operand) -> dtypes.DType:
     return _common_dtype([as_operand("result_type", o) for o in operands])
 
 
-def _function(name: str, doc: str) -> Callable[..., Tensor]:
+def row_function(name: str, doc: str) -> Callable[..., Tensor]:
+    """Return the function of tensors that a row with one or two operands is."""
     operation = OPERATIONS[name]
     if len(operation.parameters) == 1:
 
@@ -314,52 +316,50 @@ def _function(name: str, doc: str) -> Callable[..., Tensor]:
     return function
 
 
-exp = _function("exp", "Return e raised to each element.")
-expm1 = _function("expm1", "Return exp(x) - 1, accurate near 0.")
-log = _function("log", "Return the natural logarithm of each element.")
-log2 = _function("log2", "Return the base-2 logarithm of each element.")
-log10 = _function("log10", "Return the base-10 logarithm of each element.")
-log1p = _function("log1p", "Return log(1 + x), accurate near 0.")
-logaddexp = _function("logaddexp", "Return log(exp(input) + exp(other)) without overflow.")
-sqrt = _function("sqrt", "Return the square root of each element.")
-rsqrt = _function("rsqrt", "Return the reciprocal of the square root of each element.")
-square = _function("square", "Return the square of each element.")
-reciprocal = _function("reciprocal", "Return 1 / x for each element.")
-neg = negative = _function("neg", "Return each element with the other sign.")
-abs = absolute = _function("abs", "Return the absolute value of each element.")
-sin = _function("sin", "Return the sine of each element, in radians.")
-cos = _function("cos", "Return the cosine of each element, in radians.")
-tan = _function("tan", "Return the tangent of each element, in radians.")
-asin = arcsin = _function("asin", "Return the inverse sine of each element, in radians.")
-acos = arccos = _function("acos", "Return the inverse cosine of each element, in radians.")
-atan = arctan = _function("atan", "Return the inverse tangent of each element, in radians.")
-atan2 = arctan2 = _function("atan2", "Return the angle of each point (other, input), in radians.")
-sinh = _function("sinh", "Return the hyperbolic sine of each element.")
-cosh = _function("cosh", "Return the hyperbolic cosine of each element.")
-tanh = _function("tanh", "Return the hyperbolic tangent of each element.")
-erf = _function("erf", "Return the error function of each element.")
-normal_cdf = _function("normal_cdf", "Return the standard normal distribution's Φ of each element.")
-sigmoid = _function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
-relu = _function("relu", "Return each element, negative ones as 0.")
-silu = _function("silu", "Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2.")
-floor = _function("floor", "Return the largest integer not above each element.")
-ceil = _function("ceil", "Return the smallest integer not below each element.")
-trunc = _function("trunc", "Return each element without its fraction.")
-sign = _function("sign", "Return -1, 0 or 1 for each element.")
-mul = multiply = _function("mul", "Return the elementwise product.")
-remainder = mod = _function("remainder", "Return input modulo other, with the divisor's sign (Python's %).")
-maximum = _function("maximum", "Return the larger of two elements; NaN where either is.")
-minimum = _function("minimum", "Return the smaller of two elements; NaN where either is.")
-eq = equal_elements = _function("eq", "Return whether elements are equal.")
-ne = not_equal = _function("ne", "Return whether elements differ.")
-lt = less = _function("lt", "Return whether input is less than other.")
-le = less_equal = _function("le", "Return whether input is at most other.")
-gt = greater = _function("gt", "Return whether input is greater than other.")
-ge = greater_equal = _function("ge", "Return whether input is at least other.")
+exp = row_function("exp", "Return e raised to each element.")
+expm1 = row_function("expm1", "Return exp(x) - 1, accurate near 0.")
+log = row_function("log", "Return the natural logarithm of each element.")
+log2 = row_function("log2", "Return the base-2 logarithm of each element.")
+log10 = row_function("log10", "Return the base-10 logarithm of each element.")
+log1p = row_function("log1p", "Return log(1 + x), accurate near 0.")
+logaddexp = row_function("logaddexp", "Return log(exp(input) + exp(other)) without overflow.")
+sqrt = row_function("sqrt", "Return the square root of each element.")
+rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each element.")
+square = row_function("square", "Return the square of each element.")
+reciprocal = row_function("reciprocal", "Return 1 / x for each element.")
+neg = negative = row_function("neg", "Return each element with the other sign.")
+abs = absolute = row_function("abs", "Return the absolute value of each element.")
+sin = row_function("sin", "Return the sine of each element, in radians.")
+cos = row_function("cos", "Return the cosine of each element, in radians.")
+tan = row_function("tan", "Return the tangent of each element, in radians.")
+asin = arcsin = row_function("asin", "Return the inverse sine of each element, in radians.")
+acos = arccos = row_function("acos", "Return the inverse cosine of each element, in radians.")
+atan = arctan = row_function("atan", "Return the inverse tangent of each element, in radians.")
+atan2 = arctan2 = row_function("atan2", "Return the angle of each point (other, input), in radians.")
+sinh = row_function("sinh", "Return the hyperbolic sine of each element.")
+cosh = row_function("cosh", "Return the hyperbolic cosine of each element.")
+tanh = row_function("tanh", "Return the hyperbolic tangent of each element.")
+erf = row_function("erf", "Return the error function of each element.")
+normal_cdf = row_function("normal_cdf", "Return the standard normal distribution's Φ of each element.")
+sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
+floor = row_function("floor", "Return the largest integer not above each element.")
+ceil = row_function("ceil", "Return the smallest integer not below each element.")
+trunc = row_function("trunc", "Return each element without its fraction.")
+sign = row_function("sign", "Return -1, 0 or 1 for each element.")
+mul = multiply = row_function("mul", "Return the elementwise product.")
+remainder = mod = row_function("remainder", "Return input modulo other, with the divisor's sign (Python's %).")
+maximum = row_function("maximum", "Return the larger of two elements; NaN where either is.")
+minimum = row_function("minimum", "Return the smaller of two elements; NaN where either is.")
+eq = equal_elements = row_function("eq", "Return whether elements are equal.")
+ne = not_equal = row_function("ne", "Return whether elements differ.")
+lt = less = row_function("lt", "Return whether input is less than other.")
+le = less_equal = row_function("le", "Return whether input is at most other.")
+gt = greater = row_function("gt", "Return whether input is greater than other.")
+ge = greater_equal = row_function("ge", "Return whether input is at least other.")
 
-isnan = _function("isnan", "Return whether elements are not a number.")
-isinf = _function("isinf", "Return whether elements are infinite.")
-isfinite = _function("isfinite", "Return whether elements are neither infinite nor not a number.")
+isnan = row_function("isnan", "Return whether elements are not a number.")
+isinf = row_function("isinf", "Return whether elements are infinite.")
+isfinite = row_function("isfinite", "Return whether elements are neither infinite nor not a number.")
 
 
 def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
@@ -502,28 +502,6 @@ def where(
     return call("where", condition, input, other, out=out)
 
 
-def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
-    """Return x times the normal distribution's Φ(x); "tanh" approximates it. Source: Hendrycks & Gimpel 2016."""
-    if approximate not in ("none", "tanh"):
-        raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
-    return call("gelu" if approximate == "none" else "gelu_tanh", input, out=out)
-
-
-def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
-    """Return log(1 + exp(beta x)) / beta; x itself where beta x exceeds `threshold`."""
-    return call("softplus", input, float(beta), float(threshold), out=out)
-
-
-def leaky_relu(input: Tensor, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, negative ones times `negative_slope`."""
-    return call("leaky_relu", input, float(negative_slope), out=out)
-
-
-def elu(input: Tensor, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, negative ones as alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
-    return call("elu", input, float(alpha), out=out)
-
-
 def isclose(
     input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:  # fmt: skip
@@ -532,7 +510,7 @@ def isclose(
         value.array.astype(np.float64) if isinstance(value, Tensor) else value
         for value in (as_operand("isclose", input), as_operand("isclose", other))
     )
-    return _by_numpy("isclose", lambda a, b: np.isclose(a, b, rtol, atol, equal_nan), first, second)
+    return by_numpy("isclose", lambda a, b: np.isclose(a, b, rtol, atol, equal_nan), first, second)
 
 
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
@@ -545,7 +523,7 @@ def equal(input: Tensor, other: Tensor) -> bool:
     return input.shape == other.shape and bool(eq(input, other).array.all())
 
 
-def _by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
+def by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
     """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
     try:
         return Tensor.wrap(np.asarray(function(*values)))
@@ -559,7 +537,7 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
             return record(logical.__name__, (input, other))  # type: ignore[no-any-return]
         operands = (as_operand(logical.__name__, o) for o in (input, other))
         arrays = (o.array if isinstance(o, Tensor) else o for o in operands)
-        return _deliver(logical.__name__, _by_numpy(logical.__name__, function, *arrays), out)
+        return _deliver(logical.__name__, by_numpy(logical.__name__, function, *arrays), out)
 
     logical.__name__ = logical.__qualname__ = f"logical_{name}"
     logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
@@ -575,7 +553,7 @@ def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -
         if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
             raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
         arrays = (as_array(o.array if isinstance(o, Tensor) else o, dtype).astype(dtype, copy=False) for o in operands)
-        return _deliver(name, _by_numpy(name, function, *arrays), out)
+        return _deliver(name, by_numpy(name, function, *arrays), out)
 
     on_bits.__name__ = on_bits.__qualname__ = name
     on_bits.__doc__ = doc

@@ -21,7 +21,7 @@ from spillgrad_kernels.memory import empty, zeros
 Shape = tuple[int, ...]
 
 
-def _check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> None:
+def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> None:
     """Raise OperandError, DtypeError or DimensionError unless `index` holds integers from 0 to size - 1."""
     if not isinstance(index, Tensor):
         raise OperandError(f"{name}: got an index of type {type(index).__name__}; wanted a tensor of integers")
@@ -100,7 +100,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     dim = normalize_dim("index_select", dim, input.ndim)
     if not input.ndim:
         return reshape(index_select(reshape(input, 1), 0, index), ())
-    _check_index("index_select", index, input.shape[dim], dim, input.shape)
+    check_index("index_select", index, input.shape[dim], dim, input.shape)
     if index.ndim > 1:
         raise ShapeError(f"index_select: got an index of shape {index.shape}; wanted one dimension: flatten it")
     return _index_select(input, dim, flatten(index))
@@ -112,7 +112,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     Shapes: index (n,); source as input, with n in place of dimension `dim`.
     """
     dim = normalize_dim("index_add", dim, input.ndim)
-    _check_index("index_add", index, input.shape[dim], dim, input.shape)
+    check_index("index_add", index, input.shape[dim], dim, input.shape)
     wanted = (*input.shape[:dim], *index.shape, *input.shape[dim + 1 :])
     if index.ndim != 1 or source.shape != wanted:
         raise ShapeError(
@@ -174,10 +174,10 @@ def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) 
     return _scatter_add(Tensor.wrap(np.broadcast_to(np.zeros((), values.dtype), shape)), dim, index, values)
 
 
-def _check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
+def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
     """Return `dim` counted from the front after checking that every index is at a place of `input`."""
     dim = normalize_dim(name, dim, input.ndim)
-    _check_index(name, index, input.shape[dim] if input.ndim else 1, dim, input.shape)
+    check_index(name, index, input.shape[dim] if input.ndim else 1, dim, input.shape)
     fits = index.ndim == input.ndim and all(i == dim or size <= input.shape[i] for i, size in enumerate(index.shape))
     if not fits:
         raise ShapeError(
@@ -187,7 +187,7 @@ def _check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
     return dim
 
 
-def _used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
+def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
     """Return the part of `src` that has an index."""
     if src.dtype != input.dtype:
         raise DtypeError(f"{name}: got input {input.dtype} and src {src.dtype}; convert one with .to(dtype)")
@@ -207,7 +207,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if not input.ndim and isinstance(index, Tensor) and index.ndim <= 1:
         normalize_dim("gather", dim, 0)
         return reshape(gather(reshape(input, 1), 0, reshape(index, -1)), index.shape)
-    return _gather(input, _check_places("gather", input, dim, index), index)
+    return _gather(input, check_places("gather", input, dim, index), index)
 
 
 def scatter(
@@ -218,12 +218,12 @@ def scatter(
     Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
     Where an index appears twice, one of its values is kept and all of them receive its gradient, as in PyTorch.
     """
-    dim = _check_places("scatter", input, dim, index)
+    dim = check_places("scatter", input, dim, index)
     source = value if src is None else src
     if source is None:
         raise ArgumentError("scatter: got neither src nor value; give the tensor or number to write")
     if isinstance(source, Tensor):
-        source = _used_part("scatter", input, index, source)
+        source = used_part("scatter", input, index, source)
     return _scatter(input, dim, index, source)
 
 
@@ -232,8 +232,8 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
     Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
     """
-    dim = _check_places("scatter_add", input, dim, index)
-    return _scatter_add(input, dim, index, _used_part("scatter_add", input, index, src))
+    dim = check_places("scatter_add", input, dim, index)
+    return _scatter_add(input, dim, index, used_part("scatter_add", input, index, src))
 
 
 def take(input: Tensor, index: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
-    _check_index("take", index, count, 0, (count,))
+    check_index("take", index, count, 0, (count,))
     return reshape(_gather(flatten(input), 0, flatten(index)), index.shape)
 
 
@@ -317,7 +317,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         got = f"{weight.dtype} of shape {weight.shape}" if isinstance(weight, Tensor) else type(weight).__name__
         raise ShapeError(f"embedding: got a table {got}; wanted floating-point numbers of shape (rows, width)")
-    _check_index("embedding", input, weight.shape[0], 0, weight.shape)
+    check_index("embedding", input, weight.shape[0], 0, weight.shape)
     if padding_idx is not None:
         rows = weight.shape[0]
         if not -rows <= padding_idx < rows:
@@ -330,14 +330,15 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
     largest = int(tensor.array.max(initial=-1)) if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" else -1
     classes = largest + 1 if num_classes == -1 else num_classes
-    _check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
+    check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
     return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
 
 
 # --- Masks -----------------------------------------------------------------------------------------------------------
 
 
-def _check_mask(name: str, mask: Any) -> None:
+def check_mask(name: str, mask: Any) -> None:
+    """Raise DtypeError unless `mask` is a bool tensor."""
     if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
         got = f"a mask of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
         raise DtypeError(f"{name}: got {got}; wanted a bool tensor, such as x > 0")
@@ -345,7 +346,7 @@ def _check_mask(name: str, mask: Any) -> None:
 
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """Return `input` with the elements where `mask` holds replaced by one value; the mask broadcasts."""
-    _check_mask("masked_fill", mask)
+    check_mask("masked_fill", mask)
     if isinstance(value, Tensor):
         if value.ndim:
             raise ShapeError(
@@ -359,7 +360,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """Return the elements where `mask` holds, in one dimension; both operands broadcast."""
-    _check_mask("masked_select", mask)
+    check_mask("masked_select", mask)
     try:
         shape = np.broadcast_shapes(input.shape, mask.shape)
     except ValueError as error:
@@ -371,6 +372,11 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
     if as_tuple:
         return tuple(Tensor.wrap(index) for index in np.nonzero(np.atleast_1d(input.array)))
+    return Tensor.wrap(np.argwhere(input.array))
+
+
+def argwhere(input: Tensor) -> Tensor:
+    """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
 
 
@@ -391,9 +397,9 @@ def _diagonal_placed(self: np.ndarray, offset: int, dim1: int, dim2: int, shape:
 
 _diagonal: Callable[..., Tensor] = operation(
     "diagonal", _diagonal_view, view=True,
-    self=lambda g, offset, dim1, dim2, self_shape: _place_diagonal(g, offset, dim1, dim2, self_shape),
+    self=lambda g, offset, dim1, dim2, self_shape: place_diagonal(g, offset, dim1, dim2, self_shape),
 )  # fmt: skip
-_place_diagonal: Callable[..., Tensor] = operation(
+place_diagonal: Callable[..., Tensor] = operation(
     "place_diagonal", _diagonal_placed, self=lambda g, offset, dim1, dim2: _diagonal(g, offset, dim1, dim2)
 )
 
@@ -415,4 +421,4 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     if input.ndim != 1:
         raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
     size = input.shape[0] + abs(diagonal)
-    return _place_diagonal(input, diagonal, 0, 1, (size, size))
+    return place_diagonal(input, diagonal, 0, 1, (size, size))

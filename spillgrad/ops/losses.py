@@ -8,9 +8,10 @@ import numpy as np
 from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
+from spillgrad.ops.activations import relu, softplus
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import abs, clamp, div, mul, relu, softplus, square, sub, where
+from spillgrad.ops.elementwise import abs, clamp, div, mul, square, sub, where
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul
@@ -22,7 +23,7 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
 
 
-def _reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
+def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
     """Return the losses as they are, summed, or averaged; a mean with `weights` divides by their sum.
 
     Raises ArgumentError for another reduction.
@@ -103,7 +104,7 @@ def cross_entropy(
     rows, classes = _class_rows("cross_entropy", input, target, ignore_index)
     losses = _cross_entropy(rows, classes, weight, ignore_index, float(label_smoothing))
     weights = _target_weights(classes, weight, ignore_index)
-    return _reduced("cross_entropy", reshape(losses, target.shape), reduction, weights)
+    return reduced("cross_entropy", reshape(losses, target.shape), reduction, weights)
 
 
 # The gradients of a mean or sum are known before backward begins, up to one factor: the gradient that arrives. Making
@@ -258,7 +259,7 @@ def _cross_entropy_of_probabilities(
     if weight is not None:
         goal = goal * reshape(weight, (-1,) + (1,) * (input.ndim - class_dim - 1))
     losses: Any = -sum(log_softmax(input, class_dim) * goal, class_dim)
-    return _reduced("cross_entropy", losses, reduction)
+    return reduced("cross_entropy", losses, reduction)
 
 
 def _check_class_weight(name: str, input: Tensor, weight: Tensor | None) -> None:
@@ -346,7 +347,7 @@ def nll_loss(
     places = Tensor.wrap(np.where(kept, classes.array, 0).astype(np.int64)[:, None])
     losses = mul(reshape(gather(rows, 1, places), classes.shape), Tensor.wrap(-weights.astype(input.dtype)))
     losses = where(Tensor.wrap(kept), losses, 0.0)
-    return _reduced("nll_loss", reshape(losses, target.shape), reduction, weights)
+    return reduced("nll_loss", reshape(losses, target.shape), reduction, weights)
 
 
 @fuse
@@ -375,7 +376,7 @@ def binary_cross_entropy_with_logits(
             f"binary_cross_entropy_with_logits: got input {input.shape} and target {target.shape}; they must be equal"
         )
     losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)
-    return _reduced("binary_cross_entropy_with_logits", losses, reduction)
+    return reduced("binary_cross_entropy_with_logits", losses, reduction)
 
 
 # --- Regression ------------------------------------------------------------------------------------------------------
@@ -401,12 +402,12 @@ def _huber_loss(input: Any, target: Any, delta: Any, slope: Any) -> Any:
 
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the squared differences."""
-    return _reduced("mse_loss", _mse_loss(input, target), reduction)
+    return reduced("mse_loss", _mse_loss(input, target), reduction)
 
 
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the absolute differences."""
-    return _reduced("l1_loss", _l1_loss(input, target), reduction)
+    return reduced("l1_loss", _l1_loss(input, target), reduction)
 
 
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
@@ -416,7 +417,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
-    return _reduced("huber_loss", _huber_loss(input, target, float(delta), float(delta)), reduction)
+    return reduced("huber_loss", _huber_loss(input, target, float(delta), float(delta)), reduction)
 
 
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
@@ -428,4 +429,4 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
         raise ArgumentError(f"smooth_l1_loss: got beta={beta}; wanted a number from 0 on")
     if beta == 0:
         return l1_loss(input, target, reduction)
-    return _reduced("smooth_l1_loss", _huber_loss(input, target, float(beta), 1.0), reduction)
+    return reduced("smooth_l1_loss", _huber_loss(input, target, float(beta), 1.0), reduction)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spillgrad.errors import ShapeError
-from spillgrad.ops.elementwise import add, mul, relu, sigmoid, sub, tanh
+from spillgrad.ops.activations import relu
+from spillgrad.ops.elementwise import add, mul, sigmoid, sub, tanh
 from spillgrad.ops.linalg import linear
 from spillgrad.ops.shape import cat, chunk, narrow, split, unsqueeze
 from spillgrad.tensor import Tensor

@@ -1,4 +1,4 @@
-"""Reductions over dimensions, running sums, and sorting.
+"""Reductions over dimensions.
 
 `dim` is one dimension, several, or none for all; Paddle's and NumPy's `axis` means the same.
 """
@@ -15,19 +15,18 @@ from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import abs, div, exp, maximum, minimum, mul, pow, where
+from spillgrad.ops.elementwise import abs, div, exp, isnan, logical_not, maximum, minimum, mul, pow, where
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import (
     as_tuple,
+    constant_pad,
     flatten,
     flip,
     narrow,
     normalize_dim,
     normalize_dims,
-    one_dim,
-    pad,
     permute,
     reshape,
     unflatten,
@@ -46,6 +45,13 @@ class ValuesAndIndices(NamedTuple):
 
     values: Tensor
     indices: Tensor
+
+
+class MinAndMax(NamedTuple):
+    """What `aminmax` returns."""
+
+    min: Tensor
+    max: Tensor
 
 
 def _dims(name: str, dim: Dims, axis: Dims, ndim: int) -> Shape:
@@ -117,7 +123,7 @@ def _products_of_others(factors: Tensor) -> Tensor:
     count = factors.shape[-1]
     if count <= 1:
         return Tensor.wrap(np.ones(factors.shape, factors.dtype))
-    pairs = unflatten(pad(factors, (0, count % 2), value=1.0), -1, (-1, 2))
+    pairs = unflatten(constant_pad(factors, ((0, 0),) * (factors.ndim - 1) + ((0, count % 2),), 1.0), -1, (-1, 2))
     others = _products_of_others(reshape(mul(narrow(pairs, -1, 0, 1), narrow(pairs, -1, 1, 1)), pairs.shape[:-1]))
     return narrow(flatten(mul(unsqueeze(others, -1), flip(pairs, -1)), -2), -1, 0, count)
 
@@ -144,6 +150,21 @@ def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("mean", input.dtype)
     return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)
+
+
+def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
+    """Return the sum over dimensions of what is not NaN."""
+    if input.is_floating_point():
+        input = where(isnan(input), 0.0, input)
+    return sum(input, dim, keepdim, dtype=dtype, axis=axis)
+
+
+def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
+    """Return the average over dimensions of what is not NaN; NaN where all is. Raises DtypeError for integers."""
+    input = input if dtype is None else to_dtype(input, dtype)
+    require_floats("nanmean", input.dtype)
+    numbers = sum(logical_not(isnan(input)), dim, keepdim, axis=axis)
+    return div(nansum(input, dim, keepdim, axis=axis), to_dtype(numbers, input.dtype))
 
 
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
@@ -223,10 +244,18 @@ def var_mean(
     return var(input, dim, unbiased, keepdim, correction=correction, axis=axis), mean(input, dim, keepdim, axis=axis)
 
 
+def std_mean(
+    input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False,
+    *, correction: float | None = None, axis: Dims = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the standard deviation and the mean over dimensions."""
+    return std(input, dim, unbiased, keepdim, correction=correction, axis=axis), mean(input, dim, keepdim, axis=axis)
+
+
 # --- Extremes --------------------------------------------------------------------------------------------------------
 
 
-def _shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
+def shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     """Give each of the elements that equal the extreme the same part of its gradient."""
     extreme = _kept(result, self.shape, dims).detach()
     is_extreme = (self.detach() == extreme) | (self.detach() != self.detach())
@@ -234,8 +263,8 @@ def _shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     return where(is_extreme, share, 0.0)
 
 
-_amax: Callable[..., Tensor] = operation("amax", _Folded("max", np.max), self=_shared_among_ties)
-_amin: Callable[..., Tensor] = operation("amin", _Folded("min", np.min), self=_shared_among_ties)
+_amax: Callable[..., Tensor] = operation("amax", _Folded("max", np.max), self=shared_among_ties)
+_amin: Callable[..., Tensor] = operation("amin", _Folded("min", np.min), self=shared_among_ties)
 
 
 def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -260,16 +289,17 @@ def _extreme_along(position: Callable[..., np.ndarray]) -> Callable[..., tuple[n
     return forward
 
 
-def _gradient_at_indices(g: Tensor, indices: Tensor, dim: int, self_shape: Shape) -> Tensor:
+def gradient_at_indices(g: Tensor, indices: Tensor, dim: int, self_shape: Shape) -> Tensor:
+    """Return the gradient of elements along a dimension that an operation took from `indices`."""
     shape = _kept_shape(self_shape, (dim,))
     return scattered_into_zeros(reshape(g, shape), dim, reshape(indices, shape), self_shape)
 
 
 _max_along: Any = operation(
-    "max", _extreme_along(_position_of_max), outputs=("values", "indices"), self=_gradient_at_indices
+    "max", _extreme_along(_position_of_max), outputs=("values", "indices"), self=gradient_at_indices
 )
 _min_along: Any = operation(
-    "min", _extreme_along(_position_of_min), outputs=("values", "indices"), self=_gradient_at_indices
+    "min", _extreme_along(_position_of_min), outputs=("values", "indices"), self=gradient_at_indices
 )
 
 
@@ -311,6 +341,11 @@ def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = No
     return _extreme("min", _min_along, _amin, minimum, input, dim, keepdim, axis)
 
 
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, axis: int | None = None) -> MinAndMax:
+    """Return (min, max) over all dimensions or along one."""
+    return MinAndMax(amin(input, dim, keepdim, axis=axis), amax(input, dim, keepdim, axis=axis))
+
+
 def amax(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return the largest element over dimensions; equal ones share the gradient evenly."""
     return _over("amax", _amax, input, axis if dim is None else dim, keepdim)
@@ -342,7 +377,7 @@ def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis
     return _argument("argmin", _position_of_min, input, axis if dim is None else dim, keepdim)
 
 
-# --- Logarithms of sums, running sums, norms -------------------------------------------------------------------------
+# --- Logarithms of sums, norms ---------------------------------------------------------------------------------------
 
 
 def _logsumexp_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
@@ -359,26 +394,6 @@ def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: D
     """Return log(sum(exp(x))) over dimensions, without overflow."""
     require_floats("logsumexp", input.dtype)
     return _logsumexp(input, _dims("logsumexp", dim, axis, input.ndim), keepdim)
-
-
-def _cumsum_forward(self: np.ndarray, dim: int) -> np.ndarray:
-    if not dtypes.is_floating_point(compute_dtype(self.dtype)):
-        return np.cumsum(self, dim, dtype=np.int64)
-    return on_floats(lambda a: kernels.cumsum(a, dim), self)
-
-
-_cumsum: Callable[..., Tensor] = operation(
-    "cumsum", _cumsum_forward, self=lambda g, dim: flip(_cumsum(flip(g, dim), dim), dim)
-)
-
-
-def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
-    """Return the running sums along a dimension; integers and bool sum to int64."""
-    dim = one_dim("cumsum", dim, axis, input.ndim)
-    input = input if dtype is None else to_dtype(input, dtype)
-    if not input.ndim:
-        return reshape(_cumsum(reshape(input, 1), 0), ())
-    return _cumsum(input, dim)
 
 
 def _euclidean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
@@ -441,61 +456,3 @@ def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tens
     return Tensor.wrap(
         np.asarray(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim)), np.int64)
     )
-
-
-# --- Sorting ---------------------------------------------------------------------------------------------------------
-
-
-def _order(array: np.ndarray, dim: int, descending: bool) -> Any:
-    """Return the positions in stable sorted order; NaN counts as the largest."""
-    if dtypes.is_floating_point(array.dtype) and array.itemsize == 2:
-        array = array.astype(np.float32)
-    if not descending:
-        return np.argsort(array, dim, kind="stable")
-    return array.shape[dim] - 1 - np.flip(np.argsort(np.flip(array, dim), dim, kind="stable"), dim)
-
-
-def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
-    order = _order(self, dim, descending)
-    indices = np.ascontiguousarray(order[(slice(None),) * dim + (slice(count),)])
-    return np.take_along_axis(self, indices, dim), indices
-
-
-_sort: Any = operation(
-    "sort", _sorted_forward, outputs=("values", "indices"),
-    self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
-)  # fmt: skip
-
-
-def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | None) -> ValuesAndIndices:
-    dim = normalize_dim(name, dim, input.ndim)
-    if not input.ndim:
-        values, indices = _ordered(name, reshape(input, 1), 0, descending, count)
-        return ValuesAndIndices(reshape(values, ()), reshape(indices, ()))
-    size = input.shape[dim]
-    if count is not None and not 0 <= count <= size:
-        raise ArgumentError(
-            f"{name}: got k={count}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
-        )
-    return ValuesAndIndices(*_sort(input, dim, descending, size if count is None else count))
-
-
-def sort(
-    input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
-) -> ValuesAndIndices:
-    """Return (values, indices) in order along a dimension; equal ones keep theirs, NaN counts as the largest."""
-    return _ordered("sort", input, dim if axis is None else axis, descending, None)
-
-
-def argsort(
-    input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
-) -> Tensor:
-    """Return the indices that sort the tensor along a dimension."""
-    return sort(input, dim, descending, stable, axis=axis).indices
-
-
-def topk(
-    input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
-) -> ValuesAndIndices:
-    """Return (values, indices) of the k largest (or smallest) elements along a dimension, in order."""
-    return _ordered("topk", input, dim if axis is None else axis, largest, k)

@@ -554,36 +554,13 @@ def _interior(shape: Shape, widths: tuple[tuple[int, int], ...]) -> tuple[slice,
     return tuple(slice(before, before + s) for s, (before, _) in zip(shape, widths, strict=True))
 
 
-_crop: Callable[..., Tensor] = operation(
+crop: Callable[..., Tensor] = operation(
     "crop",
     lambda self, widths: self[tuple(slice(b, s - a) for s, (b, a) in zip(self.shape, widths, strict=True))],
     view=True,
-    self=lambda g, widths: _constant_pad(g, widths, 0.0),
+    self=lambda g, widths: constant_pad(g, widths, 0.0),
 )
-_constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self=lambda g, widths: _crop(g, widths))
-
-
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Return the tensor with `value` around it.
-
-    `pad` lists (before, after) from the last dimension on; negative widths crop.
-
-    Raises ArgumentError for an odd or too long list, or another mode.
-    """
-    if mode != "constant":
-        raise ArgumentError(f'pad: got mode={mode!r}; accepted is "constant"')
-    if len(pad) % 2 or len(pad) // 2 > input.ndim:
-        raise ArgumentError(
-            f"pad: got {len(pad)} widths for {input.ndim} dimensions; give (before, after) pairs, at most one each"
-        )
-    pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
-    widths = ((0, 0),) * (input.ndim - len(pairs)) + tuple(reversed(pairs))
-    cropped = tuple((max(-before, 0), max(-after, 0)) for before, after in widths)
-    added = tuple((max(before, 0), max(after, 0)) for before, after in widths)
-    if any(before + after > size for size, (before, after) in zip(input.shape, cropped, strict=True)):
-        raise ArgumentError(f"pad: got {tuple(pad)} for a tensor of shape {input.shape}; it crops more than there is")
-    result = _crop(input, cropped) if any(map(any, cropped)) else input
-    return _constant_pad(result, added, 0.0 if value is None else value)
+constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self=lambda g, widths: crop(g, widths))
 
 
 def repeat(input: Tensor, *repeats: Any) -> Tensor:

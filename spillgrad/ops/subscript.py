@@ -11,9 +11,10 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
-from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import add
 from spillgrad.ops.numeric import on_floats
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
@@ -118,6 +119,11 @@ def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.nda
     rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
     positions = np.arange(rows).reshape(shape[:lead])[chosen].reshape(-1)
 
+    if not dtypes.is_floating_point(self.dtype):
+        sums = zeros(shape, self.dtype)
+        np.add.at(sums, index, self)
+        return sums
+
     def add_up(values: np.ndarray) -> np.ndarray:
         if lead < len(shape):
             return kernels.embedding_backward(values.reshape(positions.size, width), positions, rows).reshape(shape)
@@ -205,6 +211,24 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
         if isinstance(error, SpillgradError):
             raise
         raise ShapeError(f"setitem: got a value of shape {source.shape}: {error}") from error
+
+
+def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, accumulate: bool) -> Tensor:
+    """Return a copy with the elements at index arrays (None: all) replaced by broadcast values, or with them added.
+
+    Raises DimensionError when an index is out of range, ShapeError when the values do not broadcast.
+    """
+    parsed = tuple(slice(None) if part is None else part for part in index)
+    if any(part is not None and part.dtype.kind not in "iub" for part in index):
+        raise DimensionError("index_put: wanted index tensors of integers or bool")
+    try:
+        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[parsed].shape
+        kept = _kept(parsed, tensor, values)
+        if not accumulate:
+            return _assign(tensor, expand_to(values, place), kept)
+        return add(tensor, _accumulate(expand_to(values, place), kept, tensor.shape))
+    except IndexError as error:
+        raise DimensionError(f"index_put: {error} (the tensor has shape {tensor.shape})") from error
 
 
 def _source(value: Any, dtype: dtypes.DType) -> Tensor:

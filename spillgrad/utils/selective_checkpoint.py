@@ -114,7 +114,10 @@ class _Reuse(intercept):
         if entry is None:
             return operation(*arguments)
         results: list[np.ndarray] = [(e.unpack() if isinstance(e, SavedTensor) else e).array for e in entry]
-        return operation.again(operation.promoted(arguments), results)
+        output = operation.again(operation.promoted(arguments), results)
+        for tensor in output if isinstance(output, tuple) else [output]:
+            tensor.mark_shared()  # with what is kept, for the next time
+        return output
 
 
 def _policy_of(operations: Sequence[str | Callable[..., Any]]) -> Policy:

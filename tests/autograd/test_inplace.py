@@ -396,3 +396,26 @@ def test_a_view_whose_memory_or_base_was_replaced_changes_nothing_else():
     base.data = sg.ones(4)
     with pytest.raises(GraphError, match="base got other memory"):
         view.mul_(3)
+
+
+REFUSALS = {
+    "a leaf": lambda x: x.add_(1),
+    "a view of a leaf": lambda x: x[0].add_(1),
+    "a leaf's element": lambda x: x.__setitem__(0, 1.0),
+    "a leaf as the target of a copy": lambda x: x.copy_(sg.ones(2)),
+    "an expanded tensor": lambda x: sg.ones(1).expand(3).add_(1),
+    "another shape": lambda x: sg.ones(2).add_(sg.ones(3, 2)),
+    "another dtype": lambda x: sg.ones(2, dtype=sg.int64).mul_(0.5),
+    "read-only memory": lambda x: sg.from_numpy(np.broadcast_to(np.ones(2), 2)).add_(1),
+    "a source that does not broadcast": lambda x: sg.ones(2).copy_(sg.ones(3)),
+    "a view detached in place": lambda x: (x * 1)[0].detach_(),
+    "out= of what is recorded": lambda x: sg.exp(x, out=sg.empty(2, dtype=sg.float64)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_every_refusal_of_an_in_place_change_is_a_runtime_error(case):
+    x = leaf([1.0, 2.0])
+    with pytest.raises(RuntimeError):
+        REFUSALS[case](x)
+    assert x.tolist() == [1.0, 2.0] and x._version == 0

@@ -331,3 +331,23 @@ def test_an_increment_of_the_version_tells_of_a_write_past_the_library():
     assert other._version == 2
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.backward()
+
+
+def test_a_node_can_be_called_with_gradients():
+    x, w = leaf([2.0]), leaf([3.0])
+    node = (x * w).grad_fn
+    assert [g.item() for g in node(sg.Tensor(np.array([5.0])))] == [15.0, 10.0]
+    assert x.exp().grad_fn(sg.Tensor(np.array([1.0]))).item() == np.exp(2.0)
+    assert x.grad is None
+    with pytest.raises(RuntimeError, match="MulBackward0: got 2 gradients; it has 1 outputs"):
+        node(None, None)
+
+
+def test_variable_is_the_former_name_of_a_tensor():
+    from spillgrad.autograd import Variable
+    from spillgrad.autograd.variable import Variable as same
+
+    data = sg.ones(2)
+    x = Variable(data, requires_grad=True)
+    (x * 2).sum().backward()
+    assert Variable is same is sg.Tensor and isinstance(x.grad, Variable) and x.data_ptr() == data.data_ptr()

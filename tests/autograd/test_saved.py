@@ -197,6 +197,31 @@ def test_values_that_are_no_tensors_survive_freeing():
         nodes[1]._saved_result  # noqa: B018
 
 
+@pytest.mark.parametrize("kind", ["operation", "function"])
+def test_a_freed_value_takes_no_hooks(kind):
+    class Keep(sg.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    x = leaf([1.0])
+    y = x.exp() if kind == "operation" else Keep.apply(x)
+    raw = y.grad_fn._raw_saved_result if kind == "operation" else y.grad_fn._raw_saved_tensors[0]
+    y.backward()
+    with pytest.raises(
+        RuntimeError, match=r"register_hooks on a saved tensor after it has been freed.*already been free"
+    ):
+        raw.register_hooks(lambda t: t, lambda t: t)
+    for look in (raw.unpack, lambda: raw.data):
+        with pytest.raises(RuntimeError, match="after they have already been freed"):
+            look()
+
+
 # None and detach_
 
 

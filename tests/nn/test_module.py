@@ -134,10 +134,12 @@ def test_loading_lists_everything_that_is_wrong_and_changes_nothing():
     with pytest.raises(StateDictError) as caught:
         model.load_state_dict(state)
     for part in (
-        "missing: first.bias",
-        "unexpected: extra",
-        "first.weight (got (2, 3), wanted (3, 3))",
-        "second.weight",
+        "Error(s) in loading state_dict for Tied:",
+        '\n\tMissing key(s) in state_dict: "first.bias".',
+        '\n\tUnexpected key(s) in state_dict: "extra".',
+        "\n\tsize mismatch for first.weight: copying a param with shape (2, 3) from checkpoint, the shape in current "
+        "model is (3, 3).",
+        "size mismatch for second.weight",
     ):
         assert part in str(caught.value)
     assert model.mean.tolist() == before
@@ -149,7 +151,7 @@ def test_loading_that_is_not_strict_takes_what_fits_by_name():
     assert result.missing_keys == ["first.weight", "first.bias", "second.weight"]
     assert result.unexpected_keys == ["extra"]
     assert model.mean.tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(StateDictError, match="wrongly shaped: mean"):
+    with pytest.raises(StateDictError, match="size mismatch for mean"):
         model.load_state_dict({"mean": sg.ones(4)}, strict=False)
 
 
@@ -347,3 +349,146 @@ def test_a_sequence_can_be_named_sliced_and_extended():
     assert [*modules[1:]] == [b]
     assert modules[0] is a
     assert len(nn.Sequential(a).append(b)) == 2
+
+
+def test_modules_parameters_and_buffers_are_got_by_path():
+    model = Tied()
+    assert model.get_submodule("blocks.0.1") is model.blocks[0][1]
+    assert model.get_submodule("") is model
+    assert model.get_parameter("first.weight") is model.first.weight
+    assert model.get_buffer("mean") is model.mean
+    replacement = nn.ReLU()
+    model.set_submodule("blocks.1.0", replacement)
+    assert model.blocks[1][0] is replacement
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m.get_submodule("first.bias"), AttributeError, "`bias` is not an nn.Module"),
+        (lambda m: m.get_submodule("third.layer"), AttributeError, "Tied has no attribute `third`"),
+        (lambda m: m.get_parameter("mean"), AttributeError, "`mean` is not an nn.Parameter"),
+        (lambda m: m.get_parameter("first.scale"), AttributeError, "Linear has no attribute `scale`"),
+        (lambda m: m.get_buffer("first.weight"), AttributeError, "`weight` is not a buffer"),
+        (lambda m: m.set_submodule("blocks.7", nn.ReLU()), AttributeError, "ModuleList has no sub-module `7`"),
+        (lambda m: m.set_submodule("", nn.ReLU()), ValueError, "cannot replace itself"),
+        (lambda m: m.register_buffer("forward", sg.ones(1)), KeyError, "attribute 'forward' already exists"),
+        (lambda m: m.register_parameter("mean", nn.Parameter(sg.ones(1))), KeyError, "attribute 'mean' already exists"),
+        (lambda m: m.add_module(3, None), TypeError, "got int as a name"),
+        (lambda m: m.load_state_dict(3), TypeError, "Expected state_dict to be dict-like, got <class 'int'>"),
+        (lambda m: m.get_extra_state(), NotImplementedError, "Tied: defines no get_extra_state"),
+        (lambda m: m.set_extra_state(1), NotImplementedError, "Tied: defines no set_extra_state"),
+    ],
+)
+def test_what_a_module_does_not_have_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call(Tied())
+
+
+def test_a_buffer_registers_itself():
+    model = nn.Module()
+    model.kept, model.scratch = nn.Buffer(sg.ones(2)), nn.Buffer(sg.ones(3), persistent=False)
+    assert [name for name, _ in model.named_buffers()] == ["kept", "scratch"]
+    assert list(model.state_dict()) == ["kept"]
+    twin = copy.deepcopy(model)
+    twin.again = twin.kept
+    assert list(twin.state_dict()) == ["kept", "again"]
+
+
+def test_state_goes_under_a_prefix_into_a_destination():
+    found = {"before": 1}
+    assert Tied().first.state_dict(destination=found, prefix="layer.") is found
+    assert list(found) == ["before", "layer.weight", "layer.bias"]
+
+
+def test_loaded_tensors_may_take_the_place_of_the_modules_own():
+    model = Tied()
+    state = {key: sg.ones(*value.shape, dtype="float64") for key, value in model.state_dict().items()}
+    model.first.bias.requires_grad_(False)
+    model.load_state_dict(state, assign=True)
+    assert {str(value.dtype) for value in model.state_dict().values()} == {"float64"}
+    assert model.mean is state["mean"]
+    assert model.first.weight.storage is state["first.weight"].storage
+    assert isinstance(model.first.weight, nn.Parameter)
+    assert (model.first.weight.requires_grad, model.first.bias.requires_grad) == (True, False)
+
+
+def test_what_loading_found_is_shown_as_in_pytorch():
+    model = Tied()
+    assert repr(model.load_state_dict(model.state_dict())) == "<All keys matched successfully>"
+    found = nn.Tanh().load_state_dict({"a": sg.ones(1)}, strict=False)
+    assert repr(found) == "IncompatibleKeys(missing_keys=[], unexpected_keys=['a'])"
+
+
+def test_other_state_travels_with_the_tensors():
+    class Counting(nn.Module):
+        def __init__(self, count):
+            super().__init__()
+            self.count = count
+
+        def get_extra_state(self):
+            return {"count": self.count}
+
+        def set_extra_state(self, state):
+            self.count = state["count"]
+
+    source, target = nn.Sequential(Counting(3)), nn.Sequential(Counting(0))
+    state = source.state_dict()
+    assert state == {"0._extra_state": {"count": 3}}
+    target.load_state_dict(state)
+    assert target[0].count == 3
+    with pytest.raises(StateDictError, match=r'Missing key.* "0\._extra_state"'):
+        target.load_state_dict({})
+
+
+def test_hooks_see_and_change_state_on_its_way():
+    calls = []
+    model = nn.Sequential(nn.Linear(2, 1))
+    layer = model[0]
+    layer.register_state_dict_pre_hook(lambda module, prefix, keep_vars: calls.append((prefix, keep_vars)))
+    handle = layer.register_state_dict_post_hook(
+        lambda module, state, prefix, metadata: state.update({prefix + "new": state.pop(prefix + "bias")})
+    )
+    state = model.state_dict()
+    assert list(state) == ["0.weight", "0.new"]
+    assert calls == [("0.", False)]
+    handle.remove()
+    with pytest.raises(StateDictError, match=r'Missing key.* "0\.bias"'):
+        model.load_state_dict(state)
+
+    def rename(module, state, prefix, metadata, strict, missing, unexpected, errors):
+        assert (module, prefix, strict, missing, unexpected, errors) == (layer, "0.", True, [], [], [])
+        state[prefix + "bias"] = state.pop(prefix + "new")
+
+    layer.register_load_state_dict_pre_hook(rename)
+    layer.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.append("told"))
+    assert model.load_state_dict(state).missing_keys == ["told"]
+    assert list(state) == ["0.weight", "0.new"]
+    layer.register_load_state_dict_post_hook(lambda module, keys: keys)
+    with pytest.raises(StateDictError, match="change the keys in place"):
+        model.load_state_dict(state)
+
+
+def test_a_hook_may_be_called_although_forward_raised():
+    seen = []
+
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ValueError("no")
+
+    model = Failing()
+    model.register_forward_hook(lambda *_: seen.append("usual"))
+    model.register_forward_hook(lambda module, args, output: seen.append((args, output)), always_call=True)
+    with pytest.raises(ValueError, match="no"):
+        model(1)
+    assert seen == [((1,), None)]
+    working = nn.Identity()
+    working.register_forward_hook(lambda module, args, output: seen.append(output), always_call=True)
+    working(2)
+    assert seen[1:] == [2]
+
+
+def test_converting_by_type_and_staying_on_the_host():
+    model = nn.Linear(2, 2)
+    assert model.type("float64").weight.dtype == sg.float64
+    assert model.cpu() is model

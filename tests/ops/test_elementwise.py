@@ -7,18 +7,30 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, SavedTensorError, ShapeError
-from spillgrad.ops import elementwise
+from spillgrad.ops import activations, elementwise, special
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from spillgrad_kernels.memory import pool
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
-NUMBERS = {"negative_slope": 0.1, "alpha": 1.5, "beta": 2.0, "threshold": 3.0}
-POSITIVE = {"log", "log2", "log10", "sqrt", "rsqrt", "pow"}
+NUMBERS = {
+    "negative_slope": 0.1, "alpha": 1.5, "beta": 2.0, "threshold": 3.0, "value": -0.7, "min_val": -0.5, "max_val": 0.5,
+    "lambd": 0.5, "nan": 0.5, "posinf": 2.0, "neginf": -2.0, "n": 2,
+}  # fmt: skip
+POSITIVE = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "xlogy", "logit", "binary_cross_entropy"}
+# Rows whose domain, or what is worth testing, lies elsewhere: values from 0.15 to 0.9 of either sign go there.
+ELSEWHERE = {
+    "acosh": lambda a: np.abs(a) + 1.25, "lgamma": lambda a: a + 1.25, "digamma": lambda a: a + 1.5,
+    "polygamma": lambda a: a + 2, "hardsigmoid": lambda a: 6 * a, "hardswish": lambda a: 6 * a, "sinc": lambda a: 2 * a,
+    "threshold": lambda a: 6 * a,
+}  # fmt: skip
 # Rows reached by an argument of another function.
 VARIANTS = {
-    "gelu_tanh": lambda x, **options: elementwise.gelu(x, "tanh", **options),
+    "gelu_tanh": lambda x, **options: activations.gelu(x, "tanh", **options),
     "cube": lambda x, **options: elementwise.pow(x, 3, **options),
+    "prelu_kernel": lambda x, weight, **options: elementwise.call("prelu_kernel", x, weight, **options),
+    "binary_cross_entropy": lambda x, y, **options: elementwise.call("binary_cross_entropy", x, y, **options),
+    "polygamma": lambda x, n, **options: special.polygamma(n, x, **options),
 }
 # What rows that NumPy has under another name, or not at all, compute.
 NUMPY = {
@@ -31,7 +43,19 @@ NUMPY = {
     "elu": lambda a: np.where(a > 0, a, 1.5 * np.expm1(a)), "softplus": lambda a: np.log1p(np.exp(2 * a)) / 2,
     "gelu": lambda a: a * (1 + np.vectorize(math.erf, otypes=[float])(a / math.sqrt(2))) / 2,
     "gelu_tanh": lambda a: a * (1 + np.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))) / 2,
+    "celu": lambda a: np.where(a > 0, a, 1.5 * np.expm1(a / 1.5)), "frac": lambda a: np.modf(a)[0],
+    "selu": lambda a: 1.0507009873554805 * np.where(a > 0, a, 1.6732632423543772 * np.expm1(a)),
+    "prelu_kernel": lambda a, w: np.where(a > 0, a, w * a), "threshold": lambda a: np.where(a > 3, a, -0.7),
+    "hardtanh": lambda a: a.clip(-0.5, 0.5), "hardsigmoid": lambda a: (a / 6 + 0.5).clip(0, 1),
+    "hardswish": lambda a: a * (a / 6 + 0.5).clip(0, 1), "hardshrink": lambda a: np.where(np.abs(a) > 0.5, a, 0),
+    "softshrink": lambda a: np.sign(a) * np.maximum(np.abs(a) - 0.5, 0), "softsign": lambda a: a / (1 + np.abs(a)),
+    "log_sigmoid": lambda a: -np.log1p(np.exp(-a)), "mish": lambda a: a * np.tanh(np.log1p(np.exp(a))),
+    "logit": lambda a: np.log(a / (1 - a)), "xlogy": lambda a, b: a * np.log(b),
+    "xlog1py": lambda a, b: a * np.log1p(b),
+    "binary_cross_entropy": lambda a, b: -b * np.log(a) - (1 - b) * np.log1p(-a),
+    "erfc": np.vectorize(math.erfc, otypes=[float]), "lgamma": np.vectorize(math.lgamma, otypes=[float]),
 }  # fmt: skip
+MODULES = (elementwise, activations, special)
 DIFFERENTIABLE = [name for name, row in ROWS.items() if row.derivatives]
 SEVERAL = [name for name in ROWS if sum(p not in NUMBERS for p in parameters(ROWS[name].forward)) > 1]
 
@@ -44,8 +68,8 @@ def read_only(size):
 
 def function_of(name):
     """The tensor function of a row, its numbers bound: what is left takes tensors."""
-    function = VARIANTS.get(name) or getattr(elementwise, name)
-    numbers = {p: v for p, v in NUMBERS.items() if p in parameters(ROWS[name].forward)}
+    function = VARIANTS.get(name) or next(getattr(m, name) for m in MODULES if hasattr(m, name))
+    numbers = {p: v for p, v in NUMBERS.items() if name in ROWS and p in parameters(ROWS[name].forward)}
     return (lambda *tensors, **options: function(*tensors, **numbers, **options)) if numbers else function
 
 
@@ -73,7 +97,8 @@ def values_of(name, *shapes, seed=0):
         sizes = np.where(rng.random(shape) < 0.5, rng.uniform(0.15, 0.45, shape), rng.uniform(0.55, 0.9, shape))
         signs = 1.0 if name in POSITIVE else np.where(rng.random(shape) < 0.5, -1.0, 1.0)
         lifted = {"min": -1.2, "max": 0.6}.get(operand, 0.0)  # clamp's bounds, mostly on their sides
-        arrays.append(np.asarray(sizes * signs * (0.6 if lifted else 1) + lifted, sg.bfloat16).astype(np.float64))
+        values = ELSEWHERE.get(name, np.positive)(sizes * signs * (0.6 if lifted else 1) + lifted)
+        arrays.append(np.asarray(values, sg.bfloat16).astype(np.float64))
     return arrays
 
 
@@ -253,7 +278,7 @@ def test_integers_agree_with_numpy_and_wrap_around(name, dtype):
     values = np.array([limits.max, limits.max - 1, 7, 5, limits.min, 3], dtype)
     others = np.array([limits.max, 2, 3, 5, 1, limits.max], dtype)
     operands = (values, others)[: getattr(oracle, "nin", 1)]
-    got, wanted = getattr(elementwise, name)(*map(sg.tensor, operands)), oracle(*operands)
+    got, wanted = function_of(name)(*map(sg.tensor, operands)), oracle(*operands)
     assert got.dtype == wanted.dtype
     np.testing.assert_array_equal(got.numpy(), wanted)
 

@@ -7,7 +7,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError
-from spillgrad.ops import reduce
+from spillgrad.ops import order, reduce, scan
 from spillgrad.ops.elementwise import isnan
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
@@ -110,7 +110,7 @@ def test_integers_and_bool_add_up_to_int64():
     assert reduce.sum(small).item() == 400
     assert reduce.sum(small, 0).dtype == sg.int64
     assert reduce.prod(small).item() == 100_000_000
-    assert reduce.cumsum(small, 1).tolist() == [[100, 200], [100, 200]]
+    assert scan.cumsum(small, 1).tolist() == [[100, 200], [100, 200]]
     assert reduce.sum(sg.tensor([True, True])).item() == 2
     assert reduce.amax(small).dtype == sg.uint8
     assert reduce.max(sg.tensor([3, 7, 7]), 0).indices.item() == 1
@@ -127,7 +127,7 @@ def test_a_numpy_integer_is_a_dim():
     assert reduce.sum(x, one).tolist() == reduce.sum(x, (one,)).tolist() == reduce.sum(x, 1).tolist()
     assert reduce.max(x, one).indices.tolist() == reduce.max(x, 1).indices.tolist()
     assert reduce.max(x, (0, one)).tolist() == reduce.amax(x, (0, 1)).tolist()
-    assert reduce.cumsum(x, one).tolist() == reduce.cumsum(x, 1).tolist()
+    assert scan.cumsum(x, one).tolist() == scan.cumsum(x, 1).tolist()
 
 
 def test_dtype_converts_before_the_sum():
@@ -223,9 +223,9 @@ def test_positions_of_extremes_agree_with_numpy(function, oracle):
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_running_sums_agree_with_numpy(dim):
-    np.testing.assert_allclose(reduce.cumsum(sg.tensor(A), dim).numpy(), np.cumsum(A, dim))
-    check_gradients(lambda x: reduce.cumsum(x, dim) ** 2, A)
-    check_half_precision(lambda x: reduce.cumsum(x, dim), A)
+    np.testing.assert_allclose(scan.cumsum(sg.tensor(A), dim).numpy(), np.cumsum(A, dim))
+    check_gradients(lambda x: scan.cumsum(x, dim) ** 2, A)
+    check_half_precision(lambda x: scan.cumsum(x, dim), A)
 
 
 @pytest.mark.parametrize("dim", [None, 1, (0, 2)])
@@ -240,28 +240,28 @@ def test_truth_and_counts_agree_with_numpy(dim):
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorting_agrees_with_numpy(dim, descending):
-    values, indices = reduce.sort(sg.tensor(A), dim, descending)
+    values, indices = order.sort(sg.tensor(A), dim, descending)
     wanted = np.sort(A, dim)
     np.testing.assert_array_equal(values.numpy(), np.flip(wanted, dim) if descending else wanted)
     np.testing.assert_array_equal(np.take_along_axis(A, indices.numpy(), dim), values.numpy())
-    np.testing.assert_array_equal(reduce.argsort(sg.tensor(A), dim, descending).numpy(), indices.numpy())
-    check_gradients(lambda x: reduce.sort(x, dim, descending).values ** 2, A)
-    check_half_precision(lambda x: reduce.sort(x, dim, descending)[0], A)
+    np.testing.assert_array_equal(order.argsort(sg.tensor(A), dim, descending).numpy(), indices.numpy())
+    check_gradients(lambda x: order.sort(x, dim, descending).values ** 2, A)
+    check_half_precision(lambda x: order.sort(x, dim, descending)[0], A)
 
 
 def test_sorting_is_stable_in_both_directions_and_puts_nan_above_all():
     x = sg.tensor([2.0, 1.0, 2.0, math.nan, 1.0])
-    assert reduce.argsort(x).tolist() == [1, 4, 0, 2, 3]
-    assert reduce.argsort(x, descending=True).tolist() == [3, 0, 2, 1, 4]
+    assert order.argsort(x).tolist() == [1, 4, 0, 2, 3]
+    assert order.argsort(x, descending=True).tolist() == [3, 0, 2, 1, 4]
 
 
 def test_topk_gives_the_first_of_the_sorted():
-    values, indices = reduce.topk(sg.tensor([3.0, 9.0, 5.0, 7.0]), 2)
+    values, indices = order.topk(sg.tensor([3.0, 9.0, 5.0, 7.0]), 2)
     assert (values.tolist(), indices.tolist()) == ([9, 7], [1, 3])
-    assert reduce.topk(sg.tensor([3, 9, 5]), 1, largest=False).values.tolist() == [3]
-    check_gradients(lambda x: reduce.topk(x, 2, 1).values ** 2, A)
+    assert order.topk(sg.tensor([3, 9, 5]), 1, largest=False).values.tolist() == [3]
+    check_gradients(lambda x: order.topk(x, 2, 1).values ** 2, A)
     with pytest.raises(ArgumentError, match=r"topk: got k=5; dimension 1 of a tensor of shape \(3, 4, 2\) has 4"):
-        reduce.topk(sg.tensor(A), 5, 1)
+        order.topk(sg.tensor(A), 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -276,9 +276,9 @@ def test_topk_gives_the_first_of_the_sorted():
         (lambda: reduce.mean(sg.tensor([1])), DtypeError, "mean: got a tensor of int64; wanted floating-point"),
         (lambda: reduce.sum(sg.zeros(2, dtype="complex64")), DtypeError, "got complex64"),
         (lambda: reduce.norm(sg.zeros(2), "nuc"), ArgumentError, "norm: got p='nuc'"),
-        (lambda: reduce.cumsum(sg.zeros(2)), ArgumentError, "cumsum: got no dim"),
+        (lambda: scan.cumsum(sg.zeros(2)), ArgumentError, "cumsum: got no dim"),
         (lambda: reduce.sum(sg.zeros(2), 0.5), OperandError, "sum: got dim 0.5; wanted an integer"),
-        (lambda: reduce.sort(sg.zeros(2), 0.0), OperandError, "sort: got dim 0.0; wanted an integer"),
+        (lambda: order.sort(sg.zeros(2), 0.0), OperandError, "sort: got dim 0.0; wanted an integer"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):

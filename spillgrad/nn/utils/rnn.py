@@ -8,7 +8,8 @@ import numpy as np
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.ops import creation
 from spillgrad.ops.indexing import index_select
-from spillgrad.ops.shape import cat, narrow, pad, reshape, stack, transpose
+from spillgrad.ops.padding import pad
+from spillgrad.ops.shape import cat, narrow, reshape, stack, transpose
 from spillgrad.tensor import Tensor
 
 

@@ -1,0 +1,30 @@
+"""Distances as modules."""
+
+from spillgrad.nn.module import Module
+from spillgrad.ops import distance
+from spillgrad.tensor import Tensor
+
+
+class CosineSimilarity(Module):
+    """Cosine of the angle between two vectors along a dimension; lengths count at least `eps`."""
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.dim = dim
+        self.eps = eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return distance.cosine_similarity(x1, x2, self.dim, self.eps)
+
+
+class PairwiseDistance(Module):
+    """The p-norm of x1 - x2 + eps along the last dimension."""
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        super().__init__()
+        self.norm = p
+        self.eps = eps
+        self.keepdim = keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return distance.pairwise_distance(x1, x2, self.norm, self.eps, self.keepdim)

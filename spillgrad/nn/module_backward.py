@@ -1,0 +1,127 @@
+"""Hooks on the backward pass of a whole module."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.pylayer import Function
+from spillgrad.errors import GraphError
+from spillgrad.tensor import Tensor
+
+
+class BackwardHookFunction(Function):
+    """Hands tensors on as they are: a place in the graph that all arguments, or all results, of a module pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors."""
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients."""
+        return grads
+
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class ModuleBackward:
+    """One call of a module with backward hooks: what its gradients are, with None for what is no tensor.
+
+    When the gradients of all results have come together, the pre-hooks see them, then, when those of the positional
+    arguments have, the hooks see both. Where no argument requires a gradient, the hooks see None for each at once.
+    """
+
+    def __init__(
+        self, module: Any, hooks: Sequence[Callable[..., Any]], pre_hooks: Sequence[Callable[..., Any]]
+    ) -> None:  # fmt: skip
+        self._module = module
+        self._hooks = hooks
+        self._pre_hooks = pre_hooks
+        self._inputs = 0
+        self._has_input_node = False
+        self._grad_outputs: Gradients | None = None
+
+    def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the positional arguments, from which on gradients are seen."""
+        self._inputs = len(args)
+        args, node, places = _passed(args)
+        if node is not None:
+            self._has_input_node = True
+            node.register_hook(lambda grads, _: self._arrived(grads, places))
+        return args
+
+    def output(self, result: Any) -> Any:
+        """Return the result, from which on gradients are seen."""
+        values = (result,) if isinstance(result, Tensor) else result
+        if not isinstance(values, tuple | list):
+            return result  # as in PyTorch: only tensors, and tuples or lists of them, are seen
+        passed, node, places = _passed(tuple(values))
+        if node is None:
+            return result
+        node.register_prehook(lambda grads: self._begins(grads, places, len(values)))
+        return passed[0] if isinstance(result, Tensor) else type(result)(passed)
+
+    def _begins(self, grads: Gradients, places: list[int], count: int) -> Gradients | None:
+        spread = _spread(grads, places, count)
+        for hook in self._pre_hooks:
+            replaced = hook(self._module, spread)
+            if replaced is not None:
+                spread = _as_gradients("pre hook", "grad_output", replaced, count)
+        self._grad_outputs = spread
+        if not self._has_input_node:
+            for hook in self._hooks:
+                replaced = hook(self._module, (None,) * self._inputs, spread)
+                if replaced is not None and any(gradient is not None for gradient in _as_tuple(replaced)):
+                    raise GraphError(
+                        "Backward hook for Modules where no input requires gradient should always return None or None "
+                        "for all gradients"
+                    )
+        return tuple([spread[place] for place in places])
+
+    def _arrived(self, grads: Gradients, places: list[int]) -> Gradients | None:
+        if self._grad_outputs is None:  # a gradient that did not come through the module's results
+            return None
+        spread = _spread(grads, places, self._inputs)
+        for hook in self._hooks:
+            replaced = hook(self._module, spread, self._grad_outputs)
+            if replaced is not None:
+                spread = _as_gradients("hook", "grad_input", replaced, self._inputs)
+        self._grad_outputs = None
+        return tuple([spread[place] for place in places])
+
+
+def _passed(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, list[int]]:
+    """Return values, the node that their tensors now pass, and the tensors' places; no node without a gradient."""
+    places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+    if not is_grad_enabled() or not any(values[place].requires_grad for place in places):
+        return values, None, []
+    passed = list(values)
+    node = None
+    for place, tensor in zip(places, BackwardHookFunction.apply(*(values[p] for p in places)), strict=True):
+        passed[place] = tensor
+        node = tensor.grad_fn if node is None else node
+    return tuple(passed), node, places
+
+
+def _spread(grads: Gradients, places: list[int], count: int) -> Gradients:
+    """Return gradients with None for what was no tensor."""
+    spread: list[Tensor | None] = [None] * count
+    for place, grad in zip(places, grads, strict=True):
+        spread[place] = grad
+    return tuple(spread)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _as_gradients(hook: str, what: str, replaced: Any, count: int) -> Gradients:
+    gradients = _as_tuple(replaced)
+    if len(gradients) != count:
+        raise GraphError(
+            f"Backward {hook} returned an invalid number of {what}, got {len(gradients)}, but expected {count}"
+        )
+    return gradients

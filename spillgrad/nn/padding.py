@@ -1,0 +1,134 @@
+"""Padding layers: of the last one, two or three dimensions, each by one width for all sides or by a list."""
+
+from collections.abc import Sequence
+
+from spillgrad.errors import ArgumentError
+from spillgrad.nn.module import Module
+from spillgrad.ops import padding as ops
+from spillgrad.tensor import Tensor
+
+
+class _Pad(Module):
+    """Pads the last `_dims` dimensions; widths are (before, after) from the last one on."""
+
+    _dims: int
+    _mode: str
+
+    def __init__(self, padding: int | Sequence[int]) -> None:
+        super().__init__()
+        widths = (padding,) * (2 * self._dims) if isinstance(padding, int) else tuple(padding)
+        if len(widths) != 2 * self._dims:
+            raise ArgumentError(
+                f"{type(self).__name__}: got padding {padding}; wanted one width, or {2 * self._dims} of them"
+            )
+        self.padding = widths
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.pad(x, self.padding, self._mode)
+
+    def extra_repr(self) -> str:
+        return f"{self.padding}"
+
+
+class _ConstantPad(_Pad):
+    _mode = "constant"
+
+    def __init__(self, padding: int | Sequence[int], value: float) -> None:
+        super().__init__(padding)
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.pad(x, self.padding, value=self.value)
+
+    def extra_repr(self) -> str:
+        return f"padding={self.padding}, value={self.value}"
+
+
+class CircularPad1d(_Pad):
+    """Pad the last dimension with what stands at the other end."""
+
+    _dims, _mode = 1, "circular"
+
+
+class ReflectionPad1d(_Pad):
+    """Pad the last dimension with their mirror image."""
+
+    _dims, _mode = 1, "reflect"
+
+
+class ReplicationPad1d(_Pad):
+    """Pad the last dimension with their edges."""
+
+    _dims, _mode = 1, "replicate"
+
+
+class ZeroPad1d(_Pad):
+    """Pad the last dimension with zeros."""
+
+    _dims, _mode = 1, "constant"
+
+
+class ConstantPad1d(_ConstantPad):
+    """Pad the last dimension with one value."""
+
+    _dims = 1
+
+
+class CircularPad2d(_Pad):
+    """Pad the last two dimensions with what stands at the other end."""
+
+    _dims, _mode = 2, "circular"
+
+
+class ReflectionPad2d(_Pad):
+    """Pad the last two dimensions with their mirror image."""
+
+    _dims, _mode = 2, "reflect"
+
+
+class ReplicationPad2d(_Pad):
+    """Pad the last two dimensions with their edges."""
+
+    _dims, _mode = 2, "replicate"
+
+
+class ZeroPad2d(_Pad):
+    """Pad the last two dimensions with zeros."""
+
+    _dims, _mode = 2, "constant"
+
+
+class ConstantPad2d(_ConstantPad):
+    """Pad the last two dimensions with one value."""
+
+    _dims = 2
+
+
+class CircularPad3d(_Pad):
+    """Pad the last three dimensions with what stands at the other end."""
+
+    _dims, _mode = 3, "circular"
+
+
+class ReflectionPad3d(_Pad):
+    """Pad the last three dimensions with their mirror image."""
+
+    _dims, _mode = 3, "reflect"
+
+
+class ReplicationPad3d(_Pad):
+    """Pad the last three dimensions with their edges."""
+
+    _dims, _mode = 3, "replicate"
+
+
+class ZeroPad3d(_Pad):
+    """Pad the last three dimensions with zeros."""
+
+    _dims, _mode = 3, "constant"
+
+
+class ConstantPad3d(_ConstantPad):
+    """Pad the last three dimensions with one value."""
+
+    _dims = 3

@@ -1,0 +1,227 @@
+"""Activation functions; most are rows of the kernels' table. With `inplace` they overwrite their input."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import inplace as in_place
+from spillgrad.ops.creation import draw
+from spillgrad.ops.elementwise import OPERATIONS, add, call, clamp, div, log, mul, neg, sigmoid, sub, tanh
+from spillgrad.ops.indexing import scatter
+from spillgrad.ops.normalization import softmax
+from spillgrad.ops.reduce import argmax
+from spillgrad.ops.shape import chunk, normalize_dim, reshape, unsqueeze
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import random as kernels
+
+
+@functools.cache
+def _call(name: str) -> Callable[..., Tensor]:
+    def row(*operands: Any, out: Tensor | None = None) -> Tensor:
+        return call(name, *operands, out=out)
+
+    return row
+
+
+def _activated(name: str, input: Tensor, *numbers: float, inplace: bool, out: Tensor | None) -> Tensor:
+    if inplace:
+        return in_place.change(input, f"{name}_", _call(name), *numbers)
+    return OPERATIONS[name].run(input, *numbers) if out is None else call(name, input, *numbers, out=out)
+
+
+def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, negative ones as 0."""
+    return _activated("relu", input, inplace=inplace, out=out)
+
+
+def silu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2."""
+    return _activated("silu", input, inplace=inplace, out=out)
+
+
+swish = silu
+
+
+def mish(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return x tanh(softplus(x)) for each element. Source: Misra 2019."""
+    return _activated("mish", input, inplace=inplace, out=out)
+
+
+def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
+    """Return x times the normal distribution's Φ(x); "tanh" approximates it. Source: Hendrycks & Gimpel 2016."""
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
+    return call("gelu" if approximate == "none" else "gelu_tanh", input, out=out)
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
+    """Return log(1 + exp(beta x)) / beta; x itself where beta x exceeds `threshold`."""
+    return call("softplus", input, float(beta), float(threshold), out=out)
+
+
+def logsigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the logarithm of sigmoid(x), accurate where sigmoid itself underflows."""
+    return call("log_sigmoid", input, out=out)
+
+
+log_sigmoid = logsigmoid
+
+
+def softsign(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return x / (1 + |x|) for each element."""
+    return call("softsign", input, out=out)
+
+
+def tanhshrink(input: Tensor) -> Tensor:
+    """Return x - tanh(x) for each element."""
+    return sub(input, tanh(input))
+
+
+def leaky_relu(
+    input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Return each element, negative ones times `negative_slope`."""
+    return _activated("leaky_relu", input, float(negative_slope), inplace=inplace, out=out)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, negative ones as alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
+    return _activated("elu", input, float(alpha), inplace=inplace, out=out)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, negative ones as alpha (exp(x / alpha) - 1); its slope is continuous. Source: Barron 2017.
+
+    Raises ArgumentError for alpha 0.
+    """
+    if alpha == 0:
+        raise ArgumentError("celu: got alpha=0; it divides the input: give another number")
+    return _activated("celu", input, float(alpha), inplace=inplace, out=out)
+
+
+def selu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return elu, scaled so that mean 0 and variance 1 stay. Source: Klambauer et al. 2017, equation 2."""
+    return _activated("selu", input, inplace=inplace, out=out)
+
+
+def hardtanh(
+    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Return each element moved into [min_val, max_val]; no gradient flows from the bounds on.
+
+    Raises ArgumentError where min_val exceeds max_val.
+    """
+    if min_val > max_val:
+        raise ArgumentError(f"hardtanh: got min_val={min_val} and max_val={max_val}; the lower bound comes first")
+    return _activated("hardtanh", input, min_val, max_val, inplace=inplace, out=out)
+
+
+def relu6(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return each element moved into [0, 6]."""
+    return hardtanh(input, 0, 6, inplace, out=out)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return x / 6 + 1/2 moved into [0, 1]. Source: Howard et al. 2019, section 5.2."""
+    return _activated("hardsigmoid", input, inplace=inplace, out=out)
+
+
+def hardswish(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return x times hardsigmoid(x). Source: Howard et al. 2019, section 5.2."""
+    return _activated("hardswish", input, inplace=inplace, out=out)
+
+
+def hardshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, those within [-lambd, lambd] as 0."""
+    return call("hardshrink", input, float(lambd), out=out)
+
+
+def softshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, moved by `lambd` towards 0 and no further. Raises ArgumentError for a negative lambd."""
+    if lambd < 0:
+        raise ArgumentError(f"softshrink: got lambd={lambd}; wanted a number from 0 on")
+    return call("softshrink", input, float(lambd), out=out)
+
+
+def threshold(
+    input: Tensor, threshold: float, value: float, inplace: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Return each element, those not above `threshold` as `value`."""
+    return _activated("threshold", input, threshold, value, inplace=inplace, out=out)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """Return each element, negative ones times a learned slope. Source: He et al. 2015, equation 1.
+
+    Shapes: weight (1,) or (), or (C,) with one slope for each index of dimension 1 (of a vector's only dimension).
+    """
+    if weight.ndim > 1:
+        raise ShapeError(f"prelu: got weight {weight.shape}; wanted a vector with one slope, or one for each channel")
+    if weight.numel() != 1:
+        channels = input.shape[min(1, input.ndim - 1)] if input.ndim else 1
+        if weight.numel() != channels:
+            raise ShapeError(
+                f"prelu: got input {input.shape} and weight {weight.shape}; wanted one slope, or {channels}, one for "
+                "each channel"
+            )
+    return call("prelu_kernel", input, reshape(weight, (-1,) + (1,) * (input.ndim - 2) if input.ndim else ()))
+
+
+def rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """Return each element, negative ones times a slope drawn from U(lower, upper); times their mean if not `training`.
+
+    Source: Xu et al. 2015, section 2.4.
+    """
+    if lower > upper:
+        raise ArgumentError(f"rrelu: got lower={lower} and upper={upper}; the lower bound comes first")
+    if not training:
+        return leaky_relu(input, (lower + upper) / 2, inplace)
+    slopes = add(mul(_uniform_like(input), upper - lower), lower)
+    return in_place.change(input, "rrelu_", _call("prelu_kernel"), slopes) if inplace else call(
+        "prelu_kernel", input, slopes
+    )  # fmt: skip
+
+
+def _uniform_like(input: Tensor) -> Tensor:
+    return Tensor.wrap(draw("uniform", kernels.uniform, input.shape, input.dtype, None))
+
+
+def glu(input: Tensor, dim: int = -1, *, axis: int | None = None) -> Tensor:
+    """Return the first half of a dimension times sigmoid of the second. Source: Dauphin et al. 2016, equation 1.
+
+    Raises ShapeError for an odd size.
+    """
+    dim = normalize_dim("glu", dim if axis is None else axis, input.ndim)
+    if not input.ndim or input.shape[dim] % 2:
+        raise ShapeError(f"glu: got a tensor of shape {input.shape}; wanted an even size in dimension {dim} to halve")
+    value, gate = chunk(input, 2, dim)
+    return mul(value, sigmoid(gate))
+
+
+def softmin(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
+    """Return the softmax of -x along one dimension."""
+    return softmax(neg(input), dim, dtype, axis=axis)
+
+
+def gumbel_softmax(
+    logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1, *, axis: int | None = None
+) -> Tensor:
+    """Return a sample of the Gumbel-softmax distribution along one dimension.
+
+    With `hard` the result is one-hot, and its gradient that of the soft sample. Source: Jang et al. 2016.
+    """
+    dim = normalize_dim("gumbel_softmax", dim if axis is None else axis, logits.ndim)
+    uniform = clamp(_uniform_like(logits), dtypes.finfo(logits.dtype).tiny)
+    noise = neg(log(clamp(neg(log(uniform)), dtypes.finfo(logits.dtype).tiny)))
+    soft = softmax(div(add(logits, noise), float(tau)), dim)
+    if not hard:
+        return soft
+    place = argmax(soft.detach(), dim)
+    one_hot = scatter(Tensor.wrap(np.zeros(soft.shape, soft.dtype)), dim, unsqueeze(place, dim), 1.0)
+    return add(sub(one_hot, soft.detach()), soft)

@@ -1,0 +1,171 @@
+"""What values there are, how often, and where they would stand. Of it all, weights alone have a gradient."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.elementwise import Number, as_operand
+from spillgrad.ops.indexing import index_add
+from spillgrad.ops.numeric import compute_dtype
+from spillgrad.ops.shape import normalize_dim
+from spillgrad.tensor import Tensor
+
+
+def _comparable(array: np.ndarray) -> np.ndarray:
+    """Return an array that NumPy can sort: half-precision numbers as float32."""
+    return array.astype(compute_dtype(array.dtype), copy=False)
+
+
+# --- Different values ------------------------------------------------------------------------------------------------
+
+
+def _with_extras(values: np.ndarray, inverse: Any, counts: Any, return_inverse: bool, return_counts: bool) -> Any:
+    results = [Tensor.wrap(values)]
+    if return_inverse:
+        results.append(Tensor.wrap(np.asarray(inverse, np.int64)))
+    if return_counts:
+        results.append(Tensor.wrap(np.asarray(counts, np.int64)))
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def unique(
+    input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None, *, axis: int | None = None,
+) -> Any:  # fmt: skip
+    """Return the different elements in order, or with `dim` the different slices; every NaN is one of its own.
+
+    With `return_inverse` also where each element went, with `return_counts` how often it was there.
+    """
+    dim = axis if dim is None else dim
+    if dim is None:
+        found = np.unique(_comparable(input.array), return_inverse=True, return_counts=True, equal_nan=False)
+        inverse = found[1].reshape(input.shape)
+    else:
+        dim = normalize_dim("unique", dim, input.ndim)
+        array = _comparable(input.array)
+        found = np.unique(array, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
+        inverse = found[1].reshape(-1)
+    values = np.ascontiguousarray(found[0]).astype(input.dtype, copy=False)
+    return _with_extras(values, inverse, found[2], return_inverse, return_counts)
+
+
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
+    *, axis: int | None = None,
+) -> Any:  # fmt: skip
+    """Return the elements, or with `dim` the slices, that differ from the one before; extras as for `unique`."""
+    dim = axis if dim is None else dim
+    array = input.array.reshape(-1) if dim is None else input.array
+    place = 0 if dim is None else normalize_dim("unique_consecutive", dim, input.ndim)
+    slices = np.moveaxis(array, place, 0) if array.ndim else array.reshape(1)
+    begins = np.ones(len(slices), np.bool_)
+    begins[1:] = (slices[1:] != slices[:-1]).reshape(max(len(slices) - 1, 0), -1).any(1)
+    inverse = np.cumsum(begins) - 1
+    values = np.ascontiguousarray(np.moveaxis(slices[begins], 0, place))
+    counts = np.bincount(inverse, minlength=0)
+    shaped = inverse.reshape(input.shape) if dim is None else inverse
+    return _with_extras(values, shaped, counts, return_inverse, return_counts)
+
+
+def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """Return whether each element is one of `test_elements` (with `invert`, is none)."""
+    operands = [as_operand("isin", o) for o in (elements, test_elements)]
+    first, second = (_comparable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
+    return Tensor.wrap(np.asarray(np.isin(first, second, invert=invert)))
+
+
+# --- How often -------------------------------------------------------------------------------------------------------
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Return how often each whole number from 0 on stands in a vector, or the sum of the weights where it does.
+
+    Shapes: input and weights (n,), the result at least (minlength,). Raises ArgumentError for negative numbers.
+    """
+    array = input.array
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DtypeError(
+            f"bincount: got a tensor of {input.dtype} and shape {input.shape}; wanted a vector of integers"
+        )
+    if array.size and array.min() < 0:
+        raise ArgumentError(f"bincount: got {array.min()}; wanted numbers from 0 on")
+    if minlength < 0:
+        raise ArgumentError(f"bincount: got minlength={minlength}; wanted a number from 0 on")
+    if weights is None:
+        return Tensor.wrap(np.bincount(array, minlength=minlength).astype(np.int64, copy=False))
+    if weights.shape != input.shape:
+        raise ShapeError(f"bincount: got {input.shape} and weights of {weights.shape}; they must be equal")
+    size = max(int(array.max(initial=-1)) + 1, minlength)
+    dtype = dtypes.float32 if weights.dtype == dtypes.float32 else dtypes.float64
+    return index_add(Tensor.wrap(np.zeros(size, dtype)), 0, input, to_dtype(weights, dtype))
+
+
+def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
+    """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.
+
+    What lies outside is not counted. Raises ArgumentError for no bins, or a range that is not finite.
+    """
+    array = _comparable(input.array).reshape(-1)
+    if bins < 1:
+        raise ArgumentError(f"histc: got bins={bins}; wanted at least 1")
+    if min > max:
+        raise ArgumentError(f"histc: got min={min} and max={max}; the lower bound comes first")
+    low, high = (float(min), float(max))
+    if low == high and array.size:
+        low, high = float(array.min()), float(array.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ArgumentError(f"histc: got the range {low} to {high}; wanted finite numbers")
+    inside = array[(array >= low) & (array <= high)].astype(np.float64)
+    places = np.minimum(((inside - low) / (high - low) * bins).astype(np.int64), bins - 1)
+    return Tensor.wrap(np.bincount(places, minlength=bins).astype(input.dtype))
+
+
+# --- Where -----------------------------------------------------------------------------------------------------------
+
+
+def searchsorted(
+    sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return where elements would stand in sequences that are sorted along the last dimension.
+
+    Before what is equal, or behind it (`right`, or side="right"). Shapes: sorted_sequence (n,) with any input, or
+    (..., n) with (..., k), where all but the last dimension are the same.
+    """
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise ArgumentError(f'searchsorted: got side={side!r} and right={right}; accepted are "left" and "right"')
+    value = as_operand("searchsorted", input)
+    sought = _comparable(value.array) if isinstance(value, Tensor) else np.asarray(value)
+    rows = _comparable(sorted_sequence.array)
+    if sorter is not None:
+        if sorter.shape != sorted_sequence.shape:
+            raise ShapeError(f"searchsorted: got a sorter of {sorter.shape} for a sequence of {sorted_sequence.shape}")
+        rows = np.take_along_axis(rows, sorter.array, -1)
+    where: Any = "right" if right or side == "right" else "left"
+    if rows.ndim == 1:
+        found = np.searchsorted(rows, sought, where)
+    elif rows.ndim and rows.shape[:-1] == sought.shape[:-1]:
+        found = np.empty(sought.shape, np.int64)
+        for place in np.ndindex(rows.shape[:-1]):
+            found[place] = np.searchsorted(rows[place], sought[place], where)
+    else:
+        raise ShapeError(
+            f"searchsorted: got sequences of {sorted_sequence.shape} and elements of {sought.shape}; wanted a vector, "
+            "or the same leading dimensions"
+        )
+    return Tensor.wrap(np.asarray(found, np.int32 if out_int32 else np.int64))
+
+
+def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """Return between which of the sorted boundaries elements lie: 0 below the first; on one, below it unless `right`.
+
+    Shapes: boundaries (n,), the result as input.
+    """
+    if boundaries.ndim != 1:
+        raise ShapeError(f"bucketize: got boundaries of shape {boundaries.shape}; wanted a vector: use searchsorted")
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)

@@ -1,0 +1,103 @@
+"""Norms and distances of vectors."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import add, clamp_min, div, mul, sub, where
+from spillgrad.ops.linalg import matmul
+from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.reduce import norm, sum
+from spillgrad.ops.shape import broadcast_tensors, reshape, transpose, unsqueeze
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import empty
+
+# Differences made at once, so that those of many pairs never fill memory.
+_BLOCK_ELEMENTS = 1 << 18
+
+
+def normalize(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, *, axis: int | None = None,
+    epsilon: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the tensor divided by its p-norm along a dimension, or by `eps` where that is larger."""
+    length = norm(input, p, dim if axis is None else axis, True)
+    return div(input, clamp_min(length, eps if epsilon is None else epsilon))
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8, *, axis: int | None = None) -> Tensor:
+    """Return the cosine of the angle between vectors along a dimension; lengths count at least `eps`."""
+    first, second = broadcast_tensors(x1, x2)
+    dim = dim if axis is None else axis
+    directions = [div(x, clamp_min(norm(x, 2, dim, True), eps)) for x in (first, second)]
+    return sum(mul(*directions), dim)
+
+
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """Return the p-norm of x1 - x2 + eps along the last dimension."""
+    return norm(add(sub(x1, x2), eps), p, -1, keepdim)
+
+
+def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
+    """Return the p-norm of all elements of input - other."""
+    return norm(sub(input, other), p)
+
+
+def _euclidean(x1: np.ndarray, x2: np.ndarray) -> np.ndarray:
+    def measured(x1: np.ndarray, x2: np.ndarray) -> np.ndarray:
+        batches, rows, width = x1.shape
+        out = empty((batches, rows, x2.shape[1]), x1.dtype)
+        block = max(1, _BLOCK_ELEMENTS // max(1, x2.shape[1] * width))
+        for b in range(batches):
+            for start in range(0, rows, block):
+                differences = x1[b, start : start + block, None, :] - x2[b]
+                out[b, start : start + block] = np.sqrt(np.einsum("ijk,ijk->ij", differences, differences))
+        return out
+
+    return on_floats(measured, x1, x2)
+
+
+def _directions(g: Any, result: Any) -> Any:
+    return where(result == 0, 0.0, div(g, where(result == 0, 1.0, result)))
+
+
+def _first_gradient(g: Any, x1: Any, x2: Any, result: Any) -> Tensor:
+    weights = _directions(g, result)
+    return sub(mul(x1, sum(weights, 2, True)), matmul(weights, x2))
+
+
+def _second_gradient(g: Any, x1: Any, x2: Any, result: Any) -> Tensor:
+    weights = transpose(_directions(g, result), 1, 2)
+    return sub(mul(x2, sum(weights, 2, True)), matmul(weights, x1))
+
+
+_cdist: Callable[..., Tensor] = operation("cdist", _euclidean, x1=_first_gradient, x2=_second_gradient)
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """Return the p-norm of the difference of every row of `x1` and every row of `x2`.
+
+    Differences are exact whatever `compute_mode`, which PyTorch has for speed; the gradient of a distance 0 is 0.
+    Shapes: x1 (..., P, M), x2 (..., R, M), the result (..., P, R); leading dimensions broadcast.
+    """
+    for x in (x1, x2):
+        require_floats("cdist", x.dtype)
+    if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1]:
+        raise ShapeError(f"cdist: got {x1.shape} and {x2.shape}; wanted (..., P, M) and (..., R, M) with one M")
+    if x1.dtype != x2.dtype:
+        raise DtypeError(f"cdist: got {x1.dtype} and {x2.dtype}; convert one with .to(dtype)")
+    if p < 0:
+        raise ArgumentError(f"cdist: got p={p}; wanted a number from 0 on")
+    if p != 2:
+        return norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p, -1)
+    try:
+        lead = np.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    except ValueError as error:
+        raise ShapeError(f"cdist: got {x1.shape} and {x2.shape}; leading dimensions must broadcast") from error
+    batches = math.prod(lead)
+    first, second = (reshape(x.expand(*lead, *x.shape[-2:]), (batches, *x.shape[-2:])) for x in (x1, x2))
+    return reshape(_cdist(first, second), (*lead, x1.shape[-2], x2.shape[-2]))

@@ -1,0 +1,124 @@
+"""Losses that are negative logarithms of a distribution's density, or distances of two distributions."""
+
+import math
+from typing import Any
+
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.activations import logsigmoid
+from spillgrad.ops.elementwise import OPERATIONS, add, clamp, div, exp, log, mul, square, where
+from spillgrad.ops.fuse import fuse
+from spillgrad.ops.losses import reduced
+from spillgrad.ops.reduce import mean, sum
+from spillgrad.ops.shape import unsqueeze
+from spillgrad.ops.special import xlogy
+from spillgrad.tensor import Tensor
+
+
+def _require_alike(name: str, input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        raise ShapeError(f"{name}: got input {input.shape} and target {target.shape}; they must be equal")
+
+
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Return the negative log probability of `target` (probabilities) under the probabilities `input`.
+
+    Logarithms count at least -100, and their slope at most 1e12. Shapes: input and target alike; weight broadcasts.
+    Raises ArgumentError for an input outside [0, 1].
+    """
+    _require_alike("binary_cross_entropy", input, target)
+    if not bool(((input.array >= 0) & (input.array <= 1) | (input.array != input.array)).all()):
+        raise ArgumentError(
+            "binary_cross_entropy: got an input outside [0, 1]; wanted probabilities: of logits, use "
+            "binary_cross_entropy_with_logits"
+        )
+    losses: Tensor = OPERATIONS["binary_cross_entropy"](input, target)
+    return reduced("binary_cross_entropy", losses if weight is None else mul(losses, weight), reduction)
+
+
+@fuse
+def _kl_div(input: Any, target: Any, log_target: bool) -> Any:
+    return exp(target) * (target - input) if log_target else xlogy(target, target) - target * input
+
+
+def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """Return the Kullback-Leibler divergence of `target` from the logarithms `input`, elementwise.
+
+    `target` are probabilities, with `log_target` their logarithms. The reduction "batchmean" is the sum over the first
+    size, which is the divergence's definition; "mean" is over all elements.
+    """
+    losses: Tensor = _kl_div(input, target, log_target)
+    if reduction == "batchmean":
+        return div(sum(losses), input.shape[0] if input.ndim else 1)
+    return reduced("kl_div", losses, reduction)
+
+
+@fuse
+def _poisson_nll_loss(input: Any, target: Any, log_input: bool, full: bool, eps: Any) -> Any:
+    losses = exp(input) - target * input if log_input else input - target * log(input + eps)
+    if not full:
+        return losses
+    stirling = target * log(target) - target + 0.5 * log(2 * math.pi * target)
+    return losses + where(target > 1, stirling, 0.0)
+
+
+def poisson_nll_loss(
+    input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """Return the negative log probability of the counts `target` under Poisson distributions of the rates `input`.
+
+    `input` are logarithms of rates, unless `log_input` is False. With `full`, Stirling's approximation of the factorial
+    is part of it.
+    """
+    return reduced("poisson_nll_loss", _poisson_nll_loss(input, target, log_input, full, float(eps)), reduction)
+
+
+@fuse
+def _gaussian_nll_loss(input: Any, target: Any, var: Any, constant: Any) -> Any:
+    return 0.5 * (log(var) + square(input - target) / var) + constant
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """Return the negative log density of `target` under normal distributions of means `input` and variances `var`.
+
+    Variances count at least `eps`, which their gradient passes through. With `full`, the constant is part of it.
+    Shapes: var as input, with a last size of 1, or without the last dimension. Raises ArgumentError for negative ones.
+    """
+    if not isinstance(var, Tensor):
+        var = mul(input.detach() * 0 + 1, var)
+    if bool((var.array < 0).any()):
+        raise ArgumentError("gaussian_nll_loss: got a negative variance; wanted numbers from 0 on")
+    if not eps > 0:
+        raise ArgumentError(f"gaussian_nll_loss: got eps={eps}; wanted a positive number")
+    if var.shape != input.shape:
+        if var.shape == input.shape[:-1]:
+            var = unsqueeze(var, -1)
+        elif var.shape[:-1] != input.shape[:-1] or var.shape[-1:] != (1,):
+            raise ShapeError(
+                f"gaussian_nll_loss: got input {input.shape} and var {var.shape}; wanted one variance for each element "
+                "or row"
+            )
+    raised = clamp(var.detach(), float(eps)) - var.detach()
+    losses = _gaussian_nll_loss(input, target, add(var, raised), 0.5 * math.log(2 * math.pi) if full else 0.0)
+    return reduced("gaussian_nll_loss", losses, reduction)
+
+
+def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """Return log(1 + exp(-target * input)) for targets of 1 and -1."""
+    _require_alike("soft_margin_loss", input, target)
+    return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
+
+
+def multilabel_soft_margin_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Return the binary cross entropy of the logits `input`, averaged over the last dimension: (N, C) gives (N,)."""
+    _require_alike("multilabel_soft_margin_loss", input, target)
+    if not input.is_floating_point():
+        raise DtypeError(f"multilabel_soft_margin_loss: got an input of {input.dtype}; wanted floating-point logits")
+    losses: Any = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
+    return reduced("multilabel_soft_margin_loss", mean(losses if weight is None else losses * weight, -1), reduction)

@@ -1,0 +1,58 @@
+"""Padding: a constant around a tensor, or its own elements, mirrored, repeated or taken from the other end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops.indexing import index_select
+from spillgrad.ops.shape import constant_pad, crop
+from spillgrad.tensor import Tensor
+
+# PyTorch's names, and NumPy's of what happens to the positions.
+_OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Return the tensor with `value` (0) around it, or with its own elements in another mode.
+
+    `pad` lists (before, after) from the last dimension on; negative widths crop. "reflect" mirrors without the edge
+    itself, "replicate" repeats the edge, "circular" goes on at the other end.
+
+    Raises ArgumentError for an odd or too long list, another mode, or more elements than the mode can give.
+    """
+    if mode != "constant" and mode not in _OF_POSITIONS:
+        raise ArgumentError(f'pad: got mode={mode!r}; accepted are "constant", "reflect", "replicate" and "circular"')
+    if len(pad) % 2 or len(pad) // 2 > input.ndim:
+        raise ArgumentError(
+            f"pad: got {len(pad)} widths for {input.ndim} dimensions; give (before, after) pairs, at most one each"
+        )
+    pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    widths = ((0, 0),) * (input.ndim - len(pairs)) + tuple(reversed(pairs))
+    if mode != "constant":
+        if value:
+            raise ArgumentError(f'pad: got value={value} and mode={mode!r}; only "constant" takes a value')
+        for dim, (before, after) in enumerate(widths):
+            input = _with_own_elements(input, dim, before, after, mode)
+        return input
+    cropped = tuple((max(-before, 0), max(-after, 0)) for before, after in widths)
+    added = tuple((max(before, 0), max(after, 0)) for before, after in widths)
+    if any(before + after > size for size, (before, after) in zip(input.shape, cropped, strict=True)):
+        raise ArgumentError(f"pad: got {tuple(pad)} for a tensor of shape {input.shape}; it crops more than there is")
+    result = crop(input, cropped) if any(map(any, cropped)) else input
+    return constant_pad(result, added, 0.0 if value is None else value)
+
+
+def _with_own_elements(input: Tensor, dim: int, before: int, after: int, mode: str) -> Tensor:
+    if not (before or after):
+        return input
+    size = input.shape[dim] + min(before, 0) + min(after, 0)
+    most = {"reflect": size - 1, "replicate": max(before, after) if size else 0, "circular": size}[mode]
+    if size < 0 or max(before, after) > most:
+        raise ArgumentError(
+            f"pad: got ({before}, {after}) in mode {mode!r} for dimension {dim} of a tensor of shape {input.shape}; "
+            f"it takes at most {most} on each side"
+        )
+    kept = np.arange(size) + max(-before, 0)
+    positions = np.pad(kept, (max(before, 0), max(after, 0)), _OF_POSITIONS[mode])  # type: ignore[call-overload]
+    return index_select(input, dim, Tensor.wrap(positions))

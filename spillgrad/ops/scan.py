@@ -1,0 +1,213 @@
+"""Running sums, products and extremes along a dimension, and the linear recurrence in which their derivatives end."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import add, exp, logical_xor, mul, sub, where
+from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
+from spillgrad.ops.reduce import ValuesAndIndices, sum
+from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.memory import empty
+
+Shape = tuple[int, ...]
+
+
+def _along(operation: Any, input: Tensor, dim: int) -> Any:
+    """Apply an operation that needs a dimension to tensors without one, too."""
+    if input.ndim:
+        return operation(input, dim)
+    result = operation(reshape(input, 1), 0)
+    return tuple(reshape(part, ()) for part in result) if isinstance(result, tuple) else reshape(result, ())
+
+
+def _running(operation: Any, name: str, input: Tensor, dim: int | None, dtype: Any, axis: int | None) -> Tensor:
+    dim = one_dim(name, dim, axis, input.ndim)
+    return _along(operation, input if dtype is None else to_dtype(input, dtype), dim)  # type: ignore[no-any-return]
+
+
+def _moved_on(input: Tensor, dim: int, first: float) -> Tensor:
+    """Return the elements one place later along a dimension, `first` in front."""
+    if not input.shape[dim]:
+        return input
+    widths = tuple((int(i == dim), 0) for i in range(input.ndim))
+    return constant_pad(narrow(input, dim, 0, input.shape[dim] - 1), widths, first)
+
+
+# --- The linear recurrence -------------------------------------------------------------------------------------------
+
+
+def _recurrence_forward(values: np.ndarray, decay: np.ndarray, dim: int) -> np.ndarray:
+    def run(values: np.ndarray, decay: np.ndarray) -> np.ndarray:
+        out = empty(values.shape, values.dtype)
+        result, added, factors = (np.moveaxis(a, dim, 0) for a in (out, values, decay))
+        result[:1] = added[:1]
+        for k in range(1, len(result)):
+            result[k] = factors[k] * result[k - 1] + added[k]
+        return out
+
+    return on_floats(run, values, decay)
+
+
+_recurrence: Callable[..., Tensor] = operation(
+    "recurrence", _recurrence_forward,
+    values=lambda g, decay, dim: _backwards(g, decay, dim),
+    decay=lambda g, decay, result, dim: mul(_backwards(g, decay, dim), _moved_on(result, dim, 0.0)),
+)  # fmt: skip
+
+
+def _backwards(values: Tensor, decay: Tensor, dim: int) -> Tensor:
+    """Return s[k] = values[k] + decay[k + 1] * s[k + 1] along a dimension."""
+    return flip(_recurrence(flip(values, dim), flip(roll(decay, -1, dim), dim), dim), dim)
+
+
+# --- Sums and products -----------------------------------------------------------------------------------------------
+
+
+def _cumsum_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+        return np.cumsum(self, dim, dtype=np.int64)
+    return on_floats(lambda a: kernels.cumsum(a, dim), self)
+
+
+_cumsum: Callable[..., Tensor] = operation(
+    "cumsum", _cumsum_forward, self=lambda g, dim: flip(_cumsum(flip(g, dim), dim), dim)
+)
+
+
+def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
+    """Return the running sums along a dimension; integers and bool sum to int64."""
+    return _running(_cumsum, "cumsum", input, dim, dtype, axis)
+
+
+def _cumprod_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+        return np.cumprod(self, dim, dtype=np.int64)
+    return on_floats(lambda a: np.cumprod(a, dim), self)
+
+
+def _cumprod_gradient(g: Tensor, self: Tensor, dim: int) -> Tensor:
+    # What comes before an element times what its successors make of it: no division, so zeros are exact.
+    return mul(_cumprod(_moved_on(self, dim, 1.0), dim), _backwards(g, self, dim))
+
+
+_cumprod: Callable[..., Tensor] = operation("cumprod", _cumprod_forward, self=_cumprod_gradient)
+
+
+def cumprod(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
+    """Return the running products along a dimension; integers and bool multiply to int64."""
+    return _running(_cumprod, "cumprod", input, dim, dtype, axis)
+
+
+def _logcumsumexp_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return on_floats(lambda a: np.logaddexp.accumulate(a, dim), self)
+
+
+def _logcumsumexp_gradient(g: Tensor, self: Any, result: Any, dim: int) -> Tensor:
+    # Each step's part of the next sum is at most 1; where the sum before is of nothing, it has no weight either.
+    before = _moved_on(result, dim, -math.inf)
+    decay = exp(where(before > -math.inf, before - result, 0.0))
+    weight = exp(where(self > -math.inf, self - result, -math.inf))
+    return mul(weight, _backwards(g, decay, dim))
+
+
+_logcumsumexp: Callable[..., Tensor] = operation("logcumsumexp", _logcumsumexp_forward, self=_logcumsumexp_gradient)
+
+
+def logcumsumexp(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    """Return log(cumsum(exp(x))) along a dimension, without overflow."""
+    require_floats("logcumsumexp", input.dtype)
+    return _running(_logcumsumexp, "logcumsumexp", input, dim, None, axis)
+
+
+# --- Extremes --------------------------------------------------------------------------------------------------------
+
+
+def _running_extreme(accumulate: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    def forward(self: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        compute_dtype(self.dtype)  # refuses complex numbers
+        values = accumulate(self, dim)
+        places = np.arange(self.shape[dim]).reshape([-1 if i == dim else 1 for i in range(self.ndim)])
+        reached = (self == values) | (self != self)  # the last of equal ones, and the last NaN, as in PyTorch
+        return values, np.maximum.accumulate(np.where(reached, places, 0), dim)
+
+    return forward
+
+
+def _to_their_places(g: Tensor, indices: Tensor, dim: int, self_shape: Shape) -> Tensor:
+    return scattered_into_zeros(g, dim, indices, self_shape)
+
+
+_cummax, _cummin = (
+    operation(name, _running_extreme(accumulate), outputs=("values", "indices"), self=_to_their_places)
+    for name, accumulate in (("cummax", np.maximum.accumulate), ("cummin", np.minimum.accumulate))
+)
+
+
+def cummax(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
+    """Return (values, indices) of the largest element so far along a dimension, the last of equal ones."""
+    return ValuesAndIndices(*_along(_cummax, input, one_dim("cummax", dim, axis, input.ndim)))
+
+
+def cummin(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
+    """Return (values, indices) of the smallest element so far along a dimension, the last of equal ones."""
+    return ValuesAndIndices(*_along(_cummin, input, one_dim("cummin", dim, axis, input.ndim)))
+
+
+# --- Differences and areas -------------------------------------------------------------------------------------------
+
+
+def diff(
+    input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None,
+    *, axis: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the n-th differences of neighbours along a dimension, with further elements at either end."""
+    if not input.ndim:
+        raise ShapeError("diff: got a 0-d tensor; it has no dimension with neighbours")
+    dim = normalize_dim("diff", dim if axis is None else axis, input.ndim)
+    if n < 0:
+        raise ArgumentError(f"diff: got n={n}; wanted a number from 0 on")
+    result = cat([part for part in (prepend, input, append) if part is not None], dim)
+    for _ in range(n):
+        size = max(result.shape[dim] - 1, 0)
+        later, earlier = (narrow(result, dim, min(start, result.shape[dim]), size) for start in (1, 0))
+        result = logical_xor(later, earlier) if result.dtype == dtypes.bool_ else sub(later, earlier)
+    return result
+
+
+def _strips(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> tuple[Tensor, int]:
+    dim = normalize_dim(name, dim, y.ndim)
+    if x is not None and dx is not None:
+        raise ArgumentError(f"{name}: got both x and dx; give one")
+    size = max(y.shape[dim] - 1, 0)
+    sums = add(narrow(y, dim, min(1, y.shape[dim]), size), narrow(y, dim, 0, size))
+    if x is None:
+        return mul(sums, (1.0 if dx is None else dx) / 2), dim
+    if x.ndim == 1:
+        x = reshape(x, (-1,) + (1,) * (y.ndim - 1 - dim))
+    return mul(sums, mul(diff(x, dim=x.ndim - (y.ndim - dim)), 0.5)), dim
+
+
+def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
+    """Return the area under `y` along a dimension by the trapezoidal rule; at places `x`, or `dx` (1) apart."""
+    strips, dim = _strips("trapezoid", y, x, dx, dim)
+    return sum(strips, dim)
+
+
+def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
+    """Return the running area under `y` along a dimension by the trapezoidal rule."""
+    strips, dim = _strips("cumulative_trapezoid", y, x, dx, dim)
+    return cumsum(strips, dim)
+
+
+trapz = trapezoid

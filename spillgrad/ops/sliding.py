@@ -1,0 +1,162 @@
+"""Windows that slide over dimensions, and sums of windows back into place: each is the other's derivative."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.shape import as_tuple, constant_pad, crop, normalize_dim, reshape
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import zeros
+
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+
+
+# --- Along one dimension ---------------------------------------------------------------------------------------------
+
+
+def _windows(self: np.ndarray, dim: int, size: int, step: int) -> np.ndarray:
+    count = (self.shape[dim] - size) // step + 1
+    shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+    strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :], self.strides[dim])
+    return np.lib.stride_tricks.as_strided(self, shape, strides, writeable=self.flags.writeable)
+
+
+def _summed_windows(self: np.ndarray, dim: int, size: int, step: int, length: int) -> np.ndarray:
+    def add_up(windows: np.ndarray) -> np.ndarray:
+        count = windows.shape[dim]
+        out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
+        for k in range(size):
+            out[(slice(None),) * dim + (slice(k, k + step * count - step + 1, step),)] += windows[..., k]
+        return out
+
+    return on_floats(add_up, self)
+
+
+_unfold: Callable[..., Tensor] = operation(
+    "unfold", _windows, view=True,
+    self=lambda g, dim, size, step, self_shape: _sum_windows(g, dim, size, step, self_shape[dim]),
+)  # fmt: skip
+_sum_windows: Callable[..., Tensor] = operation(
+    "unfold_backward", _summed_windows, self=lambda g, dim, size, step: _unfold(g, dim, size, step)
+)
+
+
+def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Return a view of all windows of `size` along a dimension, `step` apart; a window is the new last dimension."""
+    dim = normalize_dim("unfold", dimension, input.ndim)
+    source = input if input.ndim else reshape(input, 1)
+    length = source.shape[dim]
+    if not 0 <= size <= length or step < 1:
+        raise ArgumentError(
+            f"unfold: got size {size} and step {step}; dimension {dim} of a tensor of shape {input.shape} has "
+            f"{length} indices, and the step is at least 1"
+        )
+    return _unfold(source, dim, size, step)
+
+
+# --- Over images -----------------------------------------------------------------------------------------------------
+
+
+def _patches(self: np.ndarray, kernel: Pair, dilation: Pair, stride: Pair, counts: Pair) -> np.ndarray:
+    n, c, y, x = self.strides
+    strides = (n, c, dilation[0] * y, dilation[1] * x, stride[0] * y, stride[1] * x)
+    return np.lib.stride_tricks.as_strided(self, (*self.shape[:2], *kernel, *counts), strides).copy()
+
+
+def _summed_patches(self: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
+    def add_up(patches: np.ndarray) -> np.ndarray:
+        n, c, rows, columns, *counts = patches.shape
+        out = zeros((n, c, *size), patches.dtype)
+        for i in range(rows):
+            for j in range(columns):
+                places: list[Any] = [
+                    slice(first, first + step * count - step + 1, step)
+                    for first, step, count in zip((i * dilation[0], j * dilation[1]), stride, counts, strict=True)
+                ]
+                out[(slice(None), slice(None), *places)] += patches[:, :, i, j]
+        return out
+
+    return on_floats(add_up, self)
+
+
+_im2col: Callable[..., Tensor] = operation(
+    "im2col", _patches, self=lambda g, dilation, stride, self_shape: _col2im(g, dilation, stride, self_shape[2:])
+)
+_col2im: Callable[..., Tensor] = operation(
+    "col2im", _summed_patches,
+    self=lambda g, dilation, stride, self_shape: _im2col(g, self_shape[2:4], dilation, stride, self_shape[4:]),
+)  # fmt: skip
+
+
+def _pair(name: str, value: int | Sequence[int], least: int) -> Pair:
+    values = as_tuple(value) * 2 if len(as_tuple(value)) == 1 else as_tuple(value)
+    if len(values) != 2 or min(values) < least:
+        raise ArgumentError(f"{name}: got {value!r}; wanted one whole number from {least} on, or two")
+    return int(values[0]), int(values[1])
+
+
+def _counts(name: str, size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Pair:
+    """Return how often the window fits down and across."""
+    counts = [
+        (s + 2 * p - d * (k - 1) - 1) // step + 1
+        for s, k, d, p, step in zip(size, kernel, dilation, padding, stride, strict=True)
+    ]
+    if min(counts) < 1:
+        raise ShapeError(
+            f"{name}: got an image of {size} and a window of {kernel} with dilation {dilation} and padding {padding}; "
+            "the window must fit at least once"
+        )
+    return counts[0], counts[1]
+
+
+def unfold_image(
+    input: Tensor, kernel_size: int | Sequence[int], dilation: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0, stride: int | Sequence[int] = 1,
+) -> Tensor:  # fmt: skip
+    """Return the windows that slide over images as columns.
+
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C * kernel elements, windows) or without N.
+    """
+    if input.ndim not in (3, 4):
+        raise ShapeError(f"unfold: got a tensor of shape {input.shape}; wanted (N, C, H, W) or (C, H, W)")
+    kernel, spread = _pair("unfold: kernel_size", kernel_size, 1), _pair("unfold: dilation", dilation, 1)
+    border, step = _pair("unfold: padding", padding, 0), _pair("unfold: stride", stride, 1)
+    images = input if input.ndim == 4 else reshape(input, (1, *input.shape))
+    counts = _counts("unfold", images.shape[2:], kernel, spread, border, step)  # type: ignore[arg-type]
+    if any(border):
+        images = constant_pad(images, ((0, 0), (0, 0), (border[0],) * 2, (border[1],) * 2), 0.0)
+    columns = _im2col(images, kernel, spread, step, counts)
+    shape = (images.shape[1] * kernel[0] * kernel[1], counts[0] * counts[1])
+    return reshape(columns, (images.shape[0], *shape) if input.ndim == 4 else shape)
+
+
+def fold(
+    input: Tensor, output_size: int | Sequence[int], kernel_size: int | Sequence[int],
+    dilation: int | Sequence[int] = 1, padding: int | Sequence[int] = 0, stride: int | Sequence[int] = 1,
+) -> Tensor:  # fmt: skip
+    """Return images into which windows, one in each column, are added where `unfold` would have taken them.
+
+    Shapes: input (N, C * kernel elements, windows) or without N, result (N, C, H, W) or (C, H, W).
+    """
+    size, kernel = _pair("fold: output_size", output_size, 1), _pair("fold: kernel_size", kernel_size, 1)
+    spread, border = _pair("fold: dilation", dilation, 1), _pair("fold: padding", padding, 0)
+    step = _pair("fold: stride", stride, 1)
+    counts = _counts("fold", size, kernel, spread, border, step)
+    window = kernel[0] * kernel[1]
+    if input.ndim not in (2, 3) or input.shape[-2] % window or input.shape[-1] != counts[0] * counts[1]:
+        raise ShapeError(
+            f"fold: got a tensor of shape {input.shape}; wanted (N, C * {window}, {counts[0] * counts[1]}), or that "
+            f"without N, for images of {size}"
+        )
+    channels = input.shape[-2] // window
+    batch = input.shape[0] if input.ndim == 3 else 1
+    patches = reshape(input, (batch, channels, *kernel, *counts))
+    images = _col2im(patches, spread, step, (size[0] + 2 * border[0], size[1] + 2 * border[1]))
+    if any(border):
+        images = crop(images, ((0, 0), (0, 0), (border[0],) * 2, (border[1],) * 2))
+    return images if input.ndim == 3 else reshape(images, images.shape[1:])
