@@ -185,10 +185,6 @@ class Node:
             self._retain_hooks = {}
         self._retain_hooks[output_nr] = store
 
-    def retains_gradient(self, output_nr: int) -> bool:
-        """Return whether one output's gradient is stored somewhere."""
-        return output_nr in (self._retain_hooks or {})
-
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
         """Retain the gradient of another edge instead: an in-place change moved the tensor there."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
