@@ -349,7 +349,7 @@ class Tensor:
         if value and not (self.is_floating_point() or self.is_complex()):
             raise DtypeError(
                 f"requires_grad: got a tensor of {self.dtype}; only Tensors of floating point and complex dtype can "
-                "require gradients: convert it first"
+                "require gradients: convert it to a floating-point dtype first"
             )
         if not value and not self.is_leaf:
             raise GraphError(
@@ -513,11 +513,6 @@ class Tensor:
                 "register_post_accumulate_grad_hook: only leaf tensors that require a gradient accumulate one"
             )
         return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
-
-    @property
-    def retains_grad(self) -> bool:
-        """Whether `retain_grad` was called on this non-leaf."""
-        return self.grad_fn is not None and self.grad_fn.retains_gradient(self._output_nr)
 
     def retain_grad(self) -> None:
         """Keep the gradient of this non-leaf in `.grad` when backward computes it.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.autograd import anomaly_mode
+from spillgrad.autograd.grad_mode import state
 from spillgrad.autograd.hooks import stack as hook_stack
 from spillgrad.errors import GraphError, HookTypeError
 
@@ -184,10 +185,6 @@ class Node:
             self._retain_hooks = {}
         self._retain_hooks[output_nr] = store
 
-    def retains_gradient(self, output_nr: int) -> bool:
-        """Return whether one output's gradient is stored somewhere."""
-        return output_nr in (self._retain_hooks or {})
-
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
         """Retain the gradient of another edge instead: an in-place change moved the tensor there."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
@@ -211,7 +208,9 @@ class Node:
     def run(self, grads: list[Any]) -> list[Any]:
         """Apply the node between its pre- and post-hooks."""
         if self._prehooks:
+            mode = state.enabled
             grads = _replaced(self._prehooks, grads, lambda hook, values: hook(values))
+            state.enabled = mode  # a hook may have switched it
         results = self.apply(grads)
         if self._posthooks:
             outputs = tuple(grads)

@@ -161,6 +161,18 @@ def differences(wanted: Any, got: Any, tolerance: float = 1e-6, any_dtype: bool 
         yield f"wanted {wanted}, got {got}"
 
 
+def differing(wanted: list[Any], got: list[Any]) -> dict[str, str]:
+    """Return what differs in what a program noted, by the entries' names; "sequence" where the names themselves do."""
+    names, others = [name for name, _ in wanted], [name for name, _ in got]
+    if names != others:
+        return {"sequence": f"wanted {names}, got {others}"}
+    found = {}
+    for (name, value), (_, other) in zip(wanted, got, strict=True):
+        if lines := list(differences(value, other)):
+            found[name] = "; ".join(lines)
+    return found
+
+
 def shortened(value: Any) -> Any:
     """Return a record with its floats rounded to as many digits as comparisons need."""
     if isinstance(value, float):
