@@ -9,6 +9,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import conv, creation
+from spillgrad.ops.padding import pad
 from spillgrad.ops.windows import Sizes, sizes
 from spillgrad.tensor import Tensor
 
@@ -33,8 +34,9 @@ class _Conv(Module):
                 f"{name}: got {in_channels} input and {out_channels} output channels in {groups} groups; "
                 "the groups must divide both"
             )
-        if padding_mode != "zeros":
-            raise ArgumentError(f'{name}: got padding_mode {padding_mode!r}; accepted is "zeros": pad the input before')
+        modes = ("zeros",) if self._transposed else ("zeros", "reflect", "replicate", "circular")
+        if padding_mode not in modes:
+            raise ArgumentError(f"{name}: got padding_mode {padding_mode!r}; accepted are {', '.join(modes)}")
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = sizes(name, "kernel_size", kernel_size, self._dims, 1)
@@ -59,10 +61,23 @@ class _Conv(Module):
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound)
 
+    def _padded(self, x: Tensor) -> tuple[Tensor, Sizes | str]:
+        """Return the input, with its own elements around it unless the padding is zeros, and how many zeros to add."""
+        if self.padding_mode == "zeros" or self.padding == "valid":
+            return x, self.padding
+        widths: list[int] = []  # from the last dimension on
+        for d in reversed(range(self._dims)):
+            if isinstance(self.padding, str):
+                total = self.dilation[d] * (self.kernel_size[d] - 1)
+                widths += [total // 2, total - total // 2]
+            else:
+                widths += [self.padding[d]] * 2
+        return pad(x, widths, self.padding_mode), 0
+
     def extra_repr(self) -> str:
         shown = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
         plain = {"padding": (0,) * self._dims, "output_padding": (0,) * self._dims, "dilation": (1,) * self._dims}
-        for option, default in (*plain.items(), ("groups", 1)):
+        for option, default in (*plain.items(), ("groups", 1), ("padding_mode", "zeros")):
             value = getattr(self, option, default)
             if value != default:
                 shown.append(f"{option}={value!r}")
@@ -78,7 +93,8 @@ class Conv1d(_Conv):
     _dims = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        return conv.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        x, padding = self._padded(x)
+        return conv.conv1d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class Conv2d(_Conv):
@@ -89,7 +105,8 @@ class Conv2d(_Conv):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return conv.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        x, padding = self._padded(x)
+        return conv.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class _ConvTranspose(_Conv):

@@ -141,6 +141,22 @@ def test_a_layer_stands_for_its_function_and_shows_its_options(make, shape, func
     np.testing.assert_array_equal(layer(x).numpy(), function(layer, x).numpy())
 
 
+@pytest.mark.parametrize(("mode", "numpys"), [("reflect", "reflect"), ("replicate", "edge"), ("circular", "wrap")])
+@pytest.mark.parametrize("padding", [(1, 2), "same"])
+def test_padding_may_be_the_images_own_elements(mode, numpys, padding):
+    layer = nn.Conv2d(2, 3, (2, 3), padding=padding, dilation=(1, 2), padding_mode=mode)
+    x = sg.randn(2, 2, 5, 6)
+    widths = [(0, 1), (2, 2)] if padding == "same" else [(1, 1), (2, 2)]
+    padded = np.pad(x.numpy(), [(0, 0), (0, 0), *widths], mode=numpys)
+    expected = F.conv2d(sg.tensor(padded), layer.weight, layer.bias, dilation=(1, 2))
+    np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), 1e-5, 1e-6)
+    assert f"padding_mode={mode!r}" in repr(layer)
+    line = nn.Conv1d(2, 3, 3, padding=1, padding_mode=mode)
+    padded = np.pad(x.numpy()[:, :, 0], [(0, 0), (0, 0), (1, 1)], mode=numpys)
+    expected = F.conv1d(sg.tensor(padded), line.weight, line.bias)
+    np.testing.assert_allclose(line(x[:, :, 0]).numpy(), expected.numpy(), 1e-5, 1e-6)
+
+
 def test_an_unpooling_layer_undoes_its_pooling():
     x = sg.randn(2, 3, 6, 8)
     values, indices = nn.MaxPool2d(2, return_indices=True)(x)
@@ -195,7 +211,8 @@ def test_a_small_convolutional_network_learns():
     ("make", "message"),
     [
         (lambda: nn.Conv2d(3, 4, 3, groups=2), "the groups must divide both"),
-        (lambda: nn.Conv2d(3, 4, 3, padding_mode="reflect"), "padding_mode 'reflect'"),
+        (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), "padding_mode 'mirror'; accepted are zeros, reflect"),
+        (lambda: nn.ConvTranspose2d(3, 4, 3, padding_mode="reflect"), "padding_mode 'reflect'"),
         (lambda: nn.Conv2d(3, 4, 0), "kernel_size 0"),
         (lambda: nn.ConvTranspose2d(3, 4, 2, padding="same"), "padding 'same'"),
     ],
