@@ -17,7 +17,21 @@ from importlib.metadata import PackageNotFoundError, version
 from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
-from spillgrad import autograd, checkpoint, data, dtypes, errors, linalg, models, nn, optim, special, storage, utils
+from spillgrad import (
+    autograd,
+    checkpoint,
+    data,
+    dtypes,
+    errors,
+    fft,
+    linalg,
+    models,
+    nn,
+    optim,
+    special,
+    storage,
+    utils,
+)
 from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import (
@@ -75,6 +89,7 @@ from spillgrad.ops.activations import (
 )  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
+from spillgrad.ops.complex_numbers import complex, imag, real, view_as_complex, view_as_real
 from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast

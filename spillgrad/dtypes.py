@@ -140,8 +140,13 @@ def iinfo(dtype: Any) -> IntegerInfo:
 
 
 def is_floating_point(dtype: Any) -> bool:
-    """Return whether values of `dtype` are real floating-point numbers: those that can have gradients."""
+    """Return whether values of `dtype` are real floating-point numbers."""
     return dtype in _FLOATING
+
+
+def is_differentiable(dtype: Any) -> bool:
+    """Return whether values of `dtype` can have gradients: floating-point and complex numbers."""
+    return dtype in _FLOATING or dtype in _COMPLEX
 
 
 def is_complex(dtype: Any) -> bool:

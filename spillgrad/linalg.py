@@ -2,12 +2,13 @@
 
 Inverses and systems: `inv solve solve_triangular tensorinv tensorsolve lstsq pinv`; determinants: `det slogdet`;
 factorizations: `cholesky qr eigh eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond matrix_rank`;
-products: `matmul multi_dot matrix_power matrix_exp vecdot vander diagonal`. All are differentiable, twice too, except
-`matrix_rank`; complex results, such as the eigenvalues of a matrix that is not symmetric, are not given.
+products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal`. All are differentiable, twice too,
+except `matrix_rank`; complex results, such as the eigenvalues of a matrix that is not symmetric, are not given.
 """
 
 from spillgrad.errors import LinAlgError
 from spillgrad.ops.decompositions import cholesky, eigh, eigvalsh, qr, svd, svdvals
+from spillgrad.ops.einsum import cross as _cross
 from spillgrad.ops.indexing import diagonal as _diagonal
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.norms import cond, matrix_norm, multi_dot, norm, vander, vecdot, vector_norm
@@ -33,10 +34,16 @@ def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
     return _diagonal(A, offset, dim1, dim2)
 
 
+def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    """Return the cross products of vectors of three along a dimension. Raises ShapeError for another length."""
+    return _cross(input, other, dim)
+
+
 __all__ = [
     "LinAlgError",
     "cholesky",
     "cond",
+    "cross",
     "det",
     "diagonal",
     "eigh",

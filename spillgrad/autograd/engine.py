@@ -108,11 +108,13 @@ def run_backward(
             tensor_hooks = node.tensor_hooks()
             if tensor_hooks is not None or node._retain_hooks is not None:
                 node.run_tensor_hooks(tensor_hooks, grads)
+                state.enabled = create_graph  # a hook may have switched it, and what runs next must not notice
             for position in wanted.get(node, ()) if wanted else ():
                 captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             results: Sequence[Any] | None = None
             if needed is None or node in needed or (accumulate and node.rank == 0 and node in targets):
                 results = _checked(node, node.run(grads)) if watched is None else watched(node, grads, _checked)
+                state.enabled = create_graph
                 if not retain_graph:
                     node.release()
             del grads

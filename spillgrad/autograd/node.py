@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.autograd import anomaly_mode
+from spillgrad.autograd.grad_mode import state
 from spillgrad.autograd.hooks import stack as hook_stack
 from spillgrad.errors import GraphError, HookTypeError
 
@@ -207,7 +208,9 @@ class Node:
     def run(self, grads: list[Any]) -> list[Any]:
         """Apply the node between its pre- and post-hooks."""
         if self._prehooks:
+            mode = state.enabled
             grads = _replaced(self._prehooks, grads, lambda hook, values: hook(values))
+            state.enabled = mode  # a hook may have switched it
         results = self.apply(grads)
         if self._posthooks:
             outputs = tuple(grads)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.grad_mode import no_grad, state
 from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, tensor_type
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 
@@ -150,7 +150,9 @@ class SavedTensor:
                 if original._detached:
                     raise self._detached()
             return self._connected(self._value)
+        mode = state.enabled
         value = self._unpack(self._packed)
+        state.enabled = mode  # the hook may have switched it, and the derivative must not notice
         if not isinstance(value, tensor_type()):
             raise HookTypeError(
                 f"{self.operation}: Output of saved tensor unpack_hook expected to be a Tensor but got result of type "

@@ -44,7 +44,7 @@ from spillgrad.nn.distance import (
     CosineSimilarity,
     PairwiseDistance,
 )
-from spillgrad.nn.dropout import Dropout
+from spillgrad.nn.dropout import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.flatten import Flatten
 from spillgrad.nn.group_norm import GroupNorm, LocalResponseNorm
@@ -95,6 +95,7 @@ from spillgrad.nn.padding import (
     ZeroPad3d,
 )
 from spillgrad.nn.parameter import Buffer, Parameter
+from spillgrad.nn.parameter_list import ParameterDict, ParameterList
 from spillgrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -128,6 +129,13 @@ from spillgrad.nn.rnn import (
     RNNCell,
 )  # fmt: skip
 from spillgrad.nn.sequential import Sequential
+from spillgrad.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from spillgrad.nn.upsample import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
@@ -143,6 +151,7 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
+    "AlphaDropout",
     "AvgPool1d",
     "AvgPool2d",
     "BCELoss",
@@ -166,7 +175,11 @@ __all__ = [
     "CosineSimilarity",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
     "Embedding",
+    "FeatureAlphaDropout",
     "Flatten",
     "Fold",
     "GRUCell",
@@ -211,6 +224,8 @@ __all__ = [
     "PReLU",
     "PairwiseDistance",
     "Parameter",
+    "ParameterDict",
+    "ParameterList",
     "PixelShuffle",
     "PixelUnshuffle",
     "PoissonNLLLoss",
@@ -240,6 +255,11 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
     "Unflatten",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.recomputation import is_recomputing
 from spillgrad.errors import ShapeError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
@@ -77,7 +78,7 @@ class _BatchNorm(_TrackedNorm):
             wanted = " or ".join(f"{ndim}D" for ndim in self._ndims)
             raise ShapeError(f"{type(self).__name__}: expected {wanted} input (got {x.ndim}D input)")
         factor = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.num_batches_tracked is not None:
+        if self.training and self.num_batches_tracked is not None and not is_recomputing():
             with no_grad():
                 self.num_batches_tracked.add_(1)
             if self.momentum is None:  # the average of all batches so far

@@ -8,9 +8,11 @@ from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.ops import (
     activations,
+    complex_numbers,
     convert,
     counting,
     creation,
+    decompositions,
     distance,
     einsum,
     elementwise,
@@ -26,6 +28,7 @@ from spillgrad.ops import (
     scan,
     shape,
     sliding,
+    solving,
     special,
     subscript,
 )
@@ -49,6 +52,8 @@ _METHODS: dict[Any, str] = {
     order: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
     scan: "cummax cummin diff logcumsumexp",
     linalg: "addmm bmm dot matmul mm mv outer",
+    solving: "det logdet matrix_exp matrix_power slogdet",
+    decompositions: "cholesky qr",
     normalization: "log_softmax softmax",
     indexing: "argwhere diag diagonal gather index_select masked_select nonzero take take_along_dim",
     index_writes: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
@@ -216,6 +221,8 @@ def bind() -> None:
         "T": property(_reversed_dims),
         "mT": property(_matrix_transpose),
         "cpu": _cpu,
+        "inverse": solving.inv,
+        "pinverse": solving.pinv,
         "type_as": _type_as,
         "astype": convert.to,
         "cast": convert.to,
@@ -231,7 +238,7 @@ def bind() -> None:
     methods |= _operators(methods)
     for name, method in methods.items():
         setattr(Tensor, name, method)
-    graph.register_tensor(Tensor, elementwise.add, elementwise.accumulate)
+    graph.register_tensor(Tensor, complex_numbers.add_gradients, complex_numbers.accumulate)
 
 
 bind()

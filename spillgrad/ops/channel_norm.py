@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.autograd.recomputation import is_recomputing
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import inplace
 from spillgrad.ops.convert import to_dtype
@@ -182,7 +183,7 @@ def batch_norm(
         return _by_constants(input, running_mean, running_var, weight, bias, eps)
     count = input.numel() // channels if channels else 0
     _require_several("batch_norm", "value per channel", count, input.shape)
-    if not count:
+    if not count or is_recomputing():  # a checkpoint's second run moves no statistics
         running_mean = running_var = None
     _tracked("batch_norm", (running_mean, running_var))
     return _batch_norm(input, weight, bias, channels, _BATCH, float(eps), running_mean, running_var, float(momentum))
@@ -220,7 +221,7 @@ def instance_norm(
             )
         return _by_constants(input, running_mean, running_var, weight, bias, eps)
     _require_several("instance_norm", "spatial element", math.prod(input.shape[2:]), input.shape)
-    if not input.numel():
+    if not input.numel() or is_recomputing():
         running_mean = running_var = None
     _tracked("instance_norm", (running_mean, running_var))
     return _batch_norm(input, weight, bias, channels, _SAMPLE, float(eps), running_mean, running_var, float(momentum))

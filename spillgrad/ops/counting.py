@@ -62,7 +62,7 @@ def unique_consecutive(
     place = 0 if dim is None else normalize_dim("unique_consecutive", dim, input.ndim)
     slices = np.moveaxis(array, place, 0) if array.ndim else array.reshape(1)
     begins = np.ones(len(slices), np.bool_)
-    begins[1:] = (slices[1:] != slices[:-1]).reshape(max(len(slices) - 1, 0), -1).any(1)
+    begins[1:] = (slices[1:] != slices[:-1]).any(tuple(range(1, slices.ndim)))
     inverse = np.cumsum(begins) - 1
     values = np.ascontiguousarray(np.moveaxis(slices[begins], 0, place))
     counts = np.bincount(inverse, minlength=0)

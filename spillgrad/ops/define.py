@@ -27,7 +27,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
 from spillgrad.autograd.saved import SavedNone, SavedTensor
 from spillgrad.device import CPU
-from spillgrad.dtypes import is_floating_point
+from spillgrad.dtypes import is_differentiable
 from spillgrad.ops import generate
 from spillgrad.ops.planned import Planned
 from spillgrad.ops.symbol import Unrecorded, record
@@ -291,7 +291,7 @@ def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: Ite
 _NAMES: dict[str, Any] = {
     "CPU": CPU, "NO_EDGE": NO_EDGE, "SavedTensor": SavedTensor, "Storage": Storage, "Tensor": Tensor,
     "Unrecorded": Unrecorded, "hold": _hold, "hold_all": _hold_all, "hooks": hooks.stack,
-    "is_floating_point": is_floating_point, "mode": grad_mode.state, "ndarray": np.ndarray, "new": object.__new__,
+    "is_differentiable": is_differentiable, "mode": grad_mode.state, "ndarray": np.ndarray, "new": object.__new__,
     "new_output": new_output, "next_sequence": next_sequence, "share_memory": _share_memory, "view_of": view_of,
     "wrap": Tensor.wrap,
 }  # fmt: skip

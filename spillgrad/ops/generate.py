@@ -224,14 +224,14 @@ def _metadata(structure: Structure, planned: bool) -> Iterator[str]:
 def _attached(structure: Structure, planned: bool) -> Iterator[str]:
     if not structure.single:
         yield "for i, x in enumerate(o):"
-        yield "    if is_floating_point(x.dtype):"
+        yield "    if is_differentiable(x.dtype):"
         yield "        x.attach(node, i)"
         return
     attach = ["o0._grad_fn = node", "o0._requires_grad = True"]
     if planned:  # a plan whose operands can have gradients gives floating-point numbers
         yield from attach
     else:
-        yield "if is_floating_point(r0.dtype):"
+        yield "if is_differentiable(r0.dtype):"
         yield from _indented(attach)
 
 

@@ -6,6 +6,7 @@ memory.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,11 @@ from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import assign, cast
+from spillgrad.ops.numeric import assign, cast, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.indexing import index_add_flat
+from spillgrad_kernels.memory import empty, zeros
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 
@@ -125,15 +127,30 @@ def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes
         raise DtypeError(f"{name}: result type {dtype} can't be cast to the tensor's {tensor.dtype}; convert it first")
     if not array.flags.writeable:
         raise GraphError(f"{name}: the tensor's memory is read-only; clone() it first")
-    if (
-        0 in array.strides
-        and array.size > 1
-        and any(stride == 0 and size > 1 for stride, size in zip(array.strides, shape, strict=True))
-    ):
+    if not array.flags.c_contiguous and repeats_places(shape, array.strides):
         raise GraphError(
             f"{name}: more than one element of the expanded tensor refers to one memory location; clone() it first"
         )
     tensor._storage.begin_change()
+
+
+def repeats_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether two elements at these strides are one place in memory, as in an expanded or unfolded tensor."""
+    steps = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
+    reach = 0
+    for stride, size in steps:
+        if stride <= reach or stride == 0:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    if 0 in shape:
+        return False
+    if any(stride == 0 for stride, _ in steps):
+        return True
+    # Steps that reach into one another may still miss each other's places: 2 and 3 do, three and two times.
+    places = sum(np.ogrid[tuple(slice(0, stride * size, stride) for stride, size in steps)])
+    return bool(np.unique(places).size < math.prod(shape))
 
 
 def record_change(tensor: Tensor, edge: Edge) -> None:
@@ -198,9 +215,23 @@ def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
     return out
 
 
+def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.ndarray:
+    """Add elements into zeros of `shape`, where those at one place add up."""
+    positions = _strided(np.arange(math.prod(shape)).reshape(shape), place)
+
+    def add_up(values: np.ndarray) -> np.ndarray:
+        out = zeros(shape, values.dtype)
+        index_add_flat(out.reshape(-1), positions, values)
+        return out
+
+    return on_floats(add_up, self)
+
+
 def _as_strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
     shape, strides, offset = place
     single = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
+    if repeats_places(single, strides):
+        return _sum_strided(sum_to(g, single), (single, strides, offset), self_shape)
     return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), sum_to(g, single), (single, strides, offset))
 
 
@@ -208,6 +239,7 @@ def _rest_gradient(g: Tensor, place: Geometry) -> Tensor:
     return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)
 
 
+_sum_strided: Callable[..., Tensor] = operation("sum_strided", _summed, self=lambda g, place: as_strided(g, place))
 _as_strided: Callable[..., Tensor] = operation("as_strided", _strided, view=True, self=_as_strided_gradient)
 _put_strided: Callable[..., Tensor] = operation(
     "put_strided", _put, self=_rest_gradient, part=lambda g, place: as_strided(g, place)
@@ -215,7 +247,7 @@ _put_strided: Callable[..., Tensor] = operation(
 
 
 def as_strided(tensor: Tensor, place: Geometry) -> Tensor:
-    """Return the elements of a dense tensor at (shape, strides, offset); only a stride of 0 may repeat them."""
+    """Return the elements of a dense tensor at (shape, strides, offset), of which some may be one place."""
     return _as_strided(tensor, place)
 
 

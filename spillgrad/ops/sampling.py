@@ -8,9 +8,9 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import Generator, default_generator
-from spillgrad.ops import inplace
+from spillgrad.ops import inplace, numeric
 from spillgrad.ops.creation import draw, randint
-from spillgrad.ops.numeric import cast, require_floats
+from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
@@ -110,7 +110,7 @@ def normal(
     drawn_shape = shape_arguments((size,)) if size is not None else np.broadcast_shapes(*(x.shape for x in tensors))
     draws = draw("normal", kernels.normal, drawn_shape, wanted, generator).astype(np.float64)
     means, stds = (x.array.astype(np.float64) if isinstance(x, Tensor) else x for x in (mean, std))
-    return Tensor.wrap(cast(np.asarray(draws * stds + means), wanted))
+    return Tensor.wrap(numeric.cast(np.asarray(draws * stds + means), wanted))
 
 
 def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:

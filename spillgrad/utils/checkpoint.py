@@ -20,6 +20,7 @@ from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.autograd.hooks import saved_tensors_hooks
 from spillgrad.autograd.node import NO_EDGE
+from spillgrad.autograd.recomputation import recomputing
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.errors import ArgumentError, GraphError, RecomputationError
 from spillgrad.generator import GeneratorState, default_generator
@@ -163,7 +164,8 @@ class _Region:
         arguments, keywords = _mapped(self._arguments, SavedTensor, SavedTensor.unpack)
         replay = contextlib.nullcontext() if self._state is None else default_generator.replay(self._state)
         try:
-            with enable_grad(), saved_tensors_hooks(filling.pack, lambda tensor: tensor), replay, self._context:
+            hooked = saved_tensors_hooks(filling.pack, lambda tensor: tensor)
+            with enable_grad(), hooked, replay, recomputing(), self._context:
                 self._function(*arguments, **keywords)
             filling.check_count(self.is_complete)
         except _Stop as stop:
@@ -285,8 +287,8 @@ def checkpoint(
 
     The recomputation draws the same random numbers from the default generator, unless not `preserve_rng_state`, and
     with `early_stop` it ends with the last value that backward needs. `context_fn` returns two context managers, for
-    the function and for its recomputations: see `create_selective_checkpoint_contexts`. What the function changes in
-    place outside (running statistics, counters) it changes again.
+    the function and for its recomputations: see `create_selective_checkpoint_contexts`. Running
+    statistics of `batch_norm` move once, unlike PyTorch's; what else the function changes outside, it changes again.
 
     `determinism_check`: "default" compares operation, shape, dtype and device of everything saved; "values" also a
     checksum of each, which finds a function that computes something else from values that changed; "none" nothing.

@@ -657,3 +657,38 @@ def test_hooks_run_only_where_a_gradient_is_asked_for():
     assert seen == ["y", "x", "y", "x"]
     y.backward()
     assert sorted(seen[4:]) == ["accumulated", "w", "x", "y"]
+
+
+@pytest.mark.parametrize("where", ["tensor hook", "node prehook", "node hook", "unpack hook", "backward"])
+def test_a_mode_that_user_code_switches_and_forgets_stays_its_own(where):
+    def switch(*_: Any) -> None:
+        sg.set_grad_enabled(False)
+
+    class PassOn(Function):
+        @staticmethod
+        def forward(ctx, v):
+            return v * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            result = g * 1
+            if where == "backward":
+                switch()
+            return result
+
+    x = leaf([2.0])
+    y = x * x
+    if where == "unpack hook":
+        with saved_tensors_hooks(lambda t: t, lambda t: [switch(), t][1]):
+            z = y * sg.Tensor(np.array([3.0]))
+    else:
+        z = PassOn.apply(y * 3)
+    if where == "tensor hook":
+        z.register_hook(switch)
+    elif where == "node prehook":
+        z.grad_fn.next_functions[0][0].register_prehook(switch)
+    elif where == "node hook":
+        z.grad_fn.register_hook(switch)
+    (gradient,) = sg.grad(z * 1, x, create_graph=True)
+    assert gradient.item() == 12.0 and sg.is_grad_enabled()
+    assert sg.grad(gradient, x)[0].item() == 6.0

@@ -140,3 +140,27 @@ def test_options_out_of_range_are_refused(make):
 
 def test_functional_names_exist():
     assert all(callable(getattr(F, name)) for name in F.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Dropout1d", (4, 5, 3)),
+        ("Dropout2d", (4, 5, 3, 2)),
+        ("Dropout3d", (4, 5, 3, 2, 2)),
+        ("AlphaDropout", (4, 5)),
+        ("FeatureAlphaDropout", (4, 5, 3)),
+    ],
+)
+def test_other_dropouts_are_their_functions_in_training_only(name, shape):
+    function = {"AlphaDropout": "alpha_dropout", "FeatureAlphaDropout": "feature_alpha_dropout"}.get(name, name.lower())
+    layer, x = getattr(nn, name)(0.4), sg.randn(*shape)
+    assert repr(layer) == f"{name}(p=0.4, inplace=False)"
+    sg.manual_seed(1)
+    got = layer(x)
+    sg.manual_seed(1)
+    assert got.tolist() == getattr(F, function)(x, 0.4, True).tolist()
+    assert (got != x).any()
+    assert layer.eval()(x).tolist() == x.tolist()
+    with pytest.raises(ArgumentError, match=f"{name}: got p 2"):
+        getattr(nn, name)(2)

@@ -150,6 +150,7 @@ CASES = {
         lambda *m: linalg.multi_dot(m), lambda *m: np.linalg.multi_dot(m), (B[0, :, 0], WIDE[0], TALL[1], A[0, 0]),
     ),
     "vecdot": (lambda a, b: linalg.vecdot(a, b, dim=1), lambda a, b: (a * b).sum(1), (TALL, TALL + 1)),
+    "cross": (linalg.cross, np.cross, (A, A[0] + 1)),
     "vander": (lambda a: linalg.vander(a, N=4), lambda a: a[..., None] ** np.arange(4), (B[0],)),
     "diagonal": (linalg.diagonal, lambda a: np.diagonal(a, axis1=-2, axis2=-1), (A,)),
     "tensorinv": (linalg.tensorinv, np.linalg.tensorinv, (RNG.normal(size=(2, 3, 3, 2)),)),

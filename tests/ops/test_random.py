@@ -6,6 +6,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.autograd.differentiate import grad
 from spillgrad.errors import ArgumentError, DtypeError, GraphError
+from spillgrad.generator import default_generator
 from spillgrad.ops.random import dropout, dropout_add
 from tests.ops.checks import check_gradients, leaf
 
@@ -111,3 +112,19 @@ def test_errors_say_what_was_given_and_what_is_wanted():
         dropout_add(sg.tensor([1]), sg.tensor([2]), 0.5)
     with pytest.raises(DtypeError, match="dropout: got a tensor of int64"):
         dropout(sg.tensor([1, 2]))
+
+
+def test_draws_are_replayed_in_one_thread_and_the_stream_goes_on_as_it_was():
+    sg.manual_seed(1)
+    state = sg.get_rng_state()
+    first, second = sg.rand(3).tolist(), sg.rand(3).tolist()
+    sg.set_rng_state(state)
+    assert sg.rand(3).tolist() == first
+    with default_generator.replay(state):
+        assert sg.rand(3).tolist() == first
+        inner = sg.get_rng_state()
+        with default_generator.replay(state):
+            assert sg.rand(3).tolist() == first
+            sg.manual_seed(9)
+        assert sg.get_rng_state() == inner and sg.initial_seed() == 1
+    assert sg.rand(3).tolist() == second

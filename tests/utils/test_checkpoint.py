@@ -12,7 +12,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.autograd import hooks
-from spillgrad.autograd.graph import saved_tensors_hooks
+from spillgrad.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from spillgrad.errors import GraphError, RecomputationError, SavedTensorError
 from spillgrad.utils.checkpoint import (
     CheckpointError,
@@ -608,6 +608,26 @@ def test_a_context_that_hides_an_error_of_the_function_is_an_error():
         checkpoint(fails, leaf([1.0]), context_fn=lambda: (contextlib.suppress(KeyError), contextlib.nullcontext()))
 
 
+def test_where_hooks_are_disabled_the_message_given_there_is_raised():
+    x = leaf([1.0])
+    with disable_saved_tensors_hooks("no hooks here"), pytest.raises(RuntimeError, match="no hooks here"):
+        checkpoint(chain, x)
+
+
+def test_second_derivatives_of_regions_within_regions_on_disk(tmp_path):
+    def function(x):
+        return checkpoint(chain, x.tanh(), 2) * x
+
+    def second(y, x):
+        (g,) = sg.grad(y.sum(), x, create_graph=True)
+        return gradients((g * g).sum(), x)
+
+    x = leaf(np.linspace(-1, 1, 1000))
+    with sg.save_on_disk(tmp_path, ram_budget=0):
+        found = second(checkpoint(function, x * 1), x)
+    assert found == second(function(x * 1), x)
+
+
 def test_an_error_in_the_forward_passes():
     with pytest.raises(ZeroDivisionError):
         checkpoint(lambda x: x / (1 // 0), leaf([1.0]))
@@ -662,6 +682,26 @@ def test_a_model_trains_the_same_with_every_block_checkpointed():
             optimizer.step()
             losses.append(loss.item())
     assert losses[:5] == losses[5:] and losses[4] < losses[0]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_move_once(momentum):
+    runs = (lambda block, x: block(x), checkpoint, lambda block, x: checkpoint(checkpoint, block, x))
+    states = []
+    for run in runs:
+        sg.manual_seed(0)
+        block = nn.Sequential(
+            nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, momentum=momentum), nn.Tanh(),
+            nn.InstanceNorm2d(3, track_running_stats=True), nn.Tanh(),
+        )  # fmt: skip
+        x = sg.randn(4, 2, 3, 3, requires_grad=True)
+        for _ in range(3):
+            run(block, x).sum().backward()
+        states.append(
+            {name: tensor.tolist() for name, tensor in block.state_dict().items()} | {"grad": x.grad.tolist()}
+        )
+    assert states[1] == states[0] and states[2] == states[0]
+    assert states[0]["1.num_batches_tracked"] == 3
 
 
 def test_a_thousand_regions_in_a_row_neither_recurse_nor_leak():

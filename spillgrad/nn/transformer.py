@@ -1,0 +1,231 @@
+"""Transformer layers, and stacks of them.
+
+Source: Vaswani et al. 2017, "Attention is all you need"; with `norm_first` Xiong et al. 2020.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.nn import init
+from spillgrad.nn.dropout import Dropout
+from spillgrad.nn.layer_norm import LayerNorm
+from spillgrad.nn.linear import Linear
+from spillgrad.nn.module import Module
+from spillgrad.nn.module_list import ModuleList
+from spillgrad.nn.multihead_attention import MultiheadAttention
+from spillgrad.ops import activations, creation, elementwise
+from spillgrad.tensor import Tensor
+
+Activation = str | Callable[[Tensor], Tensor]
+
+
+def _activation(name: str, activation: Activation) -> Callable[[Tensor], Tensor]:
+    if not isinstance(activation, str):
+        return activation
+    known: dict[str, Any] = {"relu": activations.relu, "gelu": activations.gelu}
+    if activation not in known:
+        raise ArgumentError(f"{name}: activation should be relu/gelu, not {activation}; or give a function")
+    return known[activation]  # type: ignore[no-any-return]
+
+
+class _Layer(Module):
+    """What both layers share: the feed-forward part, and adding each part's result to its input."""
+
+    def __init__(
+        self, attentions: tuple[str, ...], d_model: int, nhead: int, dim_feedforward: int, dropout: float,
+        activation: Activation, layer_norm_eps: float, batch_first: bool, norm_first: bool, bias: bool, device: Any,
+        dtype: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        for name in attentions:
+            setattr(self, name, MultiheadAttention(d_model, nhead, dropout, batch_first=batch_first, **options))
+        self.linear1 = Linear(d_model, dim_feedforward, **options)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, **options)
+        self.norm_first = norm_first
+        parts = range(1, len(attentions) + 2)
+        for number in parts:
+            setattr(self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, **options))
+        for number in parts:
+            setattr(self, f"dropout{number}", Dropout(dropout))
+        self.activation = _activation(type(self).__name__, activation)
+
+    def _with(self, number: int, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return x plus a part of it, normalised before or after."""
+        norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
+        if self.norm_first:
+            return elementwise.add(x, dropout(part(norm(x))))
+        return norm(elementwise.add(x, dropout(part(x))))  # type: ignore[no-any-return]
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))  # type: ignore[no-any-return]
+
+
+class TransformerEncoderLayer(_Layer):
+    """Self-attention and a feed-forward network, each added to its input and normalised.
+
+    Shapes: src and result (S, N, d_model), or (N, S, d_model) with `batch_first`, or (S, d_model).
+    """
+
+    def __init__(
+        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+        activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+        norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            ("self_attn",), d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first,
+            norm_first, bias, device, dtype,
+        )  # fmt: skip
+
+    def forward(
+        self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Return the layer's result; masks are as in `MultiheadAttention`."""
+        x = self._with(
+            1, src,
+            lambda y: self.self_attn(
+                y, y, y, key_padding_mask=src_key_padding_mask, need_weights=False, attn_mask=src_mask,
+                is_causal=is_causal,
+            )[0],
+        )  # fmt: skip
+        return self._with(2, x, self._feed_forward)
+
+
+class TransformerDecoderLayer(_Layer):
+    """Self-attention, attention to an encoder's result and a feed-forward network, each added and normalised.
+
+    Shapes: tgt and result (T, N, d_model), memory (S, N, d_model), or with `batch_first` N first, or without N.
+    """
+
+    def __init__(
+        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+        activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+        norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            ("self_attn", "multihead_attn"), d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps,
+            batch_first, norm_first, bias, device, dtype,
+        )  # fmt: skip
+
+    def forward(
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False, memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Return the layer's result; masks are as in `MultiheadAttention`."""
+        x = self._with(
+            1, tgt,
+            lambda y: self.self_attn(
+                y, y, y, key_padding_mask=tgt_key_padding_mask, need_weights=False, attn_mask=tgt_mask,
+                is_causal=tgt_is_causal,
+            )[0],
+        )  # fmt: skip
+        x = self._with(
+            2, x,
+            lambda y: self.multihead_attn(
+                y, memory, memory, key_padding_mask=memory_key_padding_mask, need_weights=False, attn_mask=memory_mask,
+                is_causal=memory_is_causal,
+            )[0],
+        )  # fmt: skip
+        return self._with(3, x, self._feed_forward)
+
+
+class _Stack(Module):
+    def __init__(self, layer: Module, num_layers: int, norm: Module | None) -> None:
+        super().__init__()
+        self.layers = ModuleList([copy.deepcopy(layer) for _ in range(num_layers)])
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def _run(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, *arguments, **options)
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerEncoder(_Stack):
+    """Copies of an encoder layer, one after the other, and a last normalisation if given."""
+
+    def __init__(
+        self, encoder_layer: Module, num_layers: int, norm: Module | None = None, enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(encoder_layer, num_layers, norm)
+
+    def forward(
+        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the last layer's result."""
+        return self._run(src, mask, src_key_padding_mask, is_causal=bool(is_causal))
+
+
+class TransformerDecoder(_Stack):
+    """Copies of a decoder layer, one after the other, and a last normalisation if given."""
+
+    def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        super().__init__(decoder_layer, num_layers, norm)
+
+    def forward(
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Return the last layer's result."""
+        return self._run(
+            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal),
+            memory_is_causal,
+        )  # fmt: skip
+
+
+class Transformer(Module):
+    """An encoder and a decoder.
+
+    Shapes: src (S, N, d_model), tgt and result (T, N, d_model), or with `batch_first` N first, or without N.
+    """
+
+    def __init__(
+        self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048, dropout: float = 0.1, activation: Activation = "relu",
+        custom_encoder: Module | None = None, custom_decoder: Module | None = None, layer_norm_eps: float = 1e-5,
+        batch_first: bool = False, norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        layer: Any = (
+            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
+            dtype,
+        )  # fmt: skip
+
+        def norm() -> LayerNorm:
+            return LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype)
+
+        self.encoder = custom_encoder or TransformerEncoder(TransformerEncoderLayer(*layer), num_encoder_layers, norm())
+        self.decoder = custom_decoder or TransformerDecoder(TransformerDecoderLayer(*layer), num_decoder_layers, norm())
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                init.xavier_uniform_(parameter)
+        self.d_model = d_model
+        self.nhead = nhead
+        self.batch_first = batch_first
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Return the decoder's result for `tgt`, which attends to the encoder's for `src`."""
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        return self.decoder(  # type: ignore[no-any-return]
+            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,
+            memory_is_causal,
+        )  # fmt: skip
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
+        """Return a mask to add to scores that hides later places: minus infinity above the diagonal, 0 elsewhere."""
+        return creation.full((sz, sz), float("-inf"), dtype=dtype, device=device).triu(1)  # type: ignore[no-any-return]

@@ -1,0 +1,91 @@
+"""Between real and complex tensors; complex arithmetic itself is not provided.
+
+The gradient of a complex tensor is that by its real part plus i times that by its imaginary part, as in PyTorch.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import DtypeError, ShapeError
+from spillgrad.ops import elementwise, inplace
+from spillgrad.ops.define import operation
+from spillgrad.ops.shape import select, stack
+from spillgrad.tensor import Tensor
+
+
+def _joined(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
+    out = np.empty(real.shape, np.result_type(real.dtype, np.complex64))
+    out.real, out.imag = real, imag
+    return out
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return Tensor.wrap(np.zeros(like.shape, like.dtype))
+
+
+_complex: Callable[..., Tensor] = operation("complex", _joined, real=lambda g: _real(g), imag=lambda g: _imag(g))
+_real: Callable[..., Tensor] = operation(
+    "real", lambda self: np.ascontiguousarray(self.real), self=lambda g: _complex(g, _zeros(g))
+)
+_imag: Callable[..., Tensor] = operation(
+    "imag", lambda self: np.ascontiguousarray(self.imag), self=lambda g: _complex(_zeros(g), g)
+)
+_add: Callable[..., Tensor] = operation(
+    "add", lambda self, other: np.asarray(self + other), self=lambda g: g, other=lambda g: g
+)
+
+
+def complex(real: Tensor, imag: Tensor) -> Tensor:
+    """Return real + i imag.
+
+    Raises DtypeError unless both are float32 or float64, ShapeError for different shapes.
+    """
+    if real.dtype != imag.dtype or real.dtype not in (dtypes.float32, dtypes.float64):
+        raise DtypeError(f"complex: got {real.dtype} and {imag.dtype}; wanted float32 twice, or float64")
+    if real.shape != imag.shape:
+        raise ShapeError(f"complex: got {real.shape} and {imag.shape}; the shapes must be equal: expand one of them")
+    return _complex(real, imag)
+
+
+def real(input: Tensor) -> Tensor:
+    """Return the real parts as a copy; a real tensor as it is."""
+    return _real(input) if input.is_complex() else input
+
+
+def imag(input: Tensor) -> Tensor:
+    """Return the imaginary parts as a copy. Raises DtypeError for a real tensor."""
+    _require_complex("imag", input)
+    return _imag(input)
+
+
+def view_as_real(input: Tensor) -> Tensor:
+    """Return real and imaginary parts along a new last dimension, as a copy (PyTorch's is a view)."""
+    _require_complex("view_as_real", input)
+    return stack([_real(input), _imag(input)], -1)
+
+
+def view_as_complex(input: Tensor) -> Tensor:
+    """Return complex numbers of the pairs along the last dimension, as a copy (PyTorch's is a view)."""
+    if not input.ndim or input.shape[-1] != 2:
+        raise ShapeError(f"view_as_complex: got {input.shape}; Tensor must have a last dimension of size 2")
+    return complex(select(input, -1, 0), select(input, -1, 1))
+
+
+def _require_complex(name: str, input: Tensor) -> None:
+    if not input.is_complex():
+        raise DtypeError(f"{name}: got {input.dtype}; it is only implemented for tensors with complex dtypes")
+
+
+def add_gradients(first: Tensor, second: Tensor) -> Tensor:
+    """Return the sum of two gradients, complex ones included."""
+    return _add(first, second) if first.is_complex() else elementwise.add(first, second)
+
+
+def accumulate(total: Tensor, gradient: Tensor) -> None:
+    """Add a gradient to another in place, complex ones included; nothing is recorded."""
+    if total.is_complex():
+        inplace.write(total, "add_", total.array + gradient.array)
+    else:
+        elementwise.accumulate(total, gradient)

@@ -1,0 +1,225 @@
+"""Discrete Fourier transforms, by NumPy; each is linear, and its derivative another one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops import complex_numbers
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import operation
+from spillgrad.ops.padding import pad
+from spillgrad.ops.shape import as_tuple, narrow, normalize_dims, roll
+from spillgrad.tensor import Tensor
+
+Shape = tuple[int, ...]
+Dims = int | Sequence[int] | None
+# The scaling of a transform's adjoint, which runs the other way.
+_ADJOINT = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def _as_transformed(array: np.ndarray, like: np.ndarray, is_real: bool) -> np.ndarray:
+    """Return a transform in the operand's precision."""
+    double = like.dtype in (np.float64, np.complex128)
+    kinds = (np.float32, np.float64) if is_real else (np.complex64, np.complex128)
+    return np.ascontiguousarray(array, kinds[double])
+
+
+def _complex_forward(self: np.ndarray, dims: Shape, norm: str, inverse: bool) -> np.ndarray:
+    function = np.fft.ifftn if inverse else np.fft.fftn
+    return _as_transformed(function(self, axes=dims, norm=norm), self, False)  # type: ignore[arg-type]
+
+
+def _half_forward(self: np.ndarray, dims: Shape, norm: str) -> np.ndarray:
+    return _as_transformed(np.fft.rfftn(self, axes=dims, norm=norm), self, False)  # type: ignore[arg-type]
+
+
+def _real_forward(self: np.ndarray, dims: Shape, norm: str, size: int) -> np.ndarray:
+    sizes = [*(self.shape[d] for d in dims[:-1]), size]
+    return _as_transformed(np.fft.irfftn(self, sizes, dims, norm), self, True)  # type: ignore[arg-type]
+
+
+_fft_c2c: Callable[..., Tensor] = operation(
+    "fft_c2c", _complex_forward,
+    self=lambda g, dims, norm, inverse: _fft_c2c(g, dims, _ADJOINT[norm], not inverse),
+)  # fmt: skip
+
+
+def _by_half(g: Tensor, dims: Shape, norm: str, self_shape: Shape) -> Tensor:
+    size = self_shape[dims[-1]]
+    full = _resized(g, dims[-1], size)
+    return complex_numbers.real(_fft_c2c(full, dims, _ADJOINT[norm], True))
+
+
+def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) -> Tensor:
+    """Elements that stand for two of the whole spectrum count twice."""
+    along = dims[-1]
+    half = _fft_r2c(g, dims, _ADJOINT[norm])
+    twice = np.full(half.shape[along], 2.0)
+    twice[0] = 1
+    if size % 2 == 0:
+        twice[-1] = 1
+    weights = twice.reshape(-1, *(1,) * (half.ndim - along - 1))
+    return _resized(_scaled(half, weights), along, self_shape[along])
+
+
+_scaled: Callable[..., Tensor] = operation(
+    "scale", lambda self, weights: np.asarray(self * weights, self.dtype), self=lambda g, weights: _scaled(g, weights)
+)
+_fft_r2c: Callable[..., Tensor] = operation("fft_r2c", _half_forward, self=_by_half)
+_fft_c2r: Callable[..., Tensor] = operation("fft_c2r", _real_forward, self=_by_real)
+
+
+def _resized(x: Tensor, dim: int, size: int) -> Tensor:
+    """Return a tensor trimmed, or filled up with zeros, to a size along one dimension."""
+    missing = size - x.shape[dim]
+    if missing < 0:
+        return narrow(x, dim, 0, size)
+    return pad(x, (0, 0) * (x.ndim - dim - 1) + (0, missing)) if missing else x
+
+
+def _checked(
+    name: str, input: Tensor, s: Any, dim: Dims, norm: str | None, by_default: Shape | None
+) -> tuple[Tensor, Shape, tuple[int, ...] | None, str]:  # fmt: skip
+    """Return the operand in a dtype that has transforms, the dimensions, the wanted sizes and the scaling."""
+    norm = "backward" if norm is None else norm
+    if norm not in _ADJOINT:
+        raise ArgumentError(f'{name}: got norm {norm!r}; accepted are "backward", "forward" and "ortho"')
+    if not input.is_complex() and input.dtype != dtypes.float64:
+        input = to_dtype(input, dtypes.float32)
+    if not input.ndim:
+        raise ShapeError(f"{name}: got a 0-d tensor; it has no dimension to transform")
+    sizes = None if s is None else as_tuple(s)
+    if dim is None:
+        dim = by_default
+        if dim is None:
+            dim = tuple(range(input.ndim)) if sizes is None else tuple(range(-len(sizes), 0))
+    dims = normalize_dims(name, dim, input.ndim)
+    if sizes is not None and len(sizes) != len(dims):
+        raise ArgumentError(f"{name}: got sizes {s} for dimensions {dim}; give one for each")
+    if min([input.shape[d] for d in dims] if sizes is None else sizes, default=0) < 1:
+        raise ShapeError(f"{name}: got input {input.shape} and sizes {s}; there must be data points in each dimension")
+    return input, dims, sizes, norm
+
+
+def _complex_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any, inverse: bool) -> Tensor:
+    x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
+    for d, size in zip(dims, sizes or (), strict=False):
+        x = _resized(x, d, size)
+    if not x.is_complex():
+        x = complex_numbers.complex(x, Tensor.wrap(np.zeros(x.shape, x.dtype)))
+    return _fft_c2c(x, dims, norm, inverse)
+
+
+def _half_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+    if input.is_complex():
+        raise DtypeError(f"{name}: expects a real input tensor, but got {input.dtype}")
+    x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
+    for d, size in zip(dims, sizes or (), strict=False):
+        x = _resized(x, d, size)
+    return _fft_r2c(x, dims, norm)
+
+
+def _real_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+    x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
+    if not x.is_complex():
+        x = complex_numbers.complex(x, Tensor.wrap(np.zeros(x.shape, x.dtype)))
+    for d, size in zip(dims[:-1], sizes or (), strict=False):
+        x = _resized(x, d, size)
+    size = 2 * (x.shape[dims[-1]] - 1) if sizes is None else sizes[-1]
+    if size < 1:
+        raise ShapeError(f"{name}: got input {input.shape}, which stands for {size} data points; give their number")
+    return _fft_c2r(_resized(x, dims[-1], size // 2 + 1), dims, norm, size)
+
+
+def fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
+
+    `norm` says what is divided by n: "backward" the inverse, "forward" the transform, "ortho" both by the root of n.
+    Shapes: a real or complex input gives a complex result of its shape, with n along `dim`.
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    return _complex_transform("fft.fft", input, n, dim, norm, None, False)
+
+
+def ifft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """Return the inverse Fourier transform along a dimension (see `fft`)."""
+    return _complex_transform("fft.ifft", input, n, dim, norm, None, True)
+
+
+def rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """Return the first n // 2 + 1 elements of the Fourier transform of real numbers (see `fft`)."""
+    return _half_transform("fft.rfft", input, n, dim, norm, None)
+
+
+def irfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """Return the real numbers whose `rfft` this is; n of them, by default 2 · (size - 1)."""
+    return _real_transform("fft.irfft", input, n, dim, norm, None)
+
+
+def fft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
+    """Return the Fourier transform over two dimensions (see `fft`)."""
+    return _complex_transform("fft.fft2", input, s, dim, norm, (-2, -1), False)
+
+
+def ifft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
+    """Return the inverse Fourier transform over two dimensions (see `fft`)."""
+    return _complex_transform("fft.ifft2", input, s, dim, norm, (-2, -1), True)
+
+
+def rfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
+    """Return half the Fourier transform of real numbers over two dimensions (see `rfft`)."""
+    return _half_transform("fft.rfft2", input, s, dim, norm, (-2, -1))
+
+
+def irfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
+    """Return the real numbers whose `rfft2` this is (see `irfft`)."""
+    return _real_transform("fft.irfft2", input, s, dim, norm, (-2, -1))
+
+
+def fftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
+    """Return the Fourier transform over several dimensions, all by default (see `fft`)."""
+    return _complex_transform("fft.fftn", input, s, dim, norm, None, False)
+
+
+def ifftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
+    """Return the inverse Fourier transform over several dimensions, all by default (see `fft`)."""
+    return _complex_transform("fft.ifftn", input, s, dim, norm, None, True)
+
+
+def rfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
+    """Return half the Fourier transform of real numbers over several dimensions (see `rfft`)."""
+    return _half_transform("fft.rfftn", input, s, dim, norm, None)
+
+
+def irfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
+    """Return the real numbers whose `rfftn` this is (see `irfft`)."""
+    return _real_transform("fft.irfftn", input, s, dim, norm, None)
+
+
+def _frequencies(values: np.ndarray, dtype: Any) -> Tensor:
+    return Tensor.wrap(values.astype(dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)))
+
+
+def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None) -> Tensor:
+    """Return the frequencies of `fft` for n points at distance d."""
+    return _frequencies(np.fft.fftfreq(n, d), dtype)
+
+
+def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None) -> Tensor:
+    """Return the frequencies of `rfft` for n points at distance d."""
+    return _frequencies(np.fft.rfftfreq(n, d), dtype)
+
+
+def fftshift(input: Tensor, dim: Dims = None) -> Tensor:
+    """Return the elements with frequency zero moved to the middle, along all dimensions by default."""
+    dims = normalize_dims("fft.fftshift", tuple(range(input.ndim)) if dim is None else dim, input.ndim)
+    return roll(input, [input.shape[d] // 2 for d in dims], dims)
+
+
+def ifftshift(input: Tensor, dim: Dims = None) -> Tensor:
+    """Undo `fftshift`."""
+    dims = normalize_dims("fft.ifftshift", tuple(range(input.ndim)) if dim is None else dim, input.ndim)
+    return roll(input, [-(input.shape[d] // 2) for d in dims], dims)
