@@ -535,6 +535,11 @@ class Tensor:
 
     retain_grads = retain_grad
 
+    @property
+    def retains_grad(self) -> bool:
+        """Whether the tensor is a non-leaf that keeps its gradient in `.grad`."""
+        return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
+
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Fill the gradient with zeros in place, or forget it (Paddle's name)."""
         self._grad = self._grad.detach().zero_() if set_to_zero and self._grad is not None else None
