@@ -35,6 +35,8 @@ def _activated(name: str, input: Tensor, *numbers: float, inplace: bool, out: Te
 
 def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return each element, negative ones as 0."""
+    if out is None and not inplace:  # the shortest way for the one that is called most
+        return OPERATIONS["relu"].run(input)  # type: ignore[no-any-return]
     return _activated("relu", input, inplace=inplace, out=out)
 
 

@@ -210,6 +210,10 @@ def test_nan_is_the_extreme():
     x = sg.tensor([1.0, math.nan, 2.0])
     assert math.isnan(reduce.max(x).item())
     assert reduce.argmax(x).item() == reduce.argmin(x).item() == 1
+    for function in (reduce.max, reduce.min):
+        values, indices = function(x, 0)
+        assert math.isnan(values.item())
+        assert indices.item() == 1
 
 
 @pytest.mark.parametrize(("function", "oracle"), [(reduce.argmax, np.argmax), (reduce.argmin, np.argmin)])
