@@ -89,7 +89,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN)
 def test_plain_values_and_containers_come_back_as_they_were(tmp_path, value):
     for loaded in (round_trip(value, tmp_path), _through_stream({"k": [value]})["k"][0]):
         assert type(loaded) is type(value)
