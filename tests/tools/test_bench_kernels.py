@@ -33,6 +33,7 @@ LIBRARIES = ("ours", "numpy", *(["torch"] if importlib.util.find_spec("torch") e
 # Small operands for each operation: what counts is that all libraries compute the same.
 SMALL = {
     "matmul": ((3, 33, 20), (3, 20, 41)),
+    "linear": ((5, 20), (41, 20), (41,)),
     "softmax": ((7, 33),),
     "softmax+": ((7, 33),) * 2,
     "layer_norm": ((7, 33), (33,), (33,)),

@@ -215,6 +215,7 @@ def _structured_cases() -> Iterator[Case]:
     for name, inputs in (("add", 2), ("mul", 2), ("add number", 1), ("relu", 1), ("tanh", 1), ("sum", 1)):
         yield Case(f"{name} 1000, recorded", group, name, ((1000,),) * inputs, "N" * inputs, bars)
     yield Case("matmul 32x32, recorded", group, "matmul", ((32, 32),) * 2, "NN", bars)
+    yield Case("linear 32x32, recorded", group, "linear", ((32, 32), (32, 32), (32,)), "NNN", bars)
     for name in ("reshape", "select"):
         yield Case(f"{name} 32x32, recorded", group, name, ((32, 32),), "N", bars)
 

@@ -135,6 +135,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "add number": lambda x: x + 1,
     "relu": lambda x: np.maximum(x, 0),
     "sum": np.sum,
+    "linear": lambda x, weight, bias: x @ weight.T + bias,
     "reshape": np.ravel,
     "select": lambda x: x[3],
     "softmax": _softmax,

@@ -70,6 +70,7 @@ OPERATIONS: dict[str, Operation] = {
     "add number": call(lambda x: x + 1.0),
     "relu": call(sg.relu),
     "sum": call(sg.sum),
+    "linear": call(functional.linear),
     "reshape": call(lambda x: x.reshape(-1)),
     "select": call(lambda x: x[3]),
     **layers(functional, sg.grad),

@@ -55,6 +55,7 @@ OPERATIONS: dict[str, Operation] = {
     "add number": call(lambda x: x + 1.0),
     "relu": call(torch.relu),
     "sum": call(torch.sum),
+    "linear": call(functional.linear),
     "reshape": call(lambda x: x.reshape(-1)),
     "select": call(lambda x: x[3]),
     **layers(functional, torch.autograd.grad),
