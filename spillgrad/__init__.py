@@ -6,6 +6,7 @@ Where to look:
 * gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
+* mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
 * files: `save` and `load`, of tensors in nested containers;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
