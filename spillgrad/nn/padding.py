@@ -51,13 +51,13 @@ class CircularPad1d(_Pad):
 
 
 class ReflectionPad1d(_Pad):
-    """Pad the last dimension with their mirror image."""
+    """Pad the last dimension with its mirror image."""
 
     _dims, _mode = 1, "reflect"
 
 
 class ReplicationPad1d(_Pad):
-    """Pad the last dimension with their edges."""
+    """Pad the last dimension with its edges."""
 
     _dims, _mode = 1, "replicate"
 
