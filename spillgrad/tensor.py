@@ -205,6 +205,10 @@ class Tensor:
         """Return whether the elements are complex numbers."""
         return dtypes.is_complex(self.dtype)
 
+    def is_inference(self) -> bool:
+        """Return False: what `inference_mode` makes is a tensor like any other, to record and change later."""
+        return False
+
     def is_signed(self) -> bool:
         """Return whether the elements can be negative."""
         return self.dtype.kind not in "ub"
@@ -619,6 +623,11 @@ def is_floating_point(input: Tensor) -> bool:
 def is_complex(input: Tensor) -> bool:
     """Return whether the elements are complex numbers."""
     return input.is_complex()
+
+
+def is_inference(input: Tensor) -> bool:
+    """Return False: what `inference_mode` makes is a tensor like any other."""
+    return input.is_inference()
 
 
 def native(array: np.ndarray) -> np.ndarray:

@@ -293,6 +293,12 @@ def test_what_inference_mode_made_is_a_tensor_like_any_other():
     assert x.grad.tolist() == [7.0]
 
 
+def test_there_are_no_inference_tensors():
+    with sg.inference_mode():
+        y = leaf([1.0]) * 2
+    assert not y.is_inference() and not sg.is_inference(y)
+
+
 def test_modes_are_found_where_pytorch_has_them():
     from spillgrad.autograd import grad_mode
 

@@ -37,8 +37,8 @@ TORCH: dict[str, dict[str, str]] = {
     "saved_tensors.graphs_with_hooks_die_without_the_collector": {
         "alive": "under PyTorch, a pack hook that keeps an operation's output keeps the whole graph alive"
     },
-    "custom_functions.saved_tensors_of_a_node": {
-        "freed raw": "the raw values stay; what they hold is freed, and using them says so"
+    "custom_functions.dirty_leaves_without_gradient_and_views": {
+        "unrecorded": "a leaf that changes in no_grad goes on requiring its gradient, as with any in-place operation"
     },
     "custom_functions.saving_twice": {"twice": "the first tensors would be lost in silence"},
     "engine.nodes_have_names_and_edges": {
@@ -65,6 +65,20 @@ TORCH: dict[str, dict[str, str]] = {
         "F.linear(x,y)": _FUSED,
         "F.binary_cross_entropy_with_logits(x,y)": _COMPOSED,
     },
+    "hooks.the_node_of_a_non_leaf_among_inputs": {
+        "its node ran": "what lies behind the inputs is not asked for, so it is neither computed nor freed"
+    },
+    "hooks.retained_gradients_and_in_place_changes_of_views": {"gradients": _VIEW + ", and to its own"},
+    "checkpoint.random_numbers_are_drawn_again": {
+        "same": "a dropout keeps where it drew, not what: nothing is drawn again",
+        "the stream outside goes on": "a dropout keeps where it drew, not what: nothing is drawn again",
+    },
+    "checkpoint.a_kept_result_that_changed_is_an_error": {
+        "allowed True": "exp saved the result that changed: the gradient would be wrong"
+    },
+    "checkpoint.hooks_outside_and_kept_results": {
+        "packed": "hooks around a selective checkpoint pack what it keeps, so that save_on_disk can spill it"
+    },
     "inplace.changes_give_the_gradients_of_what_they_compute": {
         "view read after its base": "a view of a changed base is computed again by the operation that made it",
         "masked_fill": _COMPOSED,
@@ -77,6 +91,7 @@ TORCH: dict[str, dict[str, str]] = {
         "made in no_grad": _RIGHT,
     },
     "grad_mode.inference_tensors": {
+        "kind": "tensors made in inference mode are ordinary tensors without graph",
         "saved": "tensors made in inference mode are ordinary tensors without graph",
         "changed": "tensors made in inference mode are ordinary tensors without graph",
     },
@@ -84,7 +99,7 @@ TORCH: dict[str, dict[str, str]] = {
 # Row of the table of operations -> reason, in float64.
 TORCH_OPERATIONS: dict[str, str] = {"F.hardsigmoid(2 * x)": "PyTorch rounds a sixth to float32 also in float64"}
 # Names both have which no row of the table of operations calls.
-_MODES = "enable_grad inference_mode is_grad_enabled is_inference_mode_enabled no_grad set_grad_enabled"
+_MODES = "enable_grad inference_mode is_grad_enabled is_inference is_inference_mode_enabled no_grad set_grad_enabled"
 _ANOMALIES = "is_anomaly_check_nan_enabled is_anomaly_enabled"
 _RANDOM = "get_rng_state initial_seed manual_seed rand rand_like randint randn randn_like randperm set_rng_state"
 _DRAWN = "alpha_dropout bernoulli bernoulli_ cauchy_ dropout1d dropout2d dropout3d exponential_ feature_alpha_dropout"

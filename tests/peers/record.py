@@ -24,7 +24,16 @@ from tests.peers import op_table
 
 HERE = Path(__file__).parent
 PROGRAMS = {
-    "torch": ("saved_tensors", "custom_functions", "engine", "hooks", "inplace", "grad_mode"),
+    "torch": (
+        "saved_tensors",
+        "custom_functions",
+        "engine",
+        "hooks",
+        "inplace",
+        "grad_mode",
+        "checkpoint",
+        "functional",
+    ),
     "paddle": ("paddle_autograd",),
 }
 DIGITS = 12  # of float64 in a record; comparisons allow far more

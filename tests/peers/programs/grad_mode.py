@@ -95,6 +95,8 @@ def inference_tensors(torch, note):
         y = x * 2
         note("inside", torch.is_inference_mode_enabled(), y.requires_grad, torch.is_grad_enabled())
     note("outside", torch.is_inference_mode_enabled())
+    note("kind", y.is_inference(), torch.is_inference(y))
+    note("kind of others", x.is_inference(), torch.is_inference(torch.ones(2)))
     note.error("saved", lambda: x * y, "Inference tensors cannot be saved for backward")
     note.error("changed", lambda: y.add_(x), "inference")
     note("allowed", (x + y).requires_grad)

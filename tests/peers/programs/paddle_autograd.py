@@ -160,3 +160,64 @@ def hooks_on_gradients(paddle, note):
     handle.remove()
     y.sum().backward()
     note("after", x.grad)
+
+
+def _constant(paddle, *shape, seed=7):
+    return paddle.to_tensor(np.random.default_rng(seed).uniform(0.2, 1.8, shape))
+
+
+def lazy_jacobians(paddle, note):
+    x, y, a = _leaf(paddle, 3), _leaf(paddle, 2, seed=1), _constant(paddle, 2, 3)
+    J = paddle.autograd.jacobian(paddle.matmul(a, x * x), x)
+    note("shape", list(J.shape))
+    for name, index in {
+        "all": slice(None),
+        "row": 0,
+        "last row": -1,
+        "element": (1, 2),
+        "column": (slice(None), 1),
+        "part": (slice(0, 1), slice(None, None, 2)),
+    }.items():
+        note(name, J[index])
+    by_both = paddle.autograd.jacobian(x * y.sum(), [x, y])
+    note("of one by two", [list(J.shape) for J in by_both], [J[:] for J in by_both])
+    both = paddle.autograd.jacobian([x * x, y.sum() * x], [x, y])
+    note("of two by two", [[list(J.shape) for J in row] for row in both], [[J[:] for J in row] for row in both])
+    unrelated = paddle.autograd.jacobian(y * y, x)
+    note("unrelated", unrelated[:])
+
+
+def lazy_jacobians_of_a_batch(paddle, note):
+    x, a = _leaf(paddle, 4, 3), _constant(paddle, 3, 2)
+    J = paddle.autograd.jacobian(paddle.matmul(x * x, a), x, batch_axis=0)
+    note("shape", list(J.shape))
+    note("all", J[:])
+    note("member", J[2])
+    note("row", J[:, 1])
+    note("element", J[1, 0, 2])
+    note.error("axis", lambda: paddle.autograd.jacobian(x, x, batch_axis=1))
+
+
+def lazy_hessians(paddle, note):
+    x, y = _leaf(paddle, 3), _leaf(paddle, 2, seed=1)
+    H = paddle.autograd.hessian((x * x * x).sum(), x)
+    note("shape", list(H.shape))
+    note("all", H[:])
+    note("row", H[1])
+    both = paddle.autograd.hessian((x * x).sum() * (y * y).sum(), [x, y])
+    note("by two", [[list(H.shape) for H in row] for row in both], [[H[:] for H in row] for row in both])
+    note.error("a vector", lambda: paddle.autograd.hessian(x * x, x))
+
+
+def lazy_hessians_of_a_batch(paddle, note):
+    x = _leaf(paddle, 4, 3)
+    H = paddle.autograd.hessian((x * x * x).sum(1), x, batch_axis=0)
+    note("shape", list(H.shape))
+    note("all", H[:])
+
+
+def rows_can_be_differentiated(paddle, note):
+    x = _leaf(paddle, 3)
+    J = paddle.autograd.jacobian(x * x * x, x)
+    J[:].sum().backward()
+    note("gradient", x.grad)

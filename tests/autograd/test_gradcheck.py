@@ -257,3 +257,11 @@ def test_second_derivatives_are_checked_with_the_gradients_given():
 def test_a_function_whose_output_changes_shape_is_an_error():
     with pytest.raises(GradcheckError, match="same shape when inputs are perturbed; output 0"):
         gradcheck(lambda x: x[: 2 if x.numpy()[0] > 1 else 1] * 1, leaf([1.0, 2.0]))
+
+
+def test_the_module_and_the_function_have_one_name_as_in_pytorch():
+    from spillgrad.autograd.gradcheck import GradcheckError, gradcheck
+
+    assert sg.autograd.gradcheck is gradcheck and callable(sg.autograd.gradcheck)
+    with pytest.raises(GradcheckError):
+        gradcheck(lambda x: x * x.detach(), leaf([1.0]))
