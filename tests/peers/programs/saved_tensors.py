@@ -502,3 +502,129 @@ def hooks_see_views_as_they_are(torch, note):
     note("saved", [[list(t.shape), list(t.stride()), t.storage_offset()] for t in seen])
     y.sum().backward()
     note("gradient", x.grad)
+
+
+# What nodes show: names, as they stand after `_saved_`, of values that an operation of `x` (2 × 3) and others has.
+SHOWN = {
+    "x + y": "alpha",
+    "x - y": "alpha",
+    "x * y": "self other",
+    "x / y": "self other",
+    "x ** 2": "self exponent",
+    "x ** 3": "self exponent",
+    "x ** 2.5": "self exponent",
+    "x.square()": "self exponent",
+    "x ** y": "self exponent result",
+    "2 ** x": "self exponent result",
+    "x.exp()": "result",
+    "x.sigmoid()": "result",
+    "x.clamp(0.5, 1)": "self min max",
+    "x.clamp(min=0.5)": "self min max",
+    "x.lerp(y, 0.3)": "weight",
+    "torch.where(x > 1, x, y)": "condition",
+    "F.gelu(x)": "self approximate",
+    "F.gelu(x, approximate='tanh')": "self approximate",
+    "F.leaky_relu(x)": "self negative_slope",
+    "F.softplus(x, 2.5, 15.5)": "self beta threshold",
+    "F.hardtanh(x)": "self min_val max_val",
+    "F.elu(x, 2.0)": "self alpha",
+    "F.threshold(x, 1.0, 2.0)": "self threshold",
+    "x @ q": "self mat2 self_sym_sizes mat2_sym_sizes",
+    "x[None].bmm(q[None])": "self mat2",
+    "x.mv(v)": "self vec",
+    "v.dot(v)": "self tensor",
+    "x.sum()": "self_sym_sizes",
+    "x.sum(1)": "dim keepdim self_sym_sizes",
+    "x.sum((0, 1), keepdim=True)": "dim keepdim self_sym_sizes",
+    "x.mean()": "self_sym_numel self_sym_sizes",
+    "x.mean(0)": "dim keepdim self_sym_numel self_sym_sizes",
+    "x.prod(1)": "dim keepdim self",
+    "x.std(1, correction=0.5)": "dim correction self result",
+    "x.var(1, correction=0.5)": "dim correction self",
+    "x.norm(dim=1)": "dim ord self result",
+    "x.amax(1)": "dim keepdim self result",
+    "x.max(1)": "dim keepdim indices self_sym_sizes",
+    "x.logsumexp(1)": "dim self result",
+    "x.softmax(1)": "dim result",
+    "x.log_softmax(0)": "dim result",
+    "x.cumsum(1)": "dim",
+    "x.cumprod(1)": "dim self",
+    "x.sort(1)": "dim indices self_sym_sizes",
+    "x.topk(2, 1)": "dim indices self_sym_sizes",
+    "x.reshape(6)": "self_sym_sizes",
+    "x[None].squeeze()": "self_sym_sizes",
+    "x.expand(2, 2, 3)": "self_sym_sizes",
+    "x.transpose(0, 1)": "dim0 dim1",
+    "x.permute(1, 0)": "dims",
+    "x.flip(0)": "dims",
+    "x.roll(1)": "shifts dims",
+    "x.roll((1, 2), (0, 1))": "shifts dims",
+    "x[1]": "dim index self_sym_sizes",
+    "x[:, 2]": "dim index self_sym_sizes",
+    "x[..., 2]": "dim index self_sym_sizes",
+    "x[1:]": "dim start end step self_sym_sizes",
+    "x[:, 0:2]": "dim start end step self_sym_sizes",
+    "x[:, ::2]": "dim start end step self_sym_sizes",
+    "x.narrow(1, 1, 2)": "dim start end step self_sym_sizes",
+    "x[torch.tensor([0, 0])]": "indices self_sym_sizes",
+    "x[:, torch.tensor([0, 2])]": "indices self_sym_sizes",
+    "torch.cat((x, y))": "dim",
+    "torch.stack((x, y), 1)": "dim",
+    "x.unbind(1)": "dim",
+    "x.split(2, 1)": "dim split_size self_sym_sizes",
+    "x.split((1, 2), 1)": "dim split_sizes self_sym_sizes",
+    "x.index_select(0, torch.tensor([1]))": "dim index self_sym_sizes",
+    "x.gather(1, torch.tensor([[0], [2]]))": "dim index",
+    "x.scatter(1, torch.tensor([[0], [2]]), y)": "dim index",
+    "x.index_add(0, torch.tensor([1]), y[:1])": "dim index",
+    "x.masked_fill(x > 1, 0.0)": "mask",
+    "x.repeat(2, 1)": "repeats self_sym_sizes",
+    "x.tril(1)": "diagonal",
+    "q.diagonal()": "offset dim1 dim2 self_sym_sizes",
+    "q.trace()": "self_sym_sizes",
+    "F.pad(x, (1, 2))": "pad",
+    "F.embedding(torch.tensor([1, 0]), x, padding_idx=0)": "indices padding_idx weight_sym_argsize_0",
+    "F.layer_norm(x, (3,), v, v)": "input weight normalized_shape",
+    "F.layer_norm(x, (3,))": "input weight normalized_shape",
+    "F.group_norm(x[None], 2)": "input weight eps",
+    "F.conv2d(x[None, None], q[None, None, :2, :2])": "input weight groups",
+    "F.max_pool2d(x[None, None], 2)": "result1",
+    "torch.linalg.inv(q)": "inverse",
+}
+
+
+def _shown(torch, value):
+    if isinstance(value, tuple):
+        return [_shown(torch, v) for v in value]
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def nodes_show_what_they_saved_under_their_names(torch, note):
+    x, y = _leaf(torch, 2, 3), _leaf(torch, 2, 3, seed=1)
+    v, q = _leaf(torch, 3, seed=2), _leaf(torch, 3, 3, seed=3)
+    for operation, names in SHOWN.items():
+        result = eval(operation, {"torch": torch, "F": torch.nn.functional, "x": x, "y": y, "v": v, "q": q})
+        node = (result[0] if isinstance(result, tuple) else result).grad_fn
+        for name in names.split():
+            listed = f"_saved_{name}" in dir(node)
+            note(f"{operation}: {name}", listed, _shown(torch, getattr(node, f"_saved_{name}", "missing")))
+
+
+def a_drawing_program_finds_saved_tensors(torch, note):
+    """Do what torchviz's `make_dot(..., show_saved=True)` does."""
+    x, w = _leaf(torch, 2, 3), _leaf(torch, 3, 2, seed=1)
+    seen = []
+
+    def walk(node):
+        if node is None:
+            return
+        for name in sorted(dir(node)):
+            if name.startswith("_saved_"):
+                value = getattr(node, name)
+                if isinstance(value, torch.Tensor):
+                    seen.append([node.name(), name, list(value.shape)])
+        for source, _ in node.next_functions:
+            walk(source)
+
+    walk((x @ w).tanh().sum().grad_fn)
+    note("tensors", seen)
