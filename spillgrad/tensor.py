@@ -416,6 +416,10 @@ class Tensor:
                 )
         self._grad = value
 
+    @grad.deleter
+    def grad(self) -> None:
+        self._grad = None
+
     @property
     def data(self) -> "Tensor":
         """The values without graph, over the same memory; assigning replaces the memory."""

@@ -302,7 +302,7 @@ class AccumulateGrad(Node):
 
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads
-        if grad is not None:
+        if grad is not None and self.variable.requires_grad:  # it may have been frozen since
             with _accumulate_lock:
                 self.variable.accumulate_grad(grad)
             hooks: HookDict | None = self.variable._post_accumulate_hooks

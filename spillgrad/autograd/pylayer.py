@@ -25,10 +25,10 @@ from spillgrad.ops.inplace import record_change, refuse
 from spillgrad.tensor import Tensor
 
 
-def _require_tensors(error: type[Exception], says: str, values: Sequence[Any], remedy: str) -> None:
+def _require_tensors(says: str, values: Sequence[Any], remedy: str) -> None:
     for i, value in enumerate(values):
         if value is not None and not isinstance(value, Tensor):
-            raise error(f"{says}, but argument {i} is of type {type(value).__name__}; {remedy}")
+            raise OperandError(f"{says}, but argument {i} is of type {type(value).__name__}; {remedy}")
 
 
 class _Context:
@@ -56,16 +56,16 @@ class _Context:
         if self._to_save is not None:
             raise GraphError("save_for_backward: called a second time; pass all tensors in one call")
         says = "save_for_backward can only save variables"
-        _require_tensors(OperandError, says, tensors, "keep other values as attributes of ctx")
+        _require_tensors(says, tensors, "keep other values as attributes of ctx")
         self._to_save = tensors
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
         """Say that outputs need no gradient; their slots in backward still arrive, as zeros.
 
-        Raises GraphError for what is no tensor.
+        Raises OperandError for what is no tensor.
         """
         says = "mark_non_differentiable only accepts variable arguments"
-        _require_tensors(GraphError, says, outputs, "name outputs of forward")
+        _require_tensors(says, outputs, "name outputs of forward")
         self._non_differentiable = outputs
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -123,8 +123,8 @@ class FunctionCtx(_Context):
         """Do nothing: there is no forward-mode differentiation that would ask for these tensors."""
 
     def mark_dirty(self, *inputs: Tensor) -> None:
-        """Say that forward changed inputs in place; each must be returned. Raises GraphError for what is no tensor."""
-        _require_tensors(GraphError, "mark_dirty can only accept variables", inputs, "name inputs of forward")
+        """Say that forward changed inputs in place; each must be returned. Raises OperandError."""
+        _require_tensors("mark_dirty can only accept variables", inputs, "name inputs of forward")
         self._dirty = inputs
 
 

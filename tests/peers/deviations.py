@@ -34,6 +34,17 @@ TORCH: dict[str, dict[str, str]] = {
     "saved_tensors.graphs_with_hooks_die_without_the_collector": {
         "alive": "under PyTorch, a pack hook that keeps an operation's output keeps the whole graph alive"
     },
+    "saved_tensors.what_was_unpacked_may_have_another_dtype_or_shape": dict.fromkeys(
+        ("dtype", "shape", "more dims"), "PyTorch computes a wrong gradient, or one of another shape, in silence"
+    ),
+    "saved_tensors.changes_after_packing": dict.fromkeys(
+        ("identity", "gradient", "result"), "PyTorch computes a wrong gradient in silence"
+    ),
+    "saved_tensors.packing_of_in_place_operations": {"pack": _ORDER, "unpack": _ORDER},
+    "saved_tensors.hooks_around_views_and_their_changes": {"pack": _ORDER, "unpack": _ORDER},
+    "saved_tensors.unpacking_stops_where_no_gradient_is_wanted": {"pack": _ORDER, "unpack": _ORDER},
+    "saved_tensors.allowed_mutations": {"base": "PyTorch's gradient is that of the changed values: wrong"},
+    "engine.inputs_that_do_not_fit": {"grad counts": "a surplus gradient is a mistake, which PyTorch overlooks"},
     "custom_functions.dirty_leaves_without_gradient_and_views": {
         "unrecorded": "a leaf that changes in no_grad goes on requiring its gradient, as with any in-place operation"
     },

@@ -628,3 +628,240 @@ def a_drawing_program_finds_saved_tensors(torch, note):
 
     walk((x @ w).tanh().sum().grad_fn)
     note("tensors", seen)
+
+
+def raw_saved_values_have_data_and_an_unpack_hook(torch, note):
+    x = _leaf(torch, 2)
+    y = x.exp() * x
+    raw = y.grad_fn._raw_saved_other
+    note("before", raw.data, raw.unpack_hook is None)
+
+    def unpack(t):
+        return t / 2
+
+    raw.register_hooks(lambda t: t * 2, unpack)
+    note("after", raw.data, raw.unpack_hook is unpack)
+    note("unpacked", y.grad_fn._saved_other)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: [t, "packed"], lambda p: p[0]):
+        z = x.exp()
+    raw = z.grad_fn._raw_saved_result
+    note("packed", type(raw.data).__name__, raw.data[1])
+
+
+def raw_hooks_see_each_kind_of_value(torch, note):
+    x = _leaf(torch, 2)
+    for name, tensor in {"leaf": x, "non-leaf": x * 1, "view": (x * 1)[:], "constant": x.detach()}.items():
+        y = tensor * x
+        node = tensor.grad_fn
+        y.grad_fn._raw_saved_self.register_hooks(lambda t: note("pack", t.requires_grad) or 2 * t, lambda t: t / 2)
+        saved = y.grad_fn._saved_self
+        note(name, saved, saved.grad_fn is node, saved.requires_grad, saved.is_leaf, saved is tensor)
+        x.grad = None
+        y.sum().backward()
+        note("gradient", x.grad)
+
+
+def raw_hooks_and_second_derivatives(torch, note):
+    for name, tensor_of in {"leaf": lambda x: x, "non-leaf": lambda x: x * 1}.items():
+        x = _leaf(torch, 2)
+        a = tensor_of(x)
+        y = a**3
+        y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+        (g,) = torch.autograd.grad(y.sum(), a, create_graph=True)
+        note(name, g, y.grad_fn._saved_self.grad_fn is a.grad_fn)
+        g.sum().backward()
+        note("second", x.grad)
+        x = _leaf(torch, 2)
+        y = tensor_of(x).exp()
+        y.grad_fn._raw_saved_result.register_hooks(lambda t: t * 3, lambda t: t)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        g.sum().backward()
+        note("of a result", g, x.grad)
+
+
+def pack_hooks_that_return_nothing(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: note("packed"), lambda p: p):
+        y = x * x
+    note.error("unpack returns what was packed", y.sum().backward)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda p: torch.ones(2, dtype=torch.float64) * 5):
+        y = x.sin()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def what_was_unpacked_may_have_another_dtype_or_shape(torch, note):
+    for name, back in {"dtype": lambda t: t.float(), "shape": lambda t: t[:1], "more dims": lambda t: t[None]}.items():
+        x = _leaf(torch, 2)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, back):
+            y = x * x
+        note.error(name, y.sum().backward)
+
+
+def changes_after_packing(torch, note):
+    changed = "modified by an inplace operation"
+    for name, pack in {
+        "identity": lambda t: t,
+        "clone": lambda t: t.clone(),
+        "array": lambda t: t.numpy().copy(),
+    }.items():
+        x = _leaf(torch, 2)
+        a = x * 1
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda p: p if hasattr(p, "sin") else torch.tensor(p)):
+            y = a.sin()
+        a.mul_(3)
+        note.error(name, y.sum().backward, changed)
+        note("gradient", x.grad)
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = x.exp()
+    y.mul_(3)
+    note.error("result", y.sum().backward, changed)
+
+
+def packing_of_in_place_operations(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair(lambda t: t.clone())):
+        a = x * 1
+        for name in ("exp_", "sin_", "tanh_", "sqrt_", "sigmoid_", "neg_", "abs_"):
+            note(name)
+            getattr(a, name)()
+        note("with others")
+        a.mul_(x)
+        a.div_(x)
+        a.pow_(2)
+        a.add_(x)
+        a.clamp_(0.1, 0.9)
+        a[0] = 3.0
+    a.sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_within_hooks(torch, note):
+    x = _leaf(torch, 2)
+
+    def pack(t):
+        note("outer pack", t)
+        with torch.enable_grad():  # packing what hooks compute would never end
+            w = _leaf(torch, 2)
+            note("inner", (w * 2).requires_grad)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = x.sin()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def an_exception_within_the_context_leaves_it(torch, note):
+    def fails():
+        with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+            raise KeyError("inside")
+
+    note.error("inside", fails, "inside")
+    x = _leaf(torch, 2)
+    (x * x).sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_are_objects_and_reusable(torch, note):
+    hooks = torch.autograd.graph.saved_tensors_hooks(*note.pair())
+    x = _leaf(torch, 2)
+    for _ in range(2):
+        with hooks:
+            (x * x).sum().backward()
+    with hooks, hooks:
+        x.exp().sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_around_views_and_their_changes(torch, note):
+    x = _leaf(torch, 2, 3)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair(lambda t: t.clone())):
+        base = x * 1
+        view = base[1]
+        view.mul_(base[0])
+        base.t()[0].exp_()
+        y = base.sin()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def unpacking_stops_where_no_gradient_is_wanted(torch, note):
+    x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        a = x.exp()
+        b = a * y
+        c = b.sin()
+    note("grad by b")
+    torch.autograd.grad(c.sum(), b, retain_graph=True)
+    note("grad by y")
+    torch.autograd.grad(c.sum(), y, retain_graph=True)
+    note("backward to y")
+    c.sum().backward(inputs=[y], retain_graph=True)
+    note("all")
+    c.sum().backward()
+
+
+def saved_values_of_frozen_branches(torch, note):
+    x, frozen = _leaf(torch, 2), _leaf(torch, 2, seed=1).detach()
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        a = frozen * frozen
+        b = a * x
+        c = frozen.exp() + b
+    c.sum().backward()
+    note("gradient", x.grad)
+
+
+def allowed_mutations(torch, note):
+    allow = torch.autograd.graph.allow_mutation_on_saved_tensors
+
+    def case(name, function, *phrases):
+        x = _leaf(torch, 3)
+        with allow():
+            y = function(x * 1)
+            y.sum().backward()
+        note(name, x.grad)
+
+    def twice(a):
+        y = a.sin() * a.exp()
+        a.mul_(2)
+        z = y + a.sin()
+        a.zero_()
+        return z
+
+    def result(a):
+        y = a.exp()
+        z = y * 1
+        y.mul_(2)
+        return z
+
+    def view(a):
+        part = a[:2]
+        y = part.sin().sum() + a.exp()
+        part.fill_(7)
+        return y
+
+    def base(a):
+        part = a[1:]
+        y = part.sin()
+        a.mul_(3)
+        return y
+
+    def item(a):
+        y = a.sin()
+        a[0] = 5.0
+        a[a > 4] = 0.0
+        return y + a
+
+    def out_of_order(a):
+        b = a.clone()
+        y = a.sin() + b.cos()
+        b.mul_(2)
+        a.mul_(3)
+        z = a.tanh() * b.tanh()
+        b.zero_()
+        return y + z
+
+    for function in (twice, result, view, base, item, out_of_order):
+        case(function.__name__, function)
