@@ -84,8 +84,8 @@ class _Check:
             # What is not a number is named with its element by a later check.
             if gradient is not None and np.nan_to_num(gradient.numpy()).any():
                 raise GradcheckError(
-                    f"gradcheck: the gradient of input {i} is not zero when those of all outputs are; backward must "
-                    "multiply by the gradient it is given"
+                    f"gradcheck: backward not multiplied by grad_output: the gradient of input {i} is not zero when "
+                    "those of all outputs are"
                 )
 
     def _check_repeated(self) -> None:

@@ -82,6 +82,17 @@ TORCH: dict[str, dict[str, str]] = {
     "inplace.changes_give_the_gradients_of_what_they_compute": {
         "view read after its base": "a view of a changed base is computed again by the operation that made it",
     },
+    "inplace.more_changes_and_their_first_and_second_derivatives": {
+        "itself on both sides": _RIGHT,
+        "relu after bias": "its derivative does not depend on the input, so that there is no second one",
+    },
+    "inplace.changes_of_what_backward_needs_are_errors": {
+        "division: input": "the input is saved; PyTorch saves the reciprocal it made on the way",
+        "prod: result": _LESS,
+    },
+    "inplace.versions_of_kinds_of_aliases": dict.fromkeys(
+        ("data", "reshaped"), "a change through data counts too: backward may need what it overwrites"
+    ),
     "inplace.nodes_of_a_changed_base_and_view": {"base": _VIEW},
     "inplace.views_of_several_outputs_and_of_unrecorded_times_refuse": {
         "unbind": _RIGHT,
@@ -118,6 +129,9 @@ NOT_COMPARED: dict[str, str] = {
 }
 # Program -> entry -> reason, of what differs from Paddle.
 PADDLE: dict[str, dict[str, str]] = {
+    "paddle_autograd.a_returned_input_of_a_layer": {
+        "gradient": "Paddle loses the gradient of an input that is returned"
+    },
     "paddle_autograd.grad_returns_a_list": {
         "unused is refused": "grad raises RuntimeError, as in PyTorch; Paddle raises ValueError"
     },
