@@ -622,7 +622,7 @@ def gradients_of_integers_and_other_dtypes(torch, note):
     case("double of a float", lambda g: g.double() / 3, torch.float32)
 
 
-def keywords_are_no_arguments_of_apply(torch, note):
+def keywords_of_apply(torch, note):
     made = _function(torch, lambda ctx, x, factor=2.0: x * factor, lambda ctx, g: (g * 7, None))
     x = _leaf(torch, 2)
     note.error("keyword", lambda: made.apply(x, factor=3.0), "keyword argument")
