@@ -10,7 +10,7 @@ from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandE
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
-from spillgrad.ops.elementwise import LOOPS, Number, mul, where
+from spillgrad.ops.elementwise import LOOPS, OPERATIONS, Number, mul, where
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import flatten, normalize_dim, reshape
 from spillgrad.ops.subscript import getitem
@@ -347,8 +347,8 @@ def check_mask(name: str, mask: Any) -> None:
 
 _masked_fill: Operation = operation(
     "masked_fill", lambda self, mask, value: LOOPS["where"].result(mask, value, self),
-    self=lambda g, mask, self_shape: sum_to(where(mask, 0.0, g), self_shape),
-    value=lambda g, mask: sum_to(where(mask, g, 0.0), ()),
+    self=lambda g, mask, self_shape: sum_to(OPERATIONS["where"].run(mask, 0.0, g), self_shape),
+    value=lambda g, mask: sum_to(OPERATIONS["where"].run(mask, g, 0.0), ()),
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """`backward` and `grad`: what they compute, free, accumulate and refuse."""
 
+import copy
 import threading
 
 import numpy as np
@@ -205,12 +206,15 @@ def leaves_and_flags(torch, note):
     y = x * 2
     note("leaf", x.is_leaf, y.is_leaf, y.requires_grad, torch.ones(2).is_leaf)
     note("detached", y.detach().requires_grad, y.detach().is_leaf, y.detach().data_ptr() == y.data_ptr())
-    note.error("clear a non-leaf", lambda: setattr(y, "requires_grad", False), "leaf")
+    flags = "you can only change requires_grad flags of leaf variables"
+    note.error("clear a non-leaf", lambda: setattr(y, "requires_grad", False), flags)
     z = y.detach_()
     note("in place", z is y, y.requires_grad, y.grad_fn)
     w = torch.ones(2).requires_grad_()
     note("set", w.requires_grad, w.requires_grad_(False).requires_grad)
-    note.error("detach a view", lambda: (x * 1)[0].detach_())
+    note.error("detach a view", lambda: (x * 1)[0].detach_(), "Can't detach views in-place. Use detach() instead")
+    note.error("copy a non-leaf", lambda: copy.deepcopy(x * 1), "created explicitly by the user (graph leaves)")
+    note.error("truth", lambda: bool(x), "Boolean value of Tensor with more than one value is ambiguous")
     note("output_nr", x.unbind(0)[1].output_nr, y.output_nr)
 
 
@@ -221,7 +225,7 @@ def a_non_leafs_gradient_is_kept_on_request(torch, note):
     note("before", y.retains_grad, y.grad)
     (y * y).sum().backward()
     note("after", y.grad, x.grad)
-    note.error("of a constant", lambda: torch.ones(2).retain_grad())
+    note.error("of a constant", lambda: torch.ones(2).retain_grad(), "can't retain_grad on Tensor that has")
     note("of a leaf", x.retains_grad)
 
 
