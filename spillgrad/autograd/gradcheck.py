@@ -252,7 +252,8 @@ class _Check:
 def _check_source(number: int, source: Tensor) -> None:
     if not source.array.flags.writeable:
         raise ArgumentError(f"gradcheck: input {number} is read-only and cannot be perturbed; pass a clone() of it")
-    if any(stride == 0 and size > 1 for stride, size in zip(source.array.strides, source.shape, strict=True)):
+    strides = zip(source.array.strides, source.shape, strict=True)
+    if source.numel() and any(stride == 0 and size > 1 for stride, size in strides):
         raise ArgumentError(
             f"gradcheck: The {number}th input has a dimension with stride 0, so that perturbing one element changes "
             "others; pass contiguous() of it"

@@ -39,6 +39,11 @@ class WrongSecondDerivative(Function):
         return g * 2 * x.detach()
 
 
+def test_inputs_without_elements_pass():
+    empty = sg.tensor(np.zeros((0, 3)), requires_grad=True)
+    assert gradcheck(lambda x: x * 2, empty) and gradcheck(lambda x, y: x.sum() * y, (empty, leaf([1.0])))
+
+
 def test_right_gradients_pass():
     a, b = leaf([[0.3, -0.7], [1.2, 0.4]]), leaf([0.6, 0.8])
     assert gradcheck(lambda x, y: (x @ y).tanh(), [a, b])

@@ -56,14 +56,10 @@ TORCH: dict[str, dict[str, str]] = {
         "torch.addmm(x,y,y.t()@y)": _COMPOSED,
         "torch.addcmul(x,y,y)": _COMPOSED,
         "torch.addcdiv(x,y,y)": _COMPOSED,
-        "F.mse_loss(x,y)": _COMPOSED,
-        "F.smooth_l1_loss(x,y)": _COMPOSED,
-        "F.huber_loss(x,y)": _COMPOSED,
         "F.nll_loss(x,i[:,0])": _COMPOSED,
         "F.cross_entropy(x,i[:,0])": _COMPOSED,
         "F.linear(x,y,y[:,0])": _FUSED,
         "F.linear(x,y)": _FUSED,
-        "F.binary_cross_entropy_with_logits(x,y)": _COMPOSED,
     },
     "hooks.the_node_of_a_non_leaf_among_inputs": {
         "its node ran": "what lies behind the inputs is not asked for, so it is neither computed nor freed"
