@@ -89,9 +89,10 @@ from spillgrad.ops.activations import (
     threshold,
 )  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.complex_numbers import complex, imag, real, view_as_complex, view_as_real
-from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
 from spillgrad.ops.counting import (
@@ -413,6 +414,7 @@ from spillgrad.ops.special import (
     xlog1py,
     xlogy,
 )  # fmt: skip
+from spillgrad.ops.statistics import corrcoef, cov, histogram
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
 from spillgrad.tensor import (

@@ -29,11 +29,12 @@ from spillgrad.ops.activations import (
     threshold,
 )  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, local_response_norm
-from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance
 from spillgrad.ops.elementwise import sigmoid, tanh
-from spillgrad.ops.indexing import embedding, one_hot
+from spillgrad.ops.embedding import embedding, embedding_bag, one_hot
 from spillgrad.ops.interpolate import interpolate
 from spillgrad.ops.likelihood_losses import (
     binary_cross_entropy,
@@ -91,24 +92,38 @@ from spillgrad.ops.random import (
 from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from spillgrad.ops.sliding import fold
 from spillgrad.ops.sliding import unfold_image as unfold
+from spillgrad.ops.volume_pooling import (
+    adaptive_avg_pool3d,
+    adaptive_max_pool3d,
+    avg_pool3d,
+    lp_pool3d,
+    max_pool3d,
+    max_unpool3d,
+)
 
 __all__ = [
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
     "alpha_dropout",
     "avg_pool1d",
     "avg_pool2d",
+    "avg_pool3d",
     "batch_norm",
+    "bilinear",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "celu",
     "channel_shuffle",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
@@ -119,6 +134,7 @@ __all__ = [
     "dropout_add",
     "elu",
     "embedding",
+    "embedding_bag",
     "feature_alpha_dropout",
     "fold",
     "gaussian_nll_loss",
@@ -146,11 +162,14 @@ __all__ = [
     "logsigmoid",
     "lp_pool1d",
     "lp_pool2d",
+    "lp_pool3d",
     "margin_ranking_loss",
     "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "max_unpool1d",
     "max_unpool2d",
+    "max_unpool3d",
     "mish",
     "mse_loss",
     "multi_margin_loss",

@@ -30,6 +30,7 @@ from spillgrad.ops import (
     sliding,
     solving,
     special,
+    statistics,
     subscript,
 )
 from spillgrad.tensor import Tensor
@@ -58,6 +59,7 @@ _METHODS: dict[Any, str] = {
     indexing: "argwhere diag diagonal gather index_select masked_select nonzero take take_along_dim",
     index_writes: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
     counting: "bincount histc isin unique unique_consecutive",
+    statistics: "corrcoef cov histogram",
     distance: "cdist dist",
     einsum: "cross inner kron tensordot vdot",
     rearrange: """

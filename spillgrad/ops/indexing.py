@@ -87,6 +87,12 @@ _index_sum: Callable[..., Tensor] = operation(
     "index_sum", _summed_slices, self=lambda g, dim, index: _index_select(g, dim, index)
 )
 
+
+def summed_at(rows: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return zeros of `size` rows with others added at `index`: the derivative of picking those rows."""
+    return _index_sum(rows, 0, index, size)
+
+
 _index_add: Callable[..., Tensor] = operation(
     "index_add", _added_slices, self=lambda g: g, source=lambda g, dim, index: _index_select(g, dim, index)
 )
@@ -268,70 +274,6 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
         ) from error
     sizes = [(*common[:dim], shape[dim], *common[dim + 1 :]) for shape in (input.shape, indices.shape)]
     return gather(expand_to(input, sizes[0]), dim, expand_to(indices, sizes[1]))
-
-
-# --- Rows of a table -------------------------------------------------------------------------------------------------
-
-
-def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
-    return on_floats(lambda table: kernels.embedding(table, indices), weight)
-
-
-def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
-    sums: np.ndarray = on_floats(lambda g: kernels.embedding_backward(g, indices, rows), grad_output)
-    if padding_idx is not None:
-        sums[padding_idx] = 0
-    return sums
-
-
-def _looked_up_without_padding(g: Tensor, indices: Tensor, padding_idx: int | None) -> Tensor:
-    rows: Tensor = _embedding(g, indices, padding_idx)
-    if padding_idx is None:
-        return rows
-    return where(Tensor.wrap(indices.array[..., None] != padding_idx), rows, 0.0)  # type: ignore[no-any-return]
-
-
-_embedding: Callable[..., Tensor] = operation(
-    "embedding", _looked_up,
-    weight=lambda g, indices, padding_idx, weight_shape: _embedding_backward(g, indices, weight_shape[0], padding_idx),
-)  # fmt: skip
-_embedding_backward: Callable[..., Tensor] = operation(
-    "embedding_dense_backward", _table_gradient, grad_output=_looked_up_without_padding
-)
-
-
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Return the rows of `weight` at the indices `input`; the row `padding_idx` receives no gradient.
-
-    Shapes: input any, weight (V, D), result input.shape + (D,). Raises DimensionError for an index outside [0, V).
-    """
-    if (
-        isinstance(weight, Tensor)
-        and isinstance(input, Tensor)
-        and input.is_floating_point()
-        and not weight.is_floating_point()
-    ):
-        raise DtypeError(
-            f"embedding: got indices of {input.dtype} and a table of {weight.dtype}; indices come first, then the table"
-        )
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        got = f"{weight.dtype} of shape {weight.shape}" if isinstance(weight, Tensor) else type(weight).__name__
-        raise ShapeError(f"embedding: got a table {got}; wanted floating-point numbers of shape (rows, width)")
-    check_index("embedding", input, weight.shape[0], 0, weight.shape)
-    if padding_idx is not None:
-        rows = weight.shape[0]
-        if not -rows <= padding_idx < rows:
-            raise ArgumentError(f"embedding: got padding_idx {padding_idx}; the table has {rows} rows")
-        padding_idx %= rows
-    return _embedding(weight, input, padding_idx)
-
-
-def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
-    largest = int(tensor.array.max(initial=-1)) if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" else -1
-    classes = largest + 1 if num_classes == -1 else num_classes
-    check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
-    return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
 
 
 # --- Masks -----------------------------------------------------------------------------------------------------------
