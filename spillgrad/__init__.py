@@ -128,6 +128,7 @@ from spillgrad.ops.creation import (
     zeros,
     zeros_like,
 )  # fmt: skip
+from spillgrad.ops.ctc import ctc_loss
 from spillgrad.ops.decompositions import cholesky, qr
 from spillgrad.ops.distance import cdist, dist
 from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot
@@ -415,6 +416,7 @@ from spillgrad.ops.special import (
     xlogy,
 )  # fmt: skip
 from spillgrad.ops.statistics import corrcoef, cov, histogram
+from spillgrad.ops.strided import as_strided
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
 from spillgrad.tensor import (

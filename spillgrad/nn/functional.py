@@ -32,6 +32,7 @@ from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, local_response_norm
 from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from spillgrad.ops.ctc import ctc_loss
 from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance
 from spillgrad.ops.elementwise import sigmoid, tanh
 from spillgrad.ops.embedding import embedding, embedding_bag, one_hot
@@ -127,6 +128,7 @@ __all__ = [
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "dropout",
     "dropout1d",
     "dropout2d",

@@ -31,6 +31,7 @@ from spillgrad.ops import (
     solving,
     special,
     statistics,
+    strided,
     subscript,
 )
 from spillgrad.tensor import Tensor
@@ -60,6 +61,7 @@ _METHODS: dict[Any, str] = {
     index_writes: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
     counting: "bincount histc isin unique unique_consecutive",
     statistics: "corrcoef cov histogram",
+    strided: "as_strided squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_",
     distance: "cdist dist",
     einsum: "cross inner kron tensordot vdot",
     rearrange: """

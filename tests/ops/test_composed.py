@@ -18,6 +18,7 @@ RNG = np.random.default_rng(7)
 A, B, C = RNG.normal(size=(3, 4)), RNG.normal(size=(3, 4)), RNG.normal(size=(4, 5))
 S, V, W = RNG.normal(size=(4, 4)), RNG.normal(size=4), RNG.normal(size=3)
 P, Q = RNG.uniform(0.1, 0.9, (3, 4)), RNG.uniform(0.1, 0.9, (3, 4))
+VOLUMES, KERNEL = RNG.normal(size=(1, 2, 4, 3, 5)), RNG.normal(size=(2, 2, 2, 1, 2))
 IMAGES, BATCH = RNG.normal(size=(2, 3, 4, 5)), RNG.normal(size=(2, 3, 4))
 ZEROS = np.array([[1.5, 0.0, -2.0, 0.5], [0.0, 2.0, 0.0, 1.0], [3.0, -1.0, 0.5, 2.0]])
 PLACES = np.array([[0, 2, 1, 1], [1, 0, 1, 0], [0, 1, 1, 2]])
@@ -91,6 +92,30 @@ def folded(columns, size, kernel, padding, stride):
     for i, (y, x) in enumerate(places):
         out[:, :, y : y + kernel[0], x : x + kernel[1]] += columns[:, :, i].reshape(n, channels, *kernel)
     return out[:, :, padding : padding + size[0], padding : padding + size[1]]
+
+
+def boxes(a, size, step=(1, 1, 1)):
+    """All windows over volumes; their elements are the last three dimensions."""
+    found = np.lib.stride_tricks.sliding_window_view(a, size, (2, 3, 4))
+    return found[:, :, :: step[0], :: step[1], :: step[2]]
+
+
+def laid_over_volumes(a, w, step):
+    """conv_transpose3d, element by element."""
+    size = [s * (n - 1) + k for n, s, k in zip(a.shape[2:], step, w.shape[2:], strict=True)]
+    out = np.zeros((len(a), w.shape[1], *size), a.dtype)
+    for place in np.ndindex(a.shape[2:]):
+        box = tuple(slice(p * s, p * s + k) for p, s, k in zip(place, step, w.shape[2:], strict=True))
+        out[(slice(None), slice(None), *box)] += np.einsum("nc,cmijk->nmijk", a[(slice(None), slice(None), *place)], w)
+    return out
+
+
+def triangles(size, count):
+    """The weights of antialiased linear resampling: triangles as wide as a result is, as rows."""
+    step = size / count
+    distance = (np.arange(size) + 0.5 - (np.arange(count)[:, None] + 0.5) * step) / max(step, 1)
+    weights = np.maximum(1 - np.abs(distance), 0)
+    return weights / weights.sum(1, keepdims=True)
 
 
 def distances(a, b, p=2):
@@ -220,6 +245,45 @@ TABLE = {
                      lambda a: np.pad(a, ((0, 0), (1, 0), (2, 4)), "wrap"), BATCH),
     "pad circular and crop": (lambda x: F.pad(x, (-1, 2), mode="circular"),
                               lambda a: np.pad(a[..., 1:], ((0, 0), (0, 0), (0, 2)), "wrap"), BATCH),
+    # volumes
+    "conv3d": (lambda x, w: F.conv3d(x, w, stride=(2, 1, 1)),
+               lambda a, w: np.einsum("ncdhwijk,mcijk->nmdhw", boxes(a, w.shape[2:], (2, 1, 1)), w), VOLUMES, KERNEL),
+    "conv3d with a bias": (lambda x, w, b: F.conv3d(x, w, b, padding=(1, 0, 0)),
+                           lambda a, w, b: np.einsum("ncdhwijk,mcijk->nmdhw", boxes(
+                               np.pad(a, ((0, 0), (0, 0), (1, 1), (0, 0), (0, 0))), w.shape[2:]), w)
+                           + b[:, None, None, None], VOLUMES, KERNEL, W[:2]),
+    "conv3d of groups": (lambda x, w: F.conv3d(x, w, groups=2), lambda a, w: np.stack(
+        [(boxes(a, w.shape[2:])[:, c] * w[c, 0]).sum((-3, -2, -1)) for c in range(2)], 1), VOLUMES, KERNEL[:, :1]),
+    "conv_transpose3d": (lambda x, w: F.conv_transpose3d(x, w, stride=(1, 2, 3)),
+                         lambda a, w: laid_over_volumes(a, w, (1, 2, 3)), VOLUMES[..., :2], KERNEL),
+    "max_pool3d": (lambda x: F.max_pool3d(x, (2, 2, 3), 1), lambda a: boxes(a, (2, 2, 3)).max((-3, -2, -1)), VOLUMES),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, (2, 1, 3), (2, 1, 2)),
+                   lambda a: boxes(a, (2, 1, 3), (2, 1, 2)).mean((-3, -2, -1)), VOLUMES),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)),
+                            lambda a: a.reshape(1, 2, 2, 2, 3, 5).mean((3, 5))[..., None], VOLUMES),
+    "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, (2, 1, 5)),
+                            lambda a: a.reshape(1, 2, 2, 2, 3, 5).max((3, 4))[..., None, :], VOLUMES),
+    "lp_pool3d": (lambda x: F.lp_pool3d(x, 2, 2, 1),
+                  lambda a: np.sqrt((boxes(a, (2, 2, 2)) ** 2).sum((-3, -2, -1))), VOLUMES),
+    "antialiased interpolation": (
+        lambda x: F.interpolate(x, (2, 7), mode="bilinear", antialias=True),
+        lambda a: np.einsum("yh,xw,nchw->ncyx", triangles(4, 2), triangles(5, 7), a), IMAGES),
+    # tables and bilinear maps
+    "bilinear": (F.bilinear, lambda a, b, w, c: np.einsum("...i,kij,...j->...k", a, w, b) + c,
+                 A, BATCH[0], np.stack([S[:, :4], S.T]), W[:2]),
+    "embedding_bag": (lambda w: F.embedding_bag(INDEX, w), lambda w: w[PLACES].mean(1), A),
+    "embedding_bag of sums": (lambda w, p: F.embedding_bag(INDEX, w, mode="sum", per_sample_weights=p),
+                              lambda w, p: (w[PLACES] * p[..., None]).sum(1), A, P),
+    "embedding_bag of maxima": (lambda w: F.embedding_bag(INDEX, w, mode="max"), lambda w: w[PLACES].max(1), A),
+    "embedding_bag of a vector": (
+        lambda w: F.embedding_bag(INDEX.flatten(), w, sg.tensor([0, 3, 3]), padding_idx=1),
+        lambda w: np.stack([w[[0, 2]].mean(0), 0 * w[0], w[[0, 0, 0, 2]].mean(0)]), A),
+    # statistics
+    "cov": (sg.cov, np.cov, A),
+    "cov of one": (lambda x: sg.cov(x, correction=0), lambda a: np.cov(a, ddof=0), V),
+    "cov weighted": (lambda x: sg.cov(x, fweights=sg.tensor([1, 2, 0, 3]), aweights=sg.tensor(P[0]).to(x.dtype)),
+                     lambda a: np.cov(a, fweights=[1, 2, 0, 3], aweights=P[0]), A),
+    "corrcoef": (sg.corrcoef, np.corrcoef, A),
     # writes
     "index_copy": (lambda x, y: x.index_copy(1, sg.tensor([2, 0]), y),
                    lambda a, b: changed(a, np.s_[:, [2, 0]], b), A, B[:, :2]),

@@ -44,6 +44,7 @@ INPUTS: dict[str, np.ndarray] = {
     "c4": _floats(4),  # per channel
     "c6": _floats(6),
     "heads": _floats(2, 2, 5, 4),
+    "ctc": _floats(6, 2, 5),  # time, batch, classes
     "i": np.array([2, 0, 1, 2]),  # numbers of rows
     "ij": np.array([[0, 2, 1], [1, 1, 0]]),
     "t": np.array([1, 0, 4, 2]),  # classes of `n`
@@ -270,6 +271,13 @@ ROWS = tuple(
     x.ravel()
     x.t()
     x.T
+    x.as_strided((2, 2), (1, 2), 1)
+    a.as_strided((3, 4), (1, 2))
+    torch.as_strided(a[1:], (2, 2), (3, 5), 13)
+    x[None].clone().squeeze_()
+    x[None].clone().squeeze_(0)
+    a.clone().transpose_(0, -1)
+    a.clone().swapaxes_(1, 2)
     a.mT
     x.transpose(0, 1)
     a.permute(2, 0, 1)
@@ -661,6 +669,12 @@ ROWS = tuple(
     F.celu(x)
     F.channel_shuffle(img, 2)
     F.cosine_embedding_loss(x, y, torch.tensor([1, -1]))
+    F.ctc_loss(ctc.log_softmax(-1), torch.tensor([[1, 2, 2], [4, 1, 0]]), torch.tensor([6, 5]), torch.tensor([3, 2]))
+    F.ctc_loss(ctc.log_softmax(-1), torch.tensor([3, 1, 2, 3]), (6, 6), (1, 3), blank=4, reduction='none')
+    F.ctc_loss(ctc.log_softmax(-1), torch.tensor([[3] * 4, [1, 2, 3, 4]]), (6, 6), (4, 4), 0, 'sum', True)
+    F.ctc_loss(ctc[:, 0].log_softmax(-1), torch.tensor([1, 2]), torch.tensor(5), torch.tensor(2))
+    F.ctc_loss(ctc.log_softmax(-1), torch.tensor([[3, 3], [1, 2]]), (6, 0), (0, 0), reduction='none')
+    torch.ctc_loss(ctc.log_softmax(-1), torch.tensor([[1, 2], [4, 1]]), torch.tensor([6, 6]), torch.tensor([2, 2]))
     F.cosine_similarity(x, y)
     F.fold(F.unfold(img, 2), (6, 7), 2)
     F.unfold(img, (2, 3), padding=1, stride=2)
