@@ -128,7 +128,6 @@ from spillgrad.ops.creation import (
     zeros,
     zeros_like,
 )  # fmt: skip
-from spillgrad.ops.ctc import ctc_loss
 from spillgrad.ops.decompositions import cholesky, qr
 from spillgrad.ops.distance import cdist, dist
 from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot

@@ -118,6 +118,18 @@ def triangles(size, count):
     return weights / weights.sum(1, keepdims=True)
 
 
+def read(path, blank=0):
+    """What a path through the classes stands for: its labels, of equal neighbours one, without blanks."""
+    return tuple(label for label, _ in itertools.groupby(path) if label != blank)
+
+
+def ctc(a, target):
+    """The definition: the sum over all paths that stand for the target."""
+    steps, classes = a.shape
+    paths = [p for p in itertools.product(range(classes), repeat=steps) if read(p) == target]
+    return -np.log(sum(np.exp(sum(a[t, c] for t, c in enumerate(p))) for p in paths))
+
+
 def distances(a, b, p=2):
     return (np.abs(a[..., :, None, :] - b[..., None, :, :]) ** p).sum(-1) ** (1 / p)
 
@@ -348,6 +360,11 @@ TABLE = {
     "gaussian_nll_loss of rows": (
         lambda x, t, v: F.gaussian_nll_loss(x, t, v, full=True, reduction="none"),
         lambda a, t, v: (np.log(v[:, None]) + (a - t) ** 2 / v[:, None] + math.log(2 * math.pi)) / 2, A, B, P[:, 0]),
+    "ctc_loss": (lambda x: F.ctc_loss(x, sg.tensor([[1, 1], [2, 3], [3, 0]]), (4, 3, 2), (2, 2, 1), reduction="none"),
+                 lambda a: np.array([ctc(a[:, 0], (1, 1)), ctc(a[:3, 1], (2, 3)), ctc(a[:2, 2], (3,))]),
+                 BATCH.swapaxes(0, 2)[:, :, [0, 1, 0, 1]] + np.arange(4)),
+    "ctc_loss of one": (lambda x: F.ctc_loss(x, sg.tensor([0, 2]), 3, 2, blank=3), lambda a: ctc(
+        a[:, [3, 0, 1, 2]], (1, 3)) / 2, A),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, sg.tensor(SIGNS.copy()).to(x.dtype)[:, ::1]),
                          lambda a: np.log1p(np.exp(-a * SIGNS)).mean(), B),
     "multilabel_soft_margin_loss": (F.multilabel_soft_margin_loss, lambda a, t: bce(sigmoid(a), t).mean(), A, P),
@@ -377,7 +394,13 @@ TABLE = {
                       for j in js for i in range(4) if i not in js) / 4, A),
 }  # fmt: skip
 # What half precision cannot show: results that hang on the order of nearly equal numbers, or on digits it lacks.
-NOT_IN_HALF = {"pairwise_distance", "triplet_margin_loss", "cosine_embedding_loss", "poisson_nll_loss in full"}
+NOT_IN_HALF = {
+    "ctc_loss",
+    "pairwise_distance",
+    "triplet_margin_loss",
+    "cosine_embedding_loss",
+    "poisson_nll_loss in full",
+}
 
 
 def row(name):

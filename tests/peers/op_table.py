@@ -674,7 +674,6 @@ ROWS = tuple(
     F.ctc_loss(ctc.log_softmax(-1), torch.tensor([[3] * 4, [1, 2, 3, 4]]), (6, 6), (4, 4), 0, 'sum', True)
     F.ctc_loss(ctc[:, 0].log_softmax(-1), torch.tensor([1, 2]), torch.tensor(5), torch.tensor(2))
     F.ctc_loss(ctc.log_softmax(-1), torch.tensor([[3, 3], [1, 2]]), (6, 0), (0, 0), reduction='none')
-    torch.ctc_loss(ctc.log_softmax(-1), torch.tensor([[1, 2], [4, 1]]), torch.tensor([6, 6]), torch.tensor([2, 2]))
     F.cosine_similarity(x, y)
     F.fold(F.unfold(img, 2), (6, 7), 2)
     F.unfold(img, (2, 3), padding=1, stride=2)
