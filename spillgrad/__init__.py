@@ -89,9 +89,18 @@ from spillgrad.ops.activations import (
     threshold,
 )  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.bessel import i0
 from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
-from spillgrad.ops.complex_numbers import complex, imag, real, view_as_complex, view_as_real
+from spillgrad.ops.complex_numbers import (
+    complex,
+    conj,
+    imag,
+    real,
+    resolve_conj,
+    view_as_complex,
+    view_as_real,
+)
 from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
@@ -221,6 +230,7 @@ from spillgrad.ops.elementwise import (
     where,
 )  # fmt: skip
 from spillgrad.ops.fuse import fuse
+from spillgrad.ops.incomplete_gamma import igamma, igammac
 from spillgrad.ops.index_writes import (
     diagonal_scatter,
     index_copy,

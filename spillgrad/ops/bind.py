@@ -8,6 +8,7 @@ from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.ops import (
     activations,
+    bessel,
     complex_numbers,
     convert,
     counting,
@@ -16,6 +17,7 @@ from spillgrad.ops import (
     distance,
     einsum,
     elementwise,
+    incomplete_gamma,
     index_writes,
     indexing,
     inplace,
@@ -53,6 +55,7 @@ _METHODS: dict[Any, str] = {
     """,
     order: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
     scan: "cummax cummin diff logcumsumexp",
+    complex_numbers: "conj resolve_conj",
     linalg: "addmm bmm dot matmul mm mv outer",
     solving: "det logdet matrix_exp matrix_power slogdet",
     decompositions: "cholesky qr",
@@ -89,6 +92,8 @@ _IN_PLACE_TOO: dict[Any, str] = {
         acosh arccosh arcsinh arctanh asinh atanh copysign deg2rad digamma erfc erfinv exp2 fix float_power fmod frac
         gcd heaviside hypot lcm ldexp lgamma logit mvlgamma nan_to_num nextafter rad2deg sgn sinc xlogy
     """,
+    bessel: "i0",
+    incomplete_gamma: "igamma igammac",
     indexing: "index_add masked_fill scatter scatter_add",
     index_writes: "index_copy index_fill index_put index_reduce masked_scatter put scatter_reduce",
 }

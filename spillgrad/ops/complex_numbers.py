@@ -60,6 +60,16 @@ def imag(input: Tensor) -> Tensor:
     return _imag(input)
 
 
+def conj(input: Tensor) -> Tensor:
+    """Return the complex conjugates as a copy; a real tensor as it is."""
+    return _complex(_real(input), elementwise.neg(_imag(input))) if input.is_complex() else input
+
+
+def resolve_conj(input: Tensor) -> Tensor:
+    """Return the tensor as it is: conjugates are never put off (PyTorch's are)."""
+    return input
+
+
 def view_as_real(input: Tensor) -> Tensor:
     """Return real and imaginary parts along a new last dimension, as a copy (PyTorch's is a view)."""
     _require_complex("view_as_real", input)

@@ -133,14 +133,14 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
 # --- Single elements: gather, scatter and scatter_add ----------------------------------------------------------------
 
 
-def _corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
+def corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
     """Return the part of `a` that an index of `shape` along `dim` can reach."""
     return a[tuple(slice(None) if i == dim else slice(size) for i, size in enumerate(shape))]
 
 
 def _gathered(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     if not dtypes.is_floating_point(self.dtype):
-        return np.take_along_axis(_corner(self, dim, index.shape), index, dim)
+        return np.take_along_axis(corner(self, dim, index.shape), index, dim)
     return on_floats(lambda a: kernels.gather(a, dim, index), self)
 
 
@@ -157,7 +157,7 @@ def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np
 def _overwritten(self: np.ndarray, dim: int, index: np.ndarray, src: Any) -> np.ndarray:
     out = empty(self.shape, self.dtype)
     np.copyto(out, self)
-    np.put_along_axis(_corner(out, dim, index.shape), index, src, dim)
+    np.put_along_axis(corner(out, dim, index.shape), index, src, dim)
     return out
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.errors import GraphError
 from spillgrad.nn import functional as F
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
@@ -128,6 +129,17 @@ def ctc(a, target):
     steps, classes = a.shape
     paths = [p for p in itertools.product(range(classes), repeat=steps) if read(p) == target]
     return -np.log(sum(np.exp(sum(a[t, c] for t, c in enumerate(p))) for p in paths))
+
+
+def bessel(order, a):
+    """Bessel's integral over a whole period: a sum over places gives it to the last digit."""
+    angle = np.arange(64) * (2 * np.pi / 64)
+    return (np.exp(a[..., None] * np.cos(angle)) * np.cos(order * angle)).mean(-1)
+
+
+def poisson_below(counts, rate):
+    """The probability of fewer events than each of the counts."""
+    return sum(np.where(k < np.array(counts), np.exp(-rate) * rate**k / math.factorial(k), 0) for k in range(9))
 
 
 def distances(a, b, p=2):
@@ -341,6 +353,15 @@ TABLE = {
     # special
     "mvlgamma": (lambda x: sg.mvlgamma(x + 1, 2), lambda a: math.log(math.pi) / 2
                  + np.vectorize(lambda v: math.lgamma(v + 1) + math.lgamma(v + 0.5))(a), P),
+    "i0": (sg.i0, lambda a: bessel(0, a), 3 * A),
+    "i1": (sg.special.i1, lambda a: bessel(1, a), 3 * A),
+    "i0e": (sg.special.i0e, lambda a: bessel(0, a) * np.exp(-np.abs(a)), 3 * A),
+    "i1e": (sg.special.i1e, lambda a: bessel(1, a) * np.exp(-np.abs(a)), 3 * A),
+    "igamma": (lambda x: sg.igamma(sg.tensor([1, 2, 3, 9]).to(x.dtype), 4 * x),
+               lambda a: 1 - poisson_below([1, 2, 3, 9], 4 * a), P),
+    "igammac": (lambda x: sg.special.gammaincc(sg.tensor([1, 2, 3, 9]).to(x.dtype), 8 * x),
+                lambda a: poisson_below([1, 2, 3, 9], 8 * a), P),
+    "entr": (sg.special.entr, lambda a: -a * np.log(a), P),
     "logit of the inside": (lambda x: sg.logit(x, 0.2), lambda a: (lambda c: np.log(c / (1 - c)))(a.clip(0.2, 0.8)), P),
     "rad2deg": (lambda x: sg.rad2deg(x) + sg.deg2rad(x), lambda a: np.rad2deg(a) + np.deg2rad(a), A),
     "ldexp": (lambda x: x.ldexp(sg.tensor([1, -2, 0, 3])), lambda a: np.ldexp(a, [1, -2, 0, 3]), A),
@@ -499,3 +520,23 @@ def test_a_function_takes_numbers_without_dimensions(name):
     result = function(sg.tensor(2.5, dtype="float64"))
     assert result.shape == ()
     assert result.item() == pytest.approx(wanted, rel=1e-15)
+
+
+def test_a_derivative_that_nobody_knows_is_refused():
+    a = sg.tensor([1.5], requires_grad=True)
+    with pytest.raises(GraphError, match="derivative for 'igamma: input' is not implemented"):
+        sg.igamma(a, sg.tensor([2.0])).sum().backward()
+    assert a.grad is None
+
+
+def test_special_functions_of_the_largest_numbers_stay_in_range():
+    x = sg.tensor([-math.inf, 712.0, -0.0, math.inf, math.nan], dtype="float64")
+    assert sg.i0(x).numpy()[[0, 2, 3]].tolist() == [math.inf, 1, math.inf]
+    assert sg.special.i1(x).numpy()[[0, 2, 3]].tolist() == [-math.inf, 0, math.inf]
+    assert sg.i0(x)[1].item() == pytest.approx(sg.special.i0e(x)[1].item() * math.exp(356) * math.exp(356), rel=1e-12)
+    assert math.isnan(sg.i0(x)[4].item())
+    a, b = (sg.tensor(v, dtype="float64") for v in ([0, 0, 2, math.inf, -1, 1], [0, 1, math.inf, 1, 1, -1]))
+    np.testing.assert_array_equal(sg.igamma(a, b).numpy(), [math.nan, 1, 1, 0, math.nan, math.nan])
+    np.testing.assert_array_equal(sg.igammac(a, b).numpy(), [math.nan, 0, 0, 1, math.nan, math.nan])
+    assert sg.igamma(sg.tensor([2.0]), 3).item() == pytest.approx(1 - 4 * math.exp(-3), rel=1e-6)
+    assert sg.i0(sg.tensor([0, 1])).dtype == sg.float32
