@@ -220,6 +220,22 @@ def linspace(
     return _finish(cast(np.linspace(float(start), float(end), steps), _dtype_or_default(dtype)), requires_grad, device)
 
 
+def logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None, device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return `base` to the power of `steps` evenly spaced exponents from `start` to `end`, both included."""
+    if steps < 0:
+        raise ArgumentError(f"logspace: got {steps} steps; give 0 or more")
+    powers = np.power(float(base), np.linspace(float(start), float(end), steps))
+    return _finish(cast(powers, _dtype_or_default(dtype)), requires_grad, device)
+
+
+def scalar_tensor(s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Return a number as a tensor without dimensions, of the default float dtype."""
+    return tensor(s, _dtype_or_default(dtype), device, requires_grad)
+
+
 def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Return an n × m matrix with ones on the diagonal."""
     shape = _sizes("eye", (n, n if m is None else m))

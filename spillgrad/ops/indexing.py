@@ -1,5 +1,6 @@
 """Elements and slices chosen by integer index or mask, and sums back into them: each is the other's derivative."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.elementwise import Number, mul, where
 from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.shape import flatten, normalize_dim, reshape
+from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
@@ -46,7 +47,7 @@ def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     def rows(a: np.ndarray) -> np.ndarray:
         return kernels.embedding(a, index)
 
-    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], slices[:1].size))
+    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
     return np.ascontiguousarray(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
 
 
@@ -58,7 +59,7 @@ def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> 
         def rows(a: np.ndarray) -> np.ndarray:
             return kernels.embedding_backward(a, index, size)
 
-        sums: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], slices[:1].size))
+        sums: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
         sums = sums.reshape(size, *slices.shape[1:])
     else:
         sums = zeros((size, *slices.shape[1:]), self.dtype)
@@ -72,7 +73,7 @@ def _added_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndar
         out = self.copy()
         np.add.at(np.moveaxis(out, dim, 0), index, added)
         return out
-    shape = slices.shape[0], slices[:1].size
+    shape = slices.shape[0], math.prod(slices.shape[1:])
     sums: np.ndarray = on_floats(
         lambda a, b: kernels.index_add(a, index, b), slices.reshape(shape), added.reshape(len(index), shape[1])
     )
@@ -320,6 +321,13 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 def argwhere(input: Tensor) -> Tensor:
     """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
+
+
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
+    sizes = shape_arguments((shape,))
+    check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
+    return tuple(Tensor.wrap(np.asarray(part)) for part in np.unravel_index(indices.array, sizes))
 
 
 # --- Diagonals -------------------------------------------------------------------------------------------------------

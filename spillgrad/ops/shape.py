@@ -377,6 +377,9 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
     return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
 
 
+row_stack = vstack
+
+
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
     if indexing not in ("ij", "xy"):
@@ -443,6 +446,11 @@ def split(
                 f"split: got sizes {sizes}; dimension {dim} has {size} indices, so they must sum to that"
             )
     return _in_tuple(_split(len(sizes))(input, tuple(sizes), dim)) if sizes else ()
+
+
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views of consecutive pieces of the given sizes."""
+    return split(input, list(split_sizes), dim)
 
 
 def _in_tuple(outputs: Any) -> tuple[Tensor, ...]:
