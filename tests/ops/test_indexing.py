@@ -189,6 +189,15 @@ def test_zero_size_indices_give_zero_size_results():
     assert not weight.grad.numpy().any()
     assert indexing.index_select(sg.ones(3, 4), 1, none).shape == (3, 0)
     assert indexing.gather(sg.ones(3), 0, none).shape == (0,)
+    x, source = leaf(A), leaf(A[:0])
+    indexing.index_select(x, 0, none).sum().backward()
+    indexing.index_add(x, 0, none, source).sum().backward()
+    assert x.grad.tolist() == np.ones(A.shape).tolist()
+    assert source.grad.shape == (0, 4, 2)
+    nothing = leaf(A[:0])
+    indexing.index_select(nothing, 0, none).sum().backward()
+    indexing.index_add(nothing, 0, none, source.detach()).sum().backward()
+    assert nothing.grad.shape == (0, 4, 2)
 
 
 X, I64 = sg.zeros(2, 3), sg.tensor([[0, 1]])

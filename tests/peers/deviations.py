@@ -108,7 +108,6 @@ NOT_COMPARED: dict[str, str] = {
     **dict.fromkeys(f"{_RANDOM} {_DRAWN} {_DRAWN_TOO}".split(), "random numbers are each library's own"),
     **dict.fromkeys(_SETTINGS.split(), "a setting"),
     **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),
-    **dict.fromkeys(_MEMORY.split(), "nothing to compare: the tensor itself"),
     **dict.fromkeys(_COMPLEX.split(), "complex tensors are for storage and for `fft`"),
     **dict.fromkeys(_PYTORCHS_OWN.split(), "another signature, or a file format, of the same name"),
 }
