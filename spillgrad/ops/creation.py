@@ -47,8 +47,10 @@ def _from_python(data: Any) -> np.ndarray:
         if isinstance(data, list | tuple) and any(isinstance(item, Tensor) for item in data):
             data = [item.array if isinstance(item, Tensor) else item for item in data]
         array = np.asarray(data)
-    except (ValueError, TypeError) as error:
-        raise OperandError(f"tensor: got nested data that is not rectangular or not numeric ({error})") from error
+    except ValueError as error:
+        raise ShapeError(f"tensor: got nested data that is not rectangular or not numeric ({error})") from error
+    except TypeError as error:
+        raise OperandError(f"tensor: got nested data that is not numeric ({error})") from error
     if array.dtype.kind not in "biufc" and array.dtype != dtypes.bfloat16:
         raise OperandError(f"tensor: got {type(data).__name__} data of {array.dtype}; wanted numbers")
     return array

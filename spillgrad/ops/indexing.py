@@ -109,7 +109,9 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
         return reshape(index_select(reshape(input, 1), 0, index), ())
     check_index("index_select", index, input.shape[dim], dim, input.shape)
     if index.ndim > 1:
-        raise ShapeError(f"index_select: got an index of shape {index.shape}; wanted one dimension: flatten it")
+        raise DimensionError(
+            f"index_select: got an index of shape {index.shape}; Index is supposed to be a vector: flatten it"
+        )
     return _index_select(input, dim, flatten(index))
 
 

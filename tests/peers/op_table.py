@@ -339,6 +339,7 @@ ROWS = tuple(
     torch.roll(x, 1, 1)
     torch.tile(x, (2, 1))
     torch.repeat_interleave(x, 2)
+    torch.repeat_interleave(torch.tensor([2, 0, 1]))
     torch.narrow(x, 1, 1, 2)
     torch.select(x, 0, 1)
     torch.tril(x)
