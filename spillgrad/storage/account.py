@@ -16,8 +16,8 @@ from spillgrad.storage.journal import Journal
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label, closed_error, gone_error
 
-# Waits beyond this share of a step slow it more than the processor's time that the page cache takes.
-_WAIT_SHARE = 0.03
+# The writer gives freed extents back when it is awake anyway, or when there are so many.
+_MANY_FREED = 16
 
 
 class Post(enum.Enum):
@@ -25,6 +25,7 @@ class Post(enum.Enum):
 
     RETIRE = "close as soon as no handle is live"
     ABANDON = "close now: nobody can get anything any more"
+    ROOM = "an array that was counted is gone"
 
 
 class Account:
@@ -44,13 +45,15 @@ class Account:
         self.entries: dict[int, Entry] = {}
         self.freed: list[Extent] = []  # extents that the writer gives back
         self.waiting_puts = self.waiting_bytes = 0
+        self.loads_wait = False  # for room
         self.readers = 0
         # Failed writes that nobody was told of yet, by the array concerned; None for the files themselves.
         self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
         self.on_closing: Callable[[], None] = lambda: None
-        self.on_step: Callable[[bool], None] = lambda waited: None
-        self._step_spilled = False
+        self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
+        self.on_room: Callable[[], None] = lambda: None
+        self.written_bytes = self.read_bytes = self._moved_before_bytes = 0
         self.wait_write_s = self.wait_read_s = 0.0
         self._step_began_s = self._waited_before_s = 0.0
         self.deduplicated_bytes = self.live_bytes = self.sequence = 0
@@ -87,9 +90,11 @@ class Account:
                 self._retiring = True
             elif item is Post.ABANDON:
                 self.close()
-            else:
+            elif item is not Post.ROOM:
                 self.release(item)
         self.cache.settle()
+        if self.loads_wait and not self.closing:
+            self.on_room()
         if self._retiring and not self.entries:
             self.close()
         if self.waiting_puts and self.cache.ram_bytes < ram_bytes:
@@ -97,7 +102,8 @@ class Account:
 
     def _lease_ended(self) -> None:
         """Called when an array read back died, in any thread, perhaps in a locked section of it."""
-        self.bell.ring()
+        if self.loads_wait or self.waiting_puts:
+            self.post(Post.ROOM)
 
     # Life
 
@@ -210,20 +216,21 @@ class Account:
         self.journal.note("free", entry.sequence)
         self.cache.remove(entry)
         self.cache.schedule.drop(entry)
-        self._step_spilled |= entry.extent is not None
         if not self.entries:
             self._end_step()
         self.free_extent(entry)
-        self.bell.ring()
+        if not self.entries or len(self.freed) >= _MANY_FREED:
+            self.bell.ring()
 
     def _end_step(self) -> None:
         """Note that the store is empty: a step ended."""
         self.cache.schedule.end_step()
         waited_s = self.wait_write_s + self.wait_read_s
-        step_s = time.perf_counter() - self._step_began_s
-        if self._step_spilled:
-            self.on_step(waited_s - self._waited_before_s > _WAIT_SHARE * step_s)
-        self._waited_before_s, self._step_spilled = waited_s, False
+        moved_bytes = self.written_bytes + self.read_bytes
+        if moved_bytes > self._moved_before_bytes:
+            step_s = time.perf_counter() - self._step_began_s
+            self.on_step(step_s, waited_s - self._waited_before_s, moved_bytes - self._moved_before_bytes)
+        self._waited_before_s, self._moved_before_bytes = waited_s, moved_bytes
 
     def free_extent(self, entry: Entry) -> None:
         """Give the space of an entry without references back, once nobody reads it."""

@@ -6,7 +6,7 @@ import math
 
 # Of what is compressed: whatever reads a part of it decompresses whole chunks.
 _COMPRESSED_BYTES = 256 << 10
-# Pieces of this size keep the checksum in cache and the system calls few.
+# What was read is digested while a cache of the processor still has it.
 PIECE_BYTES = 8 << 20
 PAGE_BYTES = 4096
 # Chunk sizes are 32-bit in files that HDF5 1.8 can read.

@@ -47,6 +47,15 @@ class Speeds(NamedTuple):
         is_fast_enough = self.direct.seconds(1) < _SLOWEST * self.cached.seconds(1)
         return is_fast_enough and self.direct.busy_s_per_byte < self.cached.busy_s_per_byte
 
+    def cache_costs_s(self, moved_bytes: int) -> float:
+        """Return by how much moving so many bytes through the page cache rather than past it slows a step.
+
+        In full, though other cores do that work: while it holds one thread of a kernel up, the others wait.
+        """
+        if self.cached is None or self.direct is None:
+            return 0.0
+        return max(0.0, self.cached.busy_s_per_byte - self.direct.busy_s_per_byte) * moved_bytes
+
 
 def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
     """Open a file past the page cache; None where the file system cannot. Raises OSError for any other reason."""

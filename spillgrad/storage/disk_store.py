@@ -102,6 +102,7 @@ class DiskStore:
         )
         self._lifecycle.watch(self._writer.worker)
         self._account.on_step = self._segments.note_step
+        self._account.on_room = self._prefetcher.start_loads
         self._packed_bytes = self._hits = self._misses = 0
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
@@ -183,7 +184,7 @@ class DiskStore:
                     self._loader.begin(entry, pinned=True)
                 else:
                     self._hits += 1
-                self._prefetcher.wake()
+                self._prefetcher.start_loads()
             if array is None:
                 array = self._loader.load(entry)
             elif unchanged is not None and not unchanged():
@@ -230,9 +231,9 @@ class DiskStore:
             stats = StoreStats(
                 packed_bytes=self._packed_bytes,
                 deduplicated_bytes=account.deduplicated_bytes,
-                written_bytes=self._writer.written_bytes,
+                written_bytes=account.written_bytes,
                 stored_bytes=self._writer.stored_bytes,
-                read_bytes=self._loader.read_bytes,
+                read_bytes=account.read_bytes,
                 live_bytes=account.live_bytes,
                 ram_bytes=account.cache.ram_bytes,
                 peak_ram_bytes=account.cache.peak_ram_bytes,

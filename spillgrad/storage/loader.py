@@ -26,7 +26,6 @@ class Loader:
         self._account = account
         self._codec = codec
         self._directory = directory
-        self.read_bytes = 0
 
     def begin(self, entry: Entry, pinned: bool) -> None:
         """Reserve room for `entry`, which is on disk only; a `pinned` one is for a caller, not for the cache."""
@@ -39,7 +38,7 @@ class Loader:
         entry.loading = False
         wanted = handed_out or entry.references > 0
         if array is not None:
-            self.read_bytes += entry.nbytes
+            self._account.read_bytes += entry.nbytes
         if array is not None and wanted:
             self._account.cache.lend(entry, array, handed_out)
         else:

@@ -28,37 +28,34 @@ class Prefetcher:
     def request(self, entries: Iterable[Entry]) -> None:
         """Load these next, in this order."""
         self._requested.update(dict.fromkeys(entries))
-        self.wake()
-
-    def wake(self) -> None:
-        """Have the writer's thread, which sees when there is room, look for something to load."""
-        if self._requested or (self._account.cache.schedule.cursor is not None and self._account.cache.absent):
-            self._account.bell.ring()
+        self.start_loads()
 
     def start_loads(self) -> None:
-        """Have I/O threads load what there is room for. Called with the lock held."""
+        """Have I/O threads load what there is room for; who makes room later has the writer's thread look again."""
+        account = self._account
         while self._loading < _LOADING_MAX:
             entry = self._next()
-            if entry is None:
+            account.loads_wait = entry is not None  # from before it looks for room: some may be made meanwhile
+            if entry is None or not account.cache.make_room(_needs(entry), for_rank=entry.rank):
                 return
+            account.loads_wait = False
             self._loader.begin(entry, pinned=False)
             self._loading += 1
-            io_threads.submit(self._account.fail, functools.partial(self._load, entry))
+            io_threads.submit(account.fail, functools.partial(self._load, entry))
 
     def _load(self, entry: Entry) -> None:
         self._loader.prefetch(entry)
         with self._account.lock:
             self._loading -= 1
             if not self._account.closing:
-                self.start_loads()  # at once: through the writer's thread it would take as long as reading a MiB
-        self._account.bell.ring()
+                self.start_loads()
 
     def _next(self) -> Entry | None:
         cache = self._account.cache
         while self._requested:
             wanted = next(iter(self._requested))
             if wanted.on_disk_only and wanted.references > 0 and _needs(wanted) <= cache.budget_bytes:
-                return wanted if cache.make_room(_needs(wanted), for_rank=wanted.rank) else None
+                return wanted
             del self._requested[wanted]
         cursor = cache.schedule.cursor
         if cursor is None:
@@ -66,8 +63,6 @@ class Prefetcher:
         entry = cache.absent.below(cursor)
         while entry is not None and _needs(entry) > cache.budget_bytes:
             entry = cache.absent.below(entry.rank)
-        if entry is None or not cache.make_room(_needs(entry), for_rank=entry.rank):
-            return None
         return entry
 
 

@@ -27,7 +27,6 @@ from spillgrad.storage.holes import hole_bytes, punch
 from spillgrad.storage.payload import PayloadFile
 from spillgrad.storage.store import NO_LABEL, Label, View
 from spillgrad.storage.structure_file import StructureFile
-from spillgrad.storage.transfer import Transfer
 
 FORMAT_VERSION = 1
 ATTRIBUTE = b"spillgrad"
@@ -183,18 +182,14 @@ class Segment:
         """Store the bytes of `array` in `extent`."""
         payload = array.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
-
-        def move(piece: Piece) -> None:
+        for file_offset, start, nbytes in extent.pieces:
+            if self._checksums:
+                digest.update(payload[start : start + nbytes])
             try:
-                self._payload.write(array, piece[1], piece[2], piece[0], extent.cached)
+                self._payload.write(array, start, nbytes, file_offset, extent.cached)
             except OSError:
                 self._full = True
                 raise
-
-        def add(piece: Piece) -> None:
-            digest.update(payload[piece[1] : piece[1] + piece[2]])
-
-        Transfer(extent.pieces, move, add if self._checksums else None, moved_first=False).run()
         if self._checksums:
             extent.checksum = digest.intdigest()
         extent.written = True
@@ -203,16 +198,12 @@ class Segment:
         """Fill `into`, C-contiguous, from `extent`, and verify the checksum."""
         payload = into.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
-
-        def move(piece: Piece) -> None:
-            missing = piece[2] - self._payload.read(into, piece[1], piece[2], piece[0], extent.cached)
+        for file_offset, start, nbytes in extent.pieces:
+            missing = nbytes - self._payload.read(into, start, nbytes, file_offset, extent.cached)
             if missing:
                 raise self.corrupt(extent, f"the file ends {missing} bytes too early")
-
-        def add(piece: Piece) -> None:
-            digest.update(payload[piece[1] : piece[1] + piece[2]])
-
-        Transfer(extent.pieces, move, add if extent.checksum is not None else None, moved_first=True).run()
+            if extent.checksum is not None:
+                digest.update(payload[start : start + nbytes])
         if extent.checksum not in (None, digest.intdigest()):
             raise self.corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
 

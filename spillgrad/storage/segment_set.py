@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from spillgrad.storage.codecs import Encoding
-from spillgrad.storage.disk_speed import is_awaited, note_step, speeds
+from spillgrad.storage.disk_speed import Speeds, is_awaited, note_step, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label, View
 
 SEGMENT_BYTES = 256 << 20
+# Waits below this share of a step are not worth a change.
+_WAIT_SHARE = 0.03
 # Disk under free space goes back to the file system beyond this multiple of the most that was live.
 _MOST_DISK = 1.05
 
@@ -36,6 +38,7 @@ class SegmentSet:
         self._segment_bytes = segment_bytes
         self._direct_io = direct_io
         self._may_choose = direct_io is None
+        self._speeds: Speeds | None = None  # measured when they are needed to choose
         self._device = os.stat(directory).st_dev
         self._checksums = checksums
         self._measuring = threading.Lock()
@@ -128,10 +131,11 @@ class SegmentSet:
         """Whether what is written goes through the page cache, though its file may be open for direct I/O too."""
         return self._may_choose and is_awaited(self._device)
 
-    def note_step(self, waited: bool) -> None:
-        """Note whether callers waited for much of a step: the page cache may hide that."""
-        if self._may_choose:
-            note_step(self._device, waited)
+    def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
+        """Note how long callers waited in a step: the page cache hides that, at the price of the processor's time."""
+        if self._may_choose and self._speeds is not None:
+            worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
+            note_step(self._device, waited_s > worth_s)
 
     def has_unused(self) -> bool:
         """Return whether some place waits for an array, or some segment holds nothing."""
@@ -157,7 +161,8 @@ class SegmentSet:
                 segment.capacity_bytes = max(segment.capacity_bytes, nbytes)
                 return segment
         if self._direct_io is None:
-            self._direct_io = speeds(self._directory).direct_io_pays
+            self._speeds = speeds(self._directory)
+            self._direct_io = self._speeds.direct_io_pays
         path = os.fspath(self._directory / segment_name(self._made))
         capacity_bytes = max(self._segment_bytes, nbytes)
         segment = Segment(path, capacity_bytes, direct_io=self._direct_io, checksums=self._checksums)

@@ -67,7 +67,7 @@ class Writer:
         self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
-        self.written_bytes = self.stored_bytes = 0
+        self.stored_bytes = 0
         self._moving = self._moving_bytes = 0
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
@@ -355,7 +355,7 @@ class Writer:
         account.bell.ring()
 
     def _count(self, entry: Entry, extent: Extent | None) -> None:
-        self.written_bytes += entry.nbytes
+        self._account.written_bytes += entry.nbytes
         self.stored_bytes += cast(Extent, extent).stored_bytes
 
     def _write_failed(self, entry: Entry, error: SpillError) -> None:

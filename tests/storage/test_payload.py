@@ -14,6 +14,8 @@ from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_speed import Speed, Speeds
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.payload import PayloadFile
+from spillgrad.storage.segment_set import SegmentSet
+from spillgrad.storage.store import NO_LABEL
 
 RNG = np.random.default_rng(0)
 CAPACITY = 8 * PAGE_BYTES
@@ -105,6 +107,27 @@ def test_direct_files_are_used_where_they_take_less_of_the_processor_and_the_dis
     direct: Speed | None, pays: bool
 ):
     assert Speeds(Speed(4e9, 4e9, 2e-10), direct).direct_io_pays is pays
+
+
+def test_going_through_the_page_cache_costs_what_it_takes_more_of_the_processor():
+    slower, faster = Speed(1e9, 1e9, 1e-10), Speed(1e9, 1e9, 3e-10)
+    assert Speeds(faster, slower).cache_costs_s(10**9) == pytest.approx(0.2)
+    assert Speeds(slower, faster).cache_costs_s(10**9) == 0
+    assert Speeds(slower, None).cache_costs_s(10**9) == 0
+
+
+def test_waits_that_cost_less_than_the_page_cache_would_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    known = Speeds(Speed(1e9, 1e9, 3e-10), Speed(1e9, 1e9, 1e-10))
+    monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: known})
+    monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
+    segments = SegmentSet(tmp_path, 1 << 20, direct_io=None, checksums=True)
+    segments.free(segments.place(np.ones(1000), 0, NO_LABEL, []))
+    for waited_s in (0.19, 0.19, 0.21):
+        segments.note_step(1.0, waited_s, 10**9)
+    assert not segments.goes_through_cache
+    segments.note_step(1.0, 0.21, 10**9)
+    assert segments.goes_through_cache
+    segments.close()
 
 
 def test_only_steps_in_succession_say_that_a_disk_is_awaited(monkeypatch: pytest.MonkeyPatch):
