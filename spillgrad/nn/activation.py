@@ -6,7 +6,7 @@ from typing import Any
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import activations, creation, elementwise, normalization
+from spillgrad.ops import activations, creation, normalization, trigonometry
 from spillgrad.tensor import Tensor
 
 
@@ -206,13 +206,13 @@ class Tanhshrink(_Activation):
 class Tanh(_Activation):
     """Apply the hyperbolic tangent."""
 
-    _function = elementwise.tanh
+    _function = trigonometry.tanh
 
 
 class Sigmoid(_Activation):
     """Apply the logistic sigmoid."""
 
-    _function = elementwise.sigmoid
+    _function = activations.sigmoid
 
 
 class LogSigmoid(_Activation):

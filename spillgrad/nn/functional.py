@@ -26,6 +26,7 @@ from spillgrad.ops.activations import (
     rrelu_,
     selu,
     selu_,
+    sigmoid,
     silu,
     softmin,
     softplus,
@@ -42,7 +43,6 @@ from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, lo
 from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from spillgrad.ops.ctc import ctc_loss
 from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance, pdist
-from spillgrad.ops.elementwise import sigmoid, tanh
 from spillgrad.ops.embedding import embedding, embedding_bag, one_hot
 from spillgrad.ops.interpolate import interpolate
 from spillgrad.ops.likelihood_losses import (
@@ -101,6 +101,7 @@ from spillgrad.ops.random import (
 from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from spillgrad.ops.sliding import fold
 from spillgrad.ops.sliding import unfold_image as unfold
+from spillgrad.ops.trigonometry import tanh
 from spillgrad.ops.volume_pooling import (
     adaptive_avg_pool3d,
     adaptive_max_pool3d,

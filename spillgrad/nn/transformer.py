@@ -15,7 +15,7 @@ from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.multihead_attention import MultiheadAttention
-from spillgrad.ops import activations, creation, elementwise
+from spillgrad.ops import activations, arithmetic, creation
 from spillgrad.tensor import Tensor
 
 Activation = str | Callable[[Tensor], Tensor]
@@ -69,8 +69,8 @@ class _Layer(Module):
         """Return x plus a part of it, normalised before or after."""
         norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
-            return elementwise.add(x, dropout(part(norm(x))))
-        return norm(elementwise.add(x, dropout(part(x))))  # type: ignore[no-any-return]
+            return arithmetic.add(x, dropout(part(norm(x))))
+        return norm(arithmetic.add(x, dropout(part(x))))  # type: ignore[no-any-return]
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(self.activation(self.linear1(x))))  # type: ignore[no-any-return]

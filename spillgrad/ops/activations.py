@@ -9,14 +9,20 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
+from spillgrad.ops.arithmetic import add, div, mul, neg, sub
+from spillgrad.ops.choice import clamp
 from spillgrad.ops.creation import draw
-from spillgrad.ops.elementwise import OPERATIONS, add, call, clamp, div, log, mul, neg, sigmoid, sub, tanh
+from spillgrad.ops.elementwise import OPERATIONS, call, row_function
+from spillgrad.ops.exponential import log
 from spillgrad.ops.indexing import scatter
 from spillgrad.ops.normalization import softmax
 from spillgrad.ops.reduce import argmax
 from spillgrad.ops.shape import chunk, normalize_dim, reshape, unsqueeze
+from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
+
+sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
 
 
 @functools.cache

@@ -9,9 +9,10 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import default_generator
+from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.choice import where
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import mul, where
 from spillgrad.ops.indexing import masked_fill
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.normalization import run_on_tensors, softmax

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.ops.arithmetic import div, mul, sign, sub
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import div, mul, sign, sub, where
 from spillgrad.ops.numeric import on_floats
 from spillgrad.tensor import Tensor
 

@@ -3,7 +3,7 @@
 import math
 
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops.elementwise import add, mul
+from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import permute, reshape, unsqueeze

@@ -8,7 +8,10 @@ from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.ops import (
     activations,
+    arithmetic,
     bessel,
+    choice,
+    comparison,
     complex_numbers,
     convert,
     counting,
@@ -16,17 +19,20 @@ from spillgrad.ops import (
     decompositions,
     distance,
     einsum,
-    elementwise,
+    exponential,
     incomplete_gamma,
     index_writes,
     indexing,
     inplace,
     linalg,
+    logic,
     normalization,
     norms,
     order,
+    promotion,
     rearrange,
     reduce,
+    rounding,
     sampling,
     scan,
     shape,
@@ -36,14 +42,16 @@ from spillgrad.ops import (
     statistics,
     strided,
     subscript,
+    trigonometry,
 )
 from spillgrad.tensor import Tensor
 
 # Functions whose first argument is the tensor: a method of the same name each.
 _METHODS: dict[Any, str] = {
-    elementwise: """
-        allclose equal isclose isfinite isinf isnan logaddexp mod
-    """,
+    arithmetic: "mod positive",
+    exponential: "logaddexp logaddexp2",
+    comparison: "allclose equal isclose isfinite isinf isnan isneginf isposinf signbit",
+    choice: "fmax fmin",
     shape: """
         broadcast_to chunk expand expand_as flatten flip moveaxis movedim narrow permute ravel repeat
         repeat_interleave reshape reshape_as roll select split split_with_sizes squeeze swapaxes swapdims t
@@ -74,28 +82,31 @@ _METHODS: dict[Any, str] = {
     sliding: "unfold",
     convert: "clone contiguous to",
     activations: "hardshrink prelu",
-    special: "fmax fmin isneginf isposinf logaddexp2 positive signbit",
 }
 # Those that exist in place too, under the name with an underscore.
 _IN_PLACE_TOO: dict[Any, str] = {
-    elementwise: """
-        abs absolute acos add addcdiv addcmul arccos arcsin arctan arctan2 asin atan atan2 bitwise_and
-        bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max
-        clamp_min clip cos cosh div divide eq erf exp expm1 floor floor_divide ge greater greater_equal gt
-        le less less_equal lerp lt log log10 log1p log2 logical_and logical_not logical_or logical_xor
-        maximum minimum mul multiply ne neg negative not_equal pow reciprocal remainder round rsqrt sigmoid
-        sign sin sinh sqrt square sub subtract tan tanh true_divide trunc
+    arithmetic: """
+        abs absolute add addcdiv addcmul div divide float_power floor_divide fmod gcd hypot lcm lerp mul
+        multiply neg negative pow reciprocal remainder rsqrt sgn sign sqrt square sub subtract true_divide
     """,
-    activations: "relu",
+    exponential: "exp exp2 expm1 ldexp log log10 log1p log2",
+    trigonometry: """
+        acos acosh arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh cos cosh
+        deg2rad rad2deg sin sinh tan tanh
+    """,
+    rounding: "ceil fix floor frac round trunc",
+    comparison: "eq ge greater greater_equal gt le less less_equal lt ne not_equal",
+    choice: "clamp clamp_max clamp_min clip maximum minimum nan_to_num",
+    logic: """
+        bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor logical_and
+        logical_not logical_or logical_xor
+    """,
+    special: "copysign digamma erf erfc erfinv heaviside lgamma logit mvlgamma nextafter sinc xlogy",
+    activations: "relu sigmoid",
     scan: "cumprod cumsum",
     shape: "tril triu",
     linalg: "addbmm addmm addmv addr baddbmm",
     norms: "renorm",
-    special: """
-        acosh arccosh arcsinh arctanh asinh atanh copysign deg2rad digamma erfc erfinv exp2 fix float_power
-        fmod frac gcd heaviside hypot lcm ldexp lgamma logit mvlgamma nan_to_num nextafter rad2deg sgn sinc
-        xlogy
-    """,
     bessel: "i0",
     incomplete_gamma: "igamma igammac",
     indexing: "index_add masked_fill scatter scatter_add",
@@ -131,7 +142,7 @@ def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
     """What is no operand is left to the other side's operator, as everywhere in Python."""
 
     def operate(self: Tensor, other: Any) -> Any:
-        return function(self, other) if isinstance(other, elementwise.OPERANDS) else NotImplemented
+        return function(self, other) if isinstance(other, promotion.OPERANDS) else NotImplemented
 
     return operate
 
@@ -143,19 +154,19 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     operators: dict[str, Callable[..., Any]] = {}
     two_sided: dict[str, Callable[..., Any]] = {
-        "add": elementwise.add,
-        "sub": elementwise.sub,
-        "mul": elementwise.mul,
-        "truediv": elementwise.div,
-        "pow": elementwise.pow,
-        "floordiv": elementwise.floor_divide,
-        "mod": elementwise.remainder,
+        "add": arithmetic.add,
+        "sub": arithmetic.sub,
+        "mul": arithmetic.mul,
+        "truediv": arithmetic.div,
+        "pow": arithmetic.pow,
+        "floordiv": arithmetic.floor_divide,
+        "mod": arithmetic.remainder,
         "matmul": linalg.matmul,
-        "and": elementwise.bitwise_and,
-        "or": elementwise.bitwise_or,
-        "xor": elementwise.bitwise_xor,
-        "lshift": elementwise.bitwise_left_shift,
-        "rshift": elementwise.bitwise_right_shift,
+        "and": logic.bitwise_and,
+        "or": logic.bitwise_or,
+        "xor": logic.bitwise_xor,
+        "lshift": logic.bitwise_left_shift,
+        "rshift": logic.bitwise_right_shift,
     }
     for symbol, function in two_sided.items():
         operators[f"__{symbol}__"] = _operator(function)
@@ -163,11 +174,11 @@ def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
         if in_place := methods.get(f"{function.__name__}_"):
             operators[f"__i{symbol}__"] = _operator(in_place)
     for symbol in ("eq", "ne", "lt", "le", "gt", "ge"):
-        operators[f"__{symbol}__"] = _operator(getattr(elementwise, symbol))
-    operators["__neg__"] = elementwise.neg
+        operators[f"__{symbol}__"] = _operator(getattr(comparison, symbol))
+    operators["__neg__"] = arithmetic.neg
     operators["__pos__"] = lambda self: self
-    operators["__abs__"] = elementwise.abs
-    operators["__invert__"] = elementwise.bitwise_not
+    operators["__abs__"] = arithmetic.abs
+    operators["__invert__"] = logic.bitwise_not
     operators["__getitem__"] = subscript.getitem
     operators["__setitem__"] = subscript.setitem
     return operators
@@ -201,7 +212,7 @@ def _type_as(self: Tensor, other: Tensor) -> Tensor:
 
 def _where(self: Tensor, condition: Tensor, other: Any) -> Any:
     """Return elements of the tensor where `condition` holds, else of `other`."""
-    return elementwise.where(condition, self, other)
+    return choice.where(condition, self, other)
 
 
 def _polygamma(self: Tensor, n: int) -> Tensor:

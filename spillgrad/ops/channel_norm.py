@@ -13,9 +13,9 @@ import numpy as np
 from spillgrad.autograd.recomputation import is_recomputing
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import inplace
+from spillgrad.ops.arithmetic import add, div, mul, pow, rsqrt, square, sub
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import add, div, mul, pow, rsqrt, square, sub
 from spillgrad.ops.normalization import run_on_tensors
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.padding import pad

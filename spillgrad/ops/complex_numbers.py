@@ -10,7 +10,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import elementwise, inplace
+from spillgrad.ops import arithmetic, choice, elementwise, inplace, rounding, trigonometry
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.shape import select, stack, transpose
@@ -64,7 +64,7 @@ def imag(input: Tensor) -> Tensor:
 
 def conj(input: Tensor) -> Tensor:
     """Return the complex conjugates as a copy; a real tensor as it is."""
-    return _complex(_real(input), elementwise.neg(_imag(input))) if input.is_complex() else input
+    return _complex(_real(input), arithmetic.neg(_imag(input))) if input.is_complex() else input
 
 
 def resolve_conj(input: Tensor) -> Tensor:
@@ -74,17 +74,17 @@ def resolve_conj(input: Tensor) -> Tensor:
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """Return the complex numbers of these absolute values and angles. Raises as `complex` does."""
-    return complex(elementwise.mul(abs, elementwise.cos(angle)), elementwise.mul(abs, elementwise.sin(angle)))
+    return complex(arithmetic.mul(abs, trigonometry.cos(angle)), arithmetic.mul(abs, trigonometry.sin(angle)))
 
 
 def angle(input: Tensor) -> Tensor:
     """Return the angles of complex numbers in radians; of real ones π below 0, else 0."""
     if input.is_complex():
-        return elementwise.atan2(_imag(input), _real(input))
+        return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
         input = to_dtype(input, dtypes.get_default_dtype())
-    zero = elementwise.floor(elementwise.clamp(input, 0, 0))  # of NaN NaN; it has no slope
-    return elementwise.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
+    zero = rounding.floor(choice.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    return choice.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
 
 
 def adjoint(input: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _require_complex(name: str, input: Tensor) -> None:
 
 def add_gradients(first: Tensor, second: Tensor) -> Tensor:
     """Return the sum of two gradients, complex ones included."""
-    return _add(first, second) if first.is_complex() else elementwise.add(first, second)
+    return _add(first, second) if first.is_complex() else arithmetic.add(first, second)
 
 
 def accumulate(total: Tensor, gradient: Tensor) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.arithmetic import add
 from spillgrad.ops.convert import contiguous
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import constant_pad, crop, permute, reshape

@@ -7,9 +7,9 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.elementwise import Number, as_operand
 from spillgrad.ops.indexing import index_add
 from spillgrad.ops.numeric import compute_dtype
+from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import normalize_dim
 from spillgrad.tensor import Tensor
 

@@ -12,7 +12,7 @@ from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
-from spillgrad.ops.elementwise import add, mul
+from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native

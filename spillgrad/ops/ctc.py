@@ -9,8 +9,10 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
+from spillgrad.ops.arithmetic import add, div, mul, neg
+from spillgrad.ops.choice import clamp_min, where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.elementwise import add, clamp_min, div, logaddexp, mul, neg, where
+from spillgrad.ops.exponential import logaddexp
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.losses import reduced
 from spillgrad.ops.numeric import require_floats

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.ops.arithmetic import add, mul, sub
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add, mul, sub
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.matrices import identity_like, lapack, mT, quotient, require_matrices, require_square

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.arithmetic import add, div, mul, sub
+from spillgrad.ops.choice import clamp_min, where
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add, clamp_min, div, mul, sub, where
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import norm, sum

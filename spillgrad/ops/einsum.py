@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
-from spillgrad.ops.elementwise import mul, sub
+from spillgrad.ops.arithmetic import mul, sub
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.reduce import sum

@@ -7,8 +7,9 @@ import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.arithmetic import div, mul
+from spillgrad.ops.choice import where
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import div, mul, where
 from spillgrad.ops.indexing import check_index, gather, summed_at
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.reduce import norm

@@ -15,10 +15,11 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.errors import FusionError, ShapeError
+from spillgrad.ops.arithmetic import add
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation
-from spillgrad.ops.elementwise import add, tensor_functions
+from spillgrad.ops.elementwise import tensor_functions
 from spillgrad.ops.numeric import as_array, cast
 from spillgrad.ops.symbol import Recorder, Symbol, Unrecorded, refusal
 from spillgrad.tensor import Tensor, native

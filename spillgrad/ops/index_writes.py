@@ -8,10 +8,11 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import inplace, subscript
+from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import Number, div, mul, where
 from spillgrad.ops.indexing import (
     check_index,
     check_mask,
@@ -25,6 +26,7 @@ from spillgrad.ops.indexing import (
     used_part,
 )
 from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import empty

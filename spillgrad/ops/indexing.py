@@ -8,11 +8,14 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
+from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
-from spillgrad.ops.elementwise import LOOPS, OPERATIONS, Number, mul, where
+from spillgrad.ops.elementwise import LOOPS, OPERATIONS
 from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
 from spillgrad.ops.symbol import Symbol

@@ -10,12 +10,15 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import numeric
+from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.choice import where
 from spillgrad.ops.define import Operation, operation
-from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul, where
+from spillgrad.ops.elementwise import OPERATIONS, call
 from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
+from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels

@@ -9,10 +9,11 @@ import numpy as np
 from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from spillgrad.ops.activations import relu, softplus
+from spillgrad.ops.activations import relu, sigmoid, softplus
+from spillgrad.ops.arithmetic import abs, div, mul, square, sub
 from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.choice import clamp, where
 from spillgrad.ops.define import Composed, Operation, operation
-from spillgrad.ops.elementwise import abs, clamp, div, mul, sigmoid, square, sub, where
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
+from spillgrad.ops.arithmetic import div, mul, pow, sqrt
+from spillgrad.ops.choice import clamp_min, minimum, where
 from spillgrad.ops.distance import pairwise_distance
-from spillgrad.ops.elementwise import clamp_min, div, minimum, mul, pow, sqrt, where
 from spillgrad.ops.indexing import check_index, gather, index_select
 from spillgrad.ops.losses import reduced
 from spillgrad.ops.numeric import require_floats

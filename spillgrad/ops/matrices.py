@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import DtypeError, LinAlgError, ShapeError
-from spillgrad.ops.elementwise import div, where
+from spillgrad.ops.arithmetic import div
+from spillgrad.ops.choice import where
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor

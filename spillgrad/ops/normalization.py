@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import DtypeError, ShapeError
+from spillgrad.ops.arithmetic import mul, rsqrt, square, sub
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import exp, mul, rsqrt, square, sub
+from spillgrad.ops.exponential import exp
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments

@@ -8,9 +8,10 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import reduce
+from spillgrad.ops.arithmetic import abs, add, div, mul
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.decompositions import svdvals
-from spillgrad.ops.elementwise import abs, add, div, mul, where
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.matrices import require_matrices, require_square
 from spillgrad.ops.numeric import require_floats

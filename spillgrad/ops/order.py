@@ -10,8 +10,8 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
+from spillgrad.ops.arithmetic import lerp
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import lerp
 from spillgrad.ops.indexing import gather, scattered_into_zeros
 from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.reduce import ValuesAndIndices, gradient_at_indices, shared_among_ties

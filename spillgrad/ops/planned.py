@@ -166,7 +166,7 @@ def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
     for operand in operands:
         if isinstance(operand, np.ndarray):
             arrays.append(operand)
-        elif type(operand) is float or type(operand) is int:
+        elif type(operand) is float or type(operand) is int or type(operand) is bool:
             arrays.append(as_array(operand, dtype))
         else:
             return None

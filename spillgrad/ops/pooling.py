@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.arithmetic import mul, pow
+from spillgrad.ops.choice import where
+from spillgrad.ops.comparison import gt
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import gt, mul, pow, where
 from spillgrad.ops.indexing import scatter, scattered_into_zeros
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.shape import reshape

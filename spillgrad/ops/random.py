@@ -6,8 +6,8 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import default_generator
+from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add, mul
 from spillgrad.ops.inplace import change
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.tensor import Tensor

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spillgrad.errors import ShapeError
-from spillgrad.ops.activations import relu
-from spillgrad.ops.elementwise import add, mul, sigmoid, sub, tanh
+from spillgrad.ops.activations import relu, sigmoid
+from spillgrad.ops.arithmetic import add, mul, sub
 from spillgrad.ops.linalg import linear
 from spillgrad.ops.shape import cat, chunk, narrow, split, unsqueeze
+from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 
 State = tuple[Tensor, ...]

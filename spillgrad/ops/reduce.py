@@ -12,11 +12,15 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError
+from spillgrad.ops.arithmetic import abs, div, mul, pow
 from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.choice import maximum, minimum, where
+from spillgrad.ops.comparison import isnan
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import abs, div, exp, isnan, logical_not, maximum, minimum, mul, pow, where
+from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.logic import logical_not
 from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import (

@@ -8,10 +8,13 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.arithmetic import add, mul, sub
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add, exp, logical_xor, mul, sub, where
+from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.logic import logical_xor
 from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
 from spillgrad.ops.reduce import ValuesAndIndices, sum
 from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll

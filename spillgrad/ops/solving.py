@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
+from spillgrad.ops.arithmetic import add, div, mul, neg, sub
 from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import add, div, mul, neg, sub, where
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.matrices import (

@@ -7,11 +7,13 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.ops.arithmetic import div, mul, sqrt, sub
+from spillgrad.ops.choice import clamp
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.elementwise import Number, clamp, div, mul, sqrt, sub
 from spillgrad.ops.indexing import diag
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.promotion import Number
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, squeeze, transpose, unsqueeze
 from spillgrad.tensor import Tensor

@@ -11,10 +11,10 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
+from spillgrad.ops.arithmetic import add
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import add
 from spillgrad.ops.numeric import on_floats
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels

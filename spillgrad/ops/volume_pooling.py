@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import ShapeError
-from spillgrad.ops.elementwise import pow
+from spillgrad.ops.arithmetic import pow
 from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.pooling import (
     OutputSize,

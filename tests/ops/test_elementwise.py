@@ -7,7 +7,18 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, SavedTensorError, ShapeError
-from spillgrad.ops import activations, elementwise, special
+from spillgrad.ops import (
+    activations,
+    arithmetic,
+    choice,
+    comparison,
+    elementwise,
+    exponential,
+    logic,
+    rounding,
+    special,
+    trigonometry,
+)
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from spillgrad_kernels.memory import pool
@@ -27,7 +38,7 @@ ELSEWHERE = {
 # Rows reached by an argument of another function.
 VARIANTS = {
     "gelu_tanh": lambda x, **options: activations.gelu(x, "tanh", **options),
-    "cube": lambda x, **options: elementwise.pow(x, 3, **options),
+    "cube": lambda x, **options: arithmetic.pow(x, 3, **options),
     "prelu_kernel": lambda x, weight, **options: elementwise.call("prelu_kernel", x, weight, **options),
     "binary_cross_entropy": lambda x, y, **options: elementwise.call("binary_cross_entropy", x, y, **options),
     "polygamma": lambda x, n, **options: special.polygamma(n, x, **options),
@@ -55,7 +66,7 @@ NUMPY = {
     "binary_cross_entropy": lambda a, b: -b * np.log(a) - (1 - b) * np.log1p(-a),
     "erfc": np.vectorize(math.erfc, otypes=[float]), "lgamma": np.vectorize(math.lgamma, otypes=[float]),
 }  # fmt: skip
-MODULES = (elementwise, activations, special)
+MODULES = (arithmetic, exponential, trigonometry, rounding, comparison, choice, logic, special, activations)
 DIFFERENTIABLE = [name for name, row in ROWS.items() if row.derivatives]
 SEVERAL = [name for name in ROWS if sum(p not in NUMBERS for p in parameters(ROWS[name].forward)) > 1]
 
@@ -285,8 +296,8 @@ def test_integers_agree_with_numpy_and_wrap_around(name, dtype):
 
 def test_integer_division_is_exact_beyond_what_floats_hold():
     big = 2**62 + 1
-    for rounding, wanted in (("floor", -(big // 3) - 1), ("trunc", -(big // 3))):
-        assert elementwise.div(sg.tensor([-big]), 3, rounding_mode=rounding).tolist() == [wanted]
+    for mode, wanted in (("floor", -(big // 3) - 1), ("trunc", -(big // 3))):
+        assert arithmetic.div(sg.tensor([-big]), 3, rounding_mode=mode).tolist() == [wanted]
     assert (sg.tensor([big]) % 10).tolist() == [big % 10]
 
 
@@ -534,3 +545,14 @@ def test_a_number_wraps_around_only_where_that_is_modular_arithmetic():
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "maximum", "atan2", "lt", "hypot", "remainder"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_truth_value_counts_as_a_number_each_time(name, dtype):
+    x, function = sg.tensor([0.5, -2.0, 3.0], dtype=dtype), function_of(name)
+    for _ in range(2):  # the second call follows the first one's plan
+        for truth in (True, False):
+            got, wanted = function(x, truth), function(x, float(truth))
+            assert got.dtype == wanted.dtype
+            np.testing.assert_array_equal(got.float().numpy(), wanted.float().numpy())

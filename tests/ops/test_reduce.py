@@ -8,7 +8,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError
 from spillgrad.ops import order, reduce, scan
-from spillgrad.ops.elementwise import isnan
+from spillgrad.ops.comparison import isnan
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(0)

@@ -231,6 +231,19 @@ def test_other_threads_call_operations_as_ever():
     assert seen == ["tanh"] and found == [np.exp(0.1)]
 
 
+def test_a_composed_derivative_calls_operations_as_they_are_at_the_time():
+    def calls() -> list[str]:
+        names: list[str] = []
+        x = leaf([0.5, 2.0])
+        with intercept(lambda operation, arguments: names.append(operation.name) or operation.run(*arguments)):
+            sg.grad(sg.lgamma(x).sum(), x, create_graph=True)
+        return names
+
+    x = leaf([0.5, 2.0])
+    sg.grad(sg.lgamma(x).sum(), x, create_graph=True)  # the first that runs the derivative on tensors
+    assert "digamma" in calls()
+
+
 def test_fused_functions_work_within():
     @sg.fuse
     def function(x):

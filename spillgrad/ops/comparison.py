@@ -1,0 +1,41 @@
+"""Comparisons of elements, and tests of what kind of numbers they are."""
+
+import numpy as np
+
+from spillgrad.ops.elementwise import by_numpy, row_function
+from spillgrad.ops.promotion import Operand, as_operand
+from spillgrad.tensor import Tensor
+
+eq = equal_elements = row_function("eq", "Return whether elements are equal.")
+ne = not_equal = row_function("ne", "Return whether elements differ.")
+lt = less = row_function("lt", "Return whether input is less than other.")
+le = less_equal = row_function("le", "Return whether input is at most other.")
+gt = greater = row_function("gt", "Return whether input is greater than other.")
+ge = greater_equal = row_function("ge", "Return whether input is at least other.")
+isnan = row_function("isnan", "Return whether elements are not a number.")
+isinf = row_function("isinf", "Return whether elements are infinite.")
+isposinf = row_function("isposinf", "Return whether elements are positive infinity.")
+isneginf = row_function("isneginf", "Return whether elements are negative infinity.")
+isfinite = row_function("isfinite", "Return whether elements are neither infinite nor not a number.")
+signbit = row_function("signbit", "Return whether elements are negative, or -0.")
+
+
+def isclose(
+    input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:  # fmt: skip
+    """Return whether |input - other| <= atol + rtol |other|, elementwise."""
+    first, second = (
+        value.array.astype(np.float64) if isinstance(value, Tensor) else value
+        for value in (as_operand("isclose", input), as_operand("isclose", other))
+    )
+    return by_numpy("isclose", lambda a, b: np.isclose(a, b, rtol, atol, equal_nan), first, second)
+
+
+def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Return whether all elements are close (see `isclose`)."""
+    return bool(isclose(input, other, rtol, atol, equal_nan).array.all())
+
+
+def equal(input: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and the same elements."""
+    return input.shape == other.shape and bool(eq(input, other).array.all())

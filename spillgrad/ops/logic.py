@@ -1,0 +1,83 @@
+"""Logic of truth values, and of the bits of integers."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import DtypeError
+from spillgrad.ops.elementwise import by_numpy, deliver
+from spillgrad.ops.numeric import as_array
+from spillgrad.ops.promotion import Operand, as_operand, common_dtype
+from spillgrad.ops.symbol import Symbol, record
+from spillgrad.tensor import Tensor
+
+
+def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
+    def logical(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+        if Symbol in (type(input), type(other)):
+            return record(logical.__name__, (input, other))  # type: ignore[no-any-return]
+        operands = (as_operand(logical.__name__, o) for o in (input, other))
+        arrays = (o.array if isinstance(o, Tensor) else o for o in operands)
+        return deliver(logical.__name__, by_numpy(logical.__name__, function, *arrays), out)
+
+    logical.__name__ = logical.__qualname__ = f"logical_{name}"
+    logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
+    return logical
+
+
+def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
+    def on_bits(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+        if Symbol in (type(input), type(other)):
+            return record(name, (input, other))  # type: ignore[no-any-return]
+        operands = [as_operand(name, o) for o in (input, other)]
+        dtype = common_dtype(operands)
+        if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
+            raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
+        arrays = (as_array(o.array if isinstance(o, Tensor) else o, dtype).astype(dtype, copy=False) for o in operands)
+        return deliver(name, by_numpy(name, function, *arrays), out)
+
+    on_bits.__name__ = on_bits.__qualname__ = name
+    on_bits.__doc__ = doc
+    return on_bits
+
+
+logical_and = _logical("and", np.logical_and)
+logical_or = _logical("or", np.logical_or)
+logical_xor = _logical("xor", np.logical_xor)
+
+
+def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return whether elements are zero."""
+    if type(input) is Symbol:
+        return record("logical_not", (input,))  # type: ignore[no-any-return]
+    return deliver("logical_not", Tensor.wrap(np.asarray(np.logical_not(input.array))), out)
+
+
+bitwise_and = _bitwise(
+    "bitwise_and", "Return the bitwise and of integers, or the logical and of bools.", np.bitwise_and
+)
+bitwise_or = _bitwise("bitwise_or", "Return the bitwise or of integers, or the logical or of bools.", np.bitwise_or)
+bitwise_xor = _bitwise(
+    "bitwise_xor", "Return the bitwise xor of integers, or the logical xor of bools.", np.bitwise_xor
+)
+
+
+def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
+    if type(input) is Symbol:
+        return record("bitwise_not", (input,))  # type: ignore[no-any-return]
+    if dtypes.category(input.dtype) > 1:
+        raise DtypeError(f"bitwise_not: got a tensor of {input.dtype}; wanted integers or bool")
+    return deliver("bitwise_not", Tensor.wrap(np.asarray(np.invert(input.array))), out)
+
+
+bitwise_left_shift = _bitwise(
+    "bitwise_left_shift", "Return integers times two to the power `other`.", np.left_shift, takes_bool=False
+)
+bitwise_right_shift = _bitwise(
+    "bitwise_right_shift",
+    "Return integers over two to the power `other`, rounded down.",
+    np.right_shift,
+    takes_bool=False,
+)

@@ -1,0 +1,113 @@
+"""The operands of elementwise operations: what they may be, and the dtype they are computed in.
+
+They promote as in PyTorch; a Python number never widens a tensor.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DtypeError, OperandError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.symbol import Symbol
+from spillgrad.tensor import Tensor, native
+from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.elementwise import ROWS
+
+Number = bool | int | float
+Operand = Tensor | Number
+# What operators compute with; anything else may know what to do with a tensor itself.
+OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
+
+
+def as_operand(name: str, value: Any) -> Any:
+    """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
+    if isinstance(value, (Tensor, int, float)):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor.wrap(native(value))
+    if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
+        return value.item()
+    raise OperandError(f"{name}: got {type(value).__name__}; wanted a tensor, a number or a NumPy array")
+
+
+def common_dtype(operands: list[Any]) -> dtypes.DType:
+    """Return the dtype of arithmetic on operands that `as_operand` returned."""
+    kinds = [o for o in operands if isinstance(o, Tensor)]
+    first = kinds[0].dtype if kinds else None
+    if first is not None and dtypes.category(first) == 2 and all(t.dtype == first for t in kinds):
+        return first
+    return dtypes.result_type(
+        [(t.dtype, t.ndim == 0) for t in kinds], [o for o in operands if not isinstance(o, Tensor)]
+    )
+
+
+def result_type(*operands: Operand) -> dtypes.DType:
+    """Return the dtype that arithmetic on these tensors and numbers has."""
+    return common_dtype([as_operand("result_type", o) for o in operands])
+
+
+def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return tensors and numbers of one dtype, of which at least one is a tensor; raise as `call` does."""
+    if _share_a_float(operands):  # most calls: nothing to convert
+        return operands
+    tensors = [as_operand(name, o) for o in operands]
+    conditions = 1 if name == "where" else 0
+    dtype = common_dtype(tensors[conditions:])
+    if not dtypes.is_floating_point(dtype):
+        _check_exact(name, dtype, tensors[conditions:])
+        if ROWS[name].result == "float":
+            dtype = dtypes.get_default_dtype()
+    values = [to_dtype(t, dtype) if isinstance(t, Tensor) else t for t in tensors[conditions:]]
+    if not any(isinstance(t, Tensor) for t in values) and not isinstance(tensors[0], Symbol):
+        values[0] = Tensor.wrap(np.asarray(values[0], dtype))
+    return (*tensors[:conditions], *values)
+
+
+def _share_a_float(operands: tuple[Any, ...]) -> bool:
+    """Return whether operands are Python numbers and tensors of one floating dtype, which is then the result's."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            if type(operand) is Symbol or (dtype is not None and operand._array.dtype is not dtype):
+                return False
+            dtype = operand._array.dtype
+        elif not isinstance(operand, int | float):
+            return False
+    return dtype in FLOATS or dtype in dtypes.HALF
+
+
+# Arithmetic that truth values do not have, in PyTorch neither.
+_NOT_FOR_BOOL = frozenset((
+    "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "fmod", "frac", "hardtanh",
+    "leaky_relu", "lerp", "neg", "pow", "relu", "remainder", "round", "square", "sub", "trunc",
+))  # fmt: skip
+# Arithmetic in which an integer too large for the dtype means the same as what is left of it.
+_MODULAR = frozenset(("add", "sub", "mul"))
+
+
+def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
+    """Raise DtypeError or ArgumentError for what bool, integers and complex numbers do not have."""
+    if dtypes.is_complex(dtype):
+        raise DtypeError(
+            f"{name}: got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "
+            "imaginary parts"
+        )
+    if name in _NOT_FOR_BOOL and dtype == dtypes.bool_:
+        raise DtypeError(
+            f"{name}: got bool, which has no such arithmetic; convert with .to(int64), or use ~, &, | and ^"
+        )
+    if dtypes.category(dtype) != 1:
+        return
+    if name not in _MODULAR and ROWS[name].result == "same":
+        limits = dtypes.iinfo(dtype)
+        for value in operands:
+            if isinstance(value, int) and not limits.min <= value <= limits.max:
+                raise ArgumentError(f"{name}: got {value}; {dtype} takes {limits.min} to {limits.max}")
+    if name in ("floor_divide", "remainder", "fmod", "pow"):
+        other = operands[1].array if isinstance(operands[1], Tensor) else operands[1]
+        if name == "pow" and np.any(other < 0):
+            raise ArgumentError("pow: got integers and a negative exponent; convert with .to(float32)")
+        if name != "pow" and np.any(other == 0):
+            raise ArgumentError(f"{name}: got integers and a zero divisor; convert with .to(float32)")
