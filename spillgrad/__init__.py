@@ -413,6 +413,7 @@ from spillgrad.ops.special import (
     xlog1py,
     xlogy,
 )  # fmt: skip
+from spillgrad.offload import disk_offload
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
 from spillgrad.tensor import (

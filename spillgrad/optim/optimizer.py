@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
@@ -20,6 +20,9 @@ class Optimizer:
 
     `param_groups` are dicts of "params" and options; `state` maps a parameter to a dict of what its updates remember.
     """
+
+    # Called when a step is done with a parameter, whether it had a gradient or not.
+    updated: Callable[[Tensor], None] | None = None
 
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
@@ -61,13 +64,22 @@ class Optimizer:
             with enable_grad():
                 result = closure()
         with no_grad():
-            run(self._update(param, group) for group in self.param_groups for param in group["params"])
+            run(self._updates())
         return result
+
+    def _updates(self) -> Iterator[Pending | None]:
+        for group in self.param_groups:
+            for param in group["params"]:
+                yield self._update(param, group)
+                if self.updated is not None:
+                    self.updated(param)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
         with no_grad():
             run([self._update(param, group)])
+        if self.updated is not None:
+            self.updated(param)
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
         grad = param.grad

@@ -191,6 +191,11 @@ class Account:
         self.journal.pack(entry.sequence, entry.nbytes, entry.label)
         return entry
 
+    def renumber(self, entry: Entry) -> None:
+        """Give an array that is about to change the name of a new one: its old place may still have the old name."""
+        entry.edition = self.sequence
+        self.sequence += 1
+
     def known(self, key: Hashable | None) -> Entry | None:
         """Return the live entry of `key` with one reference more."""
         entry = None if key is None else self._by_key.get(key)

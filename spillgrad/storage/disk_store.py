@@ -212,6 +212,7 @@ class DiskStore:
             if not entry.changing:
                 account.cache.begin_change(entry, array)
                 account.free_extent(entry)
+                account.renumber(entry)
         account.look_again()
 
     def end_change(self, handle: Handle) -> None:

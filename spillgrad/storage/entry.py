@@ -18,6 +18,7 @@ class Entry(Handle):
     __slots__ = (
         "array",
         "changing",
+        "edition",
         "encoded",
         "error",
         "extent",
@@ -45,6 +46,7 @@ class Entry(Handle):
         self.error: SpillError | None = None  # why there is no array to get any more
         self.rank = sequence  # the higher, the sooner it is needed
         self.references = 1
+        self.edition = sequence  # what files call it: another number after each change
         self.lasting = False  # used in every step, until it is dropped
         self.changing = False  # a caller modifies the array: nothing else may be done with it
         self.readers = 0  # reads of the extent under way: it must not be freed

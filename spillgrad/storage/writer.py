@@ -289,7 +289,7 @@ class Writer:
         """Find a place for an array and have an I/O thread fill it. Called without the lock."""
         encoding = None if entry.encoded is None else entry.encoded.encoding
         try:
-            extent = self._segments.place(_payload(entry), entry.sequence, entry.label, entry.views, encoding)
+            extent = self._segments.place(_payload(entry), entry.edition, entry.label, entry.views, encoding)
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._directory, caught))
             return
