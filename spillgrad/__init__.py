@@ -79,6 +79,7 @@ from spillgrad.generator import (
     manual_seed,
     set_rng_state,
 )  # fmt: skip
+from spillgrad.offload import disk_offload
 from spillgrad.ops.activations import (
     celu,
     hardshrink,
@@ -413,7 +414,6 @@ from spillgrad.ops.special import (
     xlog1py,
     xlogy,
 )  # fmt: skip
-from spillgrad.offload import disk_offload
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
 from spillgrad.tensor import (

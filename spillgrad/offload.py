@@ -1,6 +1,8 @@
 """Train a model whose parameters, gradients and optimizer state do not fit in RAM: they live in a spill store."""
 
 import collections
+import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -12,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.store import Handle, Label, Store, StoreStats
+from spillgrad.storage.store import Label, Store, StoreStats
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
 
@@ -47,6 +48,7 @@ class OffloadedStorage(Storage):
         self._handle = residents.store.put(array, label=label, lasting=True)
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
+        self._used_in: int | None = -1
         self._guard = threading.Lock()
 
     def __del__(self) -> None:
@@ -56,13 +58,19 @@ class OffloadedStorage(Storage):
     def array(self) -> np.ndarray:  # type: ignore[override]
         """The dense memory: the same array as long as anybody holds it."""
         array = self._alive()
-        if array is None:
-            with self._guard:
-                array = self._alive()
-                if array is None:
-                    array = self._residents.store.get(self._handle)
-                    self._alive = weakref.ref(array)
-            self._residents.fetched(array)
+        frame = self._residents.frame
+        if array is not None and (self._changing or self._used_in == frame.number):
+            return array
+        with self._guard:
+            array = self._alive()
+            if array is None:
+                array = self._residents.store.get(self._handle)
+                self._alive = weakref.ref(array)
+            else:
+                self._residents.store.use(self._handle)
+        if frame.number is not None:
+            self._used_in = frame.number
+            frame.arrays.append(array)
         return array
 
     def begin_change(self) -> None:
@@ -151,34 +159,47 @@ _KINDS: dict[type[Tensor], type[Tensor]] = {
 _PLAIN = {offloaded: plain for plain, offloaded in _KINDS.items()}
 
 
+class _Frame:
+    """What a module, or an update, has used so far: it may look at it again. Outside of all, nothing is kept."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+        self.arrays: list[np.ndarray] = []
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.frames = [_Frame(None)]
+        self.hooks = hooks.saved_tensors_hooks(_Saved, _Saved.tensor, only=_is_offloaded)
+
+
 class Residents:
     """What of the offloaded tensors is in RAM, and why."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._frames = threading.local()
+        self._thread = _Thread()
+        self._numbers = itertools.count()
         self._changing: collections.deque[OffloadedStorage] = collections.deque()
 
-    def fetched(self, array: np.ndarray) -> None:
-        """Keep an array until the module that runs ends: it may look at it again."""
-        frames = getattr(self._frames, "stack", None)
-        if frames:
-            frames[-1].append(array)
+    @property
+    def frame(self) -> "_Frame":
+        """What keeps arrays in RAM now."""
+        return self._thread.frames[-1]
 
-    def enter_module(self) -> None:
-        """Begin to keep what a module uses; what it saves of that for backward is read again there."""
-        if not hasattr(self._frames, "stack"):
-            self._frames.stack = []
-        if not self._frames.stack:
-            self._frames.hooks = hooks.saved_tensors_hooks(_Saved, _Saved.tensor, only=_is_offloaded)
-            self._frames.hooks.__enter__()
-        self._frames.stack.append([])
+    def enter(self, begins_step: bool = False) -> None:
+        """Begin to keep what is used from here on; what operations save of it for backward is read again there."""
+        if len(self._thread.frames) == 1:
+            if begins_step:
+                self.store.begin_step()
+            self._thread.hooks.__enter__()
+        self._thread.frames.append(_Frame(next(self._numbers)))
 
-    def leave_module(self) -> None:
-        """Let go of what the module used."""
-        self._frames.stack.pop()
-        if not self._frames.stack:
-            self._frames.hooks.__exit__()
+    def leave(self) -> None:
+        """Let go of what was used since the last `enter`."""
+        self._thread.frames.pop()
+        if len(self._thread.frames) == 1:
+            self._thread.hooks.__exit__()
         self.settle()
 
     def changing(self, storage: OffloadedStorage) -> None:
@@ -280,15 +301,13 @@ class disk_offload:
             if isinstance(tensor, Parameter) and tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(self._finished)
         for module in model.modules():
-            module.register_forward_pre_hook(lambda module, args: self._residents.enter_module())
-            module.register_forward_hook(
-                lambda module, args, result: self._residents.leave_module(), always_call=True
-            )
+            module.register_forward_pre_hook(lambda module, args: self._residents.enter(begins_step=module is model))
+            module.register_forward_hook(lambda module, args, result: self._residents.leave(), always_call=True)
         if optimizer is not None:
-            optimizer.updated = self._updated
+            optimizer.around_update = self._update  # type: ignore[method-assign]
             for group in optimizer.param_groups:
                 for param in group["params"]:
-                    self._updated(param)
+                    self._put_state_away(param)
 
     @property
     def directory(self) -> Path:
@@ -313,8 +332,16 @@ class disk_offload:
             self._residents.offload(grad, Label("gradient", None, self._names[id(param)]))
         self._residents.settle()
 
-    def _updated(self, param: Tensor) -> None:
-        """Put the optimizer's state of a parameter away."""
+    @contextlib.contextmanager
+    def _update(self, param: Tensor) -> Iterator[None]:
+        self._residents.enter()
+        try:
+            yield
+        finally:
+            self._residents.leave()
+            self._put_state_away(param)
+
+    def _put_state_away(self, param: Tensor) -> None:
         for key, value in self._optimizer.state[param].items() if param in self._optimizer.state else ():
             if isinstance(value, Tensor):
                 self._residents.offload(value, Label("state", key, self._names.get(id(param))))

@@ -3,6 +3,7 @@
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
@@ -21,8 +22,8 @@ class Optimizer:
     `param_groups` are dicts of "params" and options; `state` maps a parameter to a dict of what its updates remember.
     """
 
-    # Called when a step is done with a parameter, whether it had a gradient or not.
-    updated: Callable[[Tensor], None] | None = None
+    # The context in which a parameter is updated, or passed over where it has no gradient.
+    around_update: Callable[[Tensor], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
@@ -70,16 +71,13 @@ class Optimizer:
     def _updates(self) -> Iterator[Pending | None]:
         for group in self.param_groups:
             for param in group["params"]:
-                yield self._update(param, group)
-                if self.updated is not None:
-                    self.updated(param)
+                with self.around_update(param):
+                    yield self._update(param, group)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
-        with no_grad():
+        with no_grad(), self.around_update(param):
             run([self._update(param, group)])
-        if self.updated is not None:
-            self.updated(param)
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
         grad = param.grad

@@ -199,6 +199,16 @@ class DiskStore:
             account.look_again()
             return array
 
+    def use(self, handle: Handle) -> None:
+        """Note that who has the array of `handle` already uses it now; see `Store.use`."""
+        account = self._account
+        with account.lock:
+            account.settle("use")
+            account.cache.schedule.get(account.live_entry("use", handle))
+            self._hits += 1
+            self._prefetcher.start_loads()
+        account.look_again()
+
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
         account = self._account
@@ -227,6 +237,13 @@ class DiskStore:
                 self._writer.wake_if_behind()
                 self._writer.wait_for_room(0)
         account.look_again()
+
+    def begin_step(self) -> None:
+        """Note that a training step begins; see `Store.begin_step`."""
+        with self._account.lock:
+            self._account.settle("begin_step")
+            self._account.cache.schedule.begin_step()
+        self._account.look_again()
 
     def watch(self, handle: Handle, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
         """Ask `unchanged` before anybody else gets `array`, got from `handle`, if the store still keeps it."""

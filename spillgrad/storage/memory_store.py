@@ -77,12 +77,18 @@ class MemoryStore:
             raise changed_error(handle)
         return kept.array
 
+    def use(self, handle: Handle) -> None:
+        self.get(handle)
+
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         self.get(handle)
         cast(_Kept, handle).array = array
 
     def end_change(self, handle: Handle) -> None:
         """Do nothing: there is no other copy."""
+
+    def begin_step(self) -> None:
+        """Do nothing: all is in RAM."""
 
     def drop(self, handle: Handle) -> None:
         self._dropped.append(handle)

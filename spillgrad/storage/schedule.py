@@ -2,6 +2,7 @@
 
 import bisect
 import collections
+import heapq
 import itertools
 import math
 import os
@@ -115,7 +116,8 @@ class Schedule:
         self._rerank = rerank
         self._live: dict[Entry, int] = {}  # numbers
         self._lasting: dict[Entry, int] = {}
-        self._lasting_made = self._touches = 0
+        self._free_numbers: list[int] = []
+        self._touches = 0
         self._packed: list[Packed] = []
         self._used: list[int] = []
         self._live_bytes = 0
@@ -126,8 +128,8 @@ class Schedule:
     def put(self, entry: Entry) -> None:
         """Rank a new array."""
         if entry.lasting:
-            self._lasting_made += 1
-            self._lasting[entry] = number = -self._lasting_made
+            number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._lasting)
+            self._lasting[entry] = number
             entry.rank = self._lasting_rank(number)
             return
         if not self._too_long:
@@ -166,8 +168,6 @@ class Schedule:
             if number is None or number >= 0:
                 self.cursor = entry.rank
             return
-        if not self._live and self._used[:1] == [number]:
-            self.end_step()  # evaluation puts nothing, and begins again with what it used first
         position = len(self._used)
         self._used.append(number)
         plan = self._plan
@@ -191,7 +191,13 @@ class Schedule:
         """Forget an array; with the last one the step ends."""
         if self._live.pop(entry, None) is not None:
             self._live_bytes -= entry.nbytes
-        self._lasting.pop(entry, None)
+        elif entry in self._lasting:  # as many will come in the next step
+            heapq.heappush(self._free_numbers, self._lasting.pop(entry))
+
+    def begin_step(self) -> None:
+        """Note that a step begins, unless arrays of the last one are still there."""
+        if not self._live:
+            self.end_step()
 
     def end_step(self) -> None:
         """Remember the step: only lasting arrays are left."""

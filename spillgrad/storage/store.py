@@ -119,6 +119,10 @@ class Store(Protocol):
         """
         ...
 
+    def use(self, handle: Handle) -> None:
+        """Note that who has the array of `handle` already uses it now, as `get` would. Raises what `get` raises."""
+        ...
+
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
@@ -128,6 +132,13 @@ class Store(Protocol):
 
     def end_change(self, handle: Handle) -> None:
         """Note that the array has its new values; a handle that is not being changed is left alone."""
+        ...
+
+    def begin_step(self) -> None:
+        """Note that a training step begins: lasting arrays will be used as in the one before, ahead of which they come.
+
+        Stores of which all other arrays were dropped know it without being told.
+        """
         ...
 
     def drop(self, handle: Handle) -> None:
