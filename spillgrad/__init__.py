@@ -79,7 +79,7 @@ from spillgrad.generator import (
     manual_seed,
     set_rng_state,
 )  # fmt: skip
-from spillgrad.offload import disk_offload
+from spillgrad.disk_offload import disk_offload
 from spillgrad.ops.activations import (
     celu,
     hardshrink,

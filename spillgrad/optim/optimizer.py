@@ -22,9 +22,6 @@ class Optimizer:
     `param_groups` are dicts of "params" and options; `state` maps a parameter to a dict of what its updates remember.
     """
 
-    # The context in which a parameter is updated, or passed over where it has no gradient.
-    around_update: Callable[[Tensor], AbstractContextManager[None]] = staticmethod(nullcontext)
-
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
         self.state: defaultdict[Tensor, State] = defaultdict(dict)
@@ -57,6 +54,10 @@ class Optimizer:
         `state` is empty at a parameter's first time.
         """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
+
+    def around_update(self, param: Tensor) -> AbstractContextManager[None]:
+        """Return the context in which a parameter is updated, or passed over where it has no gradient."""
+        return nullcontext()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what `closure`, called before, returned."""

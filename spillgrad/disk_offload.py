@@ -104,7 +104,7 @@ def _holders_of_a_kept_array() -> int:
 _STORE_ONLY = _holders_of_a_kept_array()
 
 
-class _Offloaded:
+class _Offloaded(Tensor):
     """A tensor over an offloaded storage: shape and dtype are known without reading it."""
 
     _storage: OffloadedStorage
@@ -115,7 +115,7 @@ class _Offloaded:
 
     @_array.setter
     def _array(self, array: np.ndarray) -> None:
-        self.__class__ = _PLAIN[type(self)]  # with other memory it is a plain tensor again
+        self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]  # other memory is plain memory
         self._array = array
 
     @property
@@ -139,7 +139,7 @@ class _Offloaded:
         return self._storage._dtype.itemsize
 
 
-class OffloadedTensor(_Offloaded, Tensor):
+class OffloadedTensor(_Offloaded):
     """A tensor in a store."""
 
 
@@ -156,7 +156,7 @@ _KINDS: dict[type[Tensor], type[Tensor]] = {
     Parameter: OffloadedParameter,
     Buffer: OffloadedBuffer,
 }
-_PLAIN = {offloaded: plain for plain, offloaded in _KINDS.items()}
+_PLAIN: dict[type[Tensor], type[Tensor]] = {offloaded: plain for plain, offloaded in _KINDS.items()}
 
 
 class _Frame:
@@ -245,7 +245,7 @@ class _Saved:
 
 
 def _is_offloaded(saved: hooks.SavedValue) -> bool:
-    return saved.tensor.storage.offloaded
+    return bool(saved.tensor.storage.offloaded)
 
 
 def _address(array: np.ndarray) -> int:
@@ -287,27 +287,40 @@ class disk_offload:
             directory, ram_budget=ram_budget, direct_io=direct_io, checksums=checksums, on_full=on_full
         )
         self._residents = Residents(self._store)
-        self._optimizer = optimizer
-        self._step_in_backward = step_in_backward
-        self._groups = (
-            {}
-            if optimizer is None
-            else {id(param): group for group in optimizer.param_groups for param in group["params"]}
-        )
+        # Hooks of parameters and of the optimizer hold this object: it must not hold those.
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._group_of: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            self._names[id(tensor)] = name
-            self._residents.offload(tensor, Label("parameter", None, name))
-            if isinstance(tensor, Parameter) and tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(self._finished)
-        for module in model.modules():
-            module.register_forward_pre_hook(lambda module, args: self._residents.enter(begins_step=module is model))
-            module.register_forward_hook(lambda module, args, result: self._residents.leave(), always_call=True)
+        self._step_in_backward = step_in_backward
+        self._take_model(model)
         if optimizer is not None:
             optimizer.around_update = self._update  # type: ignore[method-assign]
-            for group in optimizer.param_groups:
+            for number, group in enumerate(optimizer.param_groups):
                 for param in group["params"]:
-                    self._put_state_away(param)
+                    self._group_of[id(param)] = number
+                    self._put_state_away(optimizer, param)
+
+    def _take_model(self, model: Module) -> None:
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        owners: dict[Storage, str] = {}
+        for name, tensor in tensors:
+            other = owners.setdefault(tensor.storage, name)
+            if other != name:
+                raise ArgumentError(
+                    f"disk_offload: {name} and {other} share memory; clone() one, or register one tensor"
+                )
+        for name, tensor in tensors:
+            self._names[id(tensor)] = name
+            if tensor.array is not tensor.storage.array:  # a view of more than is needed
+                tensor.data = tensor.detach().clone()
+            self._residents.offload(tensor, Label("parameter", None, name))
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(self._finished)
+        residents = self._residents
+        for module in model.modules():
+            begins_step = module is model
+            module.register_forward_pre_hook(lambda module, args, first=begins_step: residents.enter(first))
+            module.register_forward_hook(lambda module, args, result: residents.leave(), always_call=True)
 
     @property
     def directory(self) -> Path:
@@ -320,15 +333,15 @@ class disk_offload:
 
     def _finished(self, param: Tensor) -> None:
         """Use, or put away, a gradient that is complete."""
-        grad = param._grad
-        if grad is None:
-            return
-        if self._step_in_backward and id(param) in self._groups:
-            self._optimizer.step_parameter(param, self._groups[id(param)])  # type: ignore[union-attr]
-            param._grad = None
-        elif grad._array is not grad._storage.array:
-            param._grad = grad = grad.detach().clone()
-        if param._grad is not None:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        number = self._group_of.get(id(param))
+        if self._step_in_backward and optimizer is not None and number is not None:
+            optimizer.step_parameter(param, optimizer.param_groups[number])
+            param.grad = None
+        grad = param.grad
+        if grad is not None:
+            if grad.array is not grad.storage.array:
+                param.grad = grad = grad.detach().clone()
             self._residents.offload(grad, Label("gradient", None, self._names[id(param)]))
         self._residents.settle()
 
@@ -339,10 +352,12 @@ class disk_offload:
             yield
         finally:
             self._residents.leave()
-            self._put_state_away(param)
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None:
+            self._put_state_away(optimizer, param)
 
-    def _put_state_away(self, param: Tensor) -> None:
-        for key, value in self._optimizer.state[param].items() if param in self._optimizer.state else ():
+    def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
+        for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
                 self._residents.offload(value, Label("state", key, self._names.get(id(param))))
         self._residents.settle()
