@@ -44,6 +44,7 @@ from spillgrad.autograd.grad_mode import (
     set_grad_enabled,
 )  # fmt: skip
 from spillgrad.device import Device as device
+from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
     bfloat16,
     complex64,
@@ -79,7 +80,6 @@ from spillgrad.generator import (
     manual_seed,
     set_rng_state,
 )  # fmt: skip
-from spillgrad.disk_offload import disk_offload
 from spillgrad.ops.activations import (
     celu,
     hardshrink,
