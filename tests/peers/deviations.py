@@ -103,7 +103,14 @@ TORCH: dict[str, dict[str, str]] = {
     },
 }
 # Row of the table of operations -> reason, in float64.
-TORCH_OPERATIONS: dict[str, str] = {"F.hardsigmoid(2 * x)": "PyTorch rounds a sixth to float32 also in float64"}
+_COMPARISONS = "eq ne lt le gt ge less less_equal greater greater_equal not_equal"
+TORCH_OPERATIONS: dict[str, str] = {
+    "F.hardsigmoid(2 * x)": "PyTorch rounds a sixth to float32 also in float64",
+    **{
+        f"x.clone().{name}_(y)": "the other operand of a comparison has no gradient; PyTorch makes one of zeros"
+        for name in _COMPARISONS.split()
+    },
+}
 # Names both have which no row of the table of operations calls.
 _MODES = "enable_grad inference_mode is_grad_enabled is_inference is_inference_mode_enabled no_grad set_grad_enabled"
 _ANOMALIES = "is_anomaly_check_nan_enabled is_anomaly_enabled"
@@ -112,7 +119,8 @@ _DRAWN = "alpha_dropout bernoulli bernoulli_ cauchy_ dropout1d dropout2d dropout
 _DRAWN_TOO = (
     "geometric_ gumbel_softmax log_normal_ multinomial normal normal_ poisson randint_like random_ rrelu uniform_"
 )
-_SETTINGS = "device get_default_dtype get_num_threads set_default_dtype set_num_threads"
+_SETTINGS = "cuda device dtype get_default_dtype get_num_threads set_default_dtype set_num_threads"
+_MEMORY = "pin_memory share_memory_"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"
 _COMPLEX = "complex imag real view_as_complex view_as_real"
 _GRAPH = "backward data_ptr register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad"
@@ -120,6 +128,7 @@ NOT_COMPARED: dict[str, str] = {
     **dict.fromkeys(f"{_MODES} {_ANOMALIES} {_GRAPH}".split(), "programs compare it"),
     **dict.fromkeys(f"{_RANDOM} {_DRAWN} {_DRAWN_TOO}".split(), "random numbers are each library's own"),
     **dict.fromkeys(_SETTINGS.split(), "a setting"),
+    **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),
     **dict.fromkeys(_COMPLEX.split(), "complex tensors are for storage and for `fft`"),
     **dict.fromkeys(_PYTORCHS_OWN.split(), "another signature, or a file format, of the same name"),
 }
