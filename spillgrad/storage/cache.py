@@ -73,6 +73,7 @@ class Cache:
         elif entry.array is not array:  # it is memory of the caller's, which was not counted since it was written
             self.release(entry)
             entry.lease = None
+            entry.uncounted = False
             self.reserve(entry.nbytes)
         self.pinned_bytes += entry.nbytes
         entry.array = array
