@@ -141,8 +141,8 @@ class Schedule:
             plan = self._plan
             if number == 0 or (plan is not None and (number == len(plan.packed) or plan.packed[number] != packed)):
                 self._choose_plan()
-            elif plan is not None:
-                entry.rank = plan.rank(number, len(self._used))
+            if self._plan is not None:
+                entry.rank = self._plan.rank(number, len(self._used))
             self._too_long = number == _LONGEST
         self.pause()
 
