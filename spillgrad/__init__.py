@@ -7,11 +7,10 @@ Where to look:
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
-* files: `save` and `load`, of tensors in nested containers;
+* files: `save` and `load`, of tensors in nested containers; `save_checkpoint` and `load_checkpoint`, of training runs;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
-  disk).
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -43,6 +42,7 @@ from spillgrad.autograd.grad_mode import (
     no_grad,
     set_grad_enabled,
 )  # fmt: skip
+from spillgrad.checkpoint import load_checkpoint, save_checkpoint
 from spillgrad.device import Device as device
 from spillgrad.dtypes import (
     bfloat16,

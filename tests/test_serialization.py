@@ -195,7 +195,7 @@ def test_a_file_that_is_not_there_is_a_file_not_found_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"load: .*nothing does not exist") as caught:
         sg.load(tmp_path / "nothing")
     assert isinstance(caught.value, CheckpointError)
-    with pytest.raises(CheckpointError, match=r"is a directory; spillgrad.checkpoint.load\(\)"):
+    with pytest.raises(CheckpointError, match=r"is a directory; load_checkpoint\(\)"):
         sg.load(tmp_path)
 
 

@@ -194,7 +194,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     training = Training(TrainSettings(model="tiny", steps=6, batch=2, context=32), TEXT)
     training.step = 6
     training.save(here / "done")
-    sg.checkpoint.save(here / "model_only", training.model)
+    sg.save_checkpoint(here / "model_only", training.model)
     (here / "other.txt").write_bytes(TEXT[::-1])
     assert main(["train", *arguments]) == 2
     printed = capsys.readouterr()
@@ -219,7 +219,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     assert (process.returncode, complaints) == (130, "")
     assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
     assert "go on with: spillgrad train --data text.txt --resume out" in printed
-    state = sg.checkpoint.load(here / "out")
+    state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
     assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}
 
