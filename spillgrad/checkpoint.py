@@ -256,6 +256,11 @@ def _verify(current: Path, name: str, state: dict[str, Any]) -> None:
         raise damaged(path, f"its checksum is {got}, {wanted} was written")
 
 
+def current_version(root: Path) -> Path | None:
+    """Return the sub-directory of the current version, None where there is no checkpoint. Raises CheckpointError."""
+    return _open(root)[0] if (root / _POINTER).is_file() else None
+
+
 def _is_current(version: Path) -> bool:
     pointer = version.parent / _POINTER
     return pointer.is_file() and version.name in pointer.read_text(encoding="utf-8", errors="replace")

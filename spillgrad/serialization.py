@@ -29,7 +29,7 @@ from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.tensor import Storage, Tensor, native
-from spillgrad.tensor_files import known_dtype, reason, refuse_pickles
+from spillgrad.tensor_files import START_BYTES, known_dtype, reason, refuse_pickles
 from spillgrad_kernels import memory
 
 _VERSION = 1
@@ -275,7 +275,7 @@ class _File:
             raise MissingFileError(f"load: {path} does not exist; give a file that save() wrote")
         try:
             with path.open("rb") as file:
-                refuse_pickles(file.read(4), self.name)
+                refuse_pickles(file.read(START_BYTES), self.name)
             with safetensors.safe_open(path, framework="np") as file:
                 self.metadata: dict[str, str] = file.metadata() or {}
         except (OSError, safetensors.SafetensorError) as error:
@@ -296,7 +296,7 @@ class _Stream:
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name = name
-        refuse_pickles(content[:4], name)
+        refuse_pickles(content[:START_BYTES], name)
         try:
             self._entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
         except safetensors.SafetensorError as error:

@@ -158,9 +158,9 @@ def read(path: Path) -> dict[str, StoredTensor]:
         return _read_index(path)
     try:
         with open_for_reading(path) as file:
-            start = file.read(8)
+            start = file.read(START_BYTES)
         refuse_pickles(start, str(path))
-        offset = 8 + int.from_bytes(start, "little")
+        offset = 8 + int.from_bytes(start[:8], "little")
         found = {}
         # It checks the header, and that tensors lie side by side. Not its arrays: memory of the file that it maps
         # counts as this process's for as long as it is open.
@@ -184,9 +184,13 @@ def known_dtype(name: str, where: str) -> dtypes.DType:
     return NAMES[name]
 
 
+START_BYTES = 9
+
+
 def refuse_pickles(start: bytes, name: str) -> None:
-    """Raise CheckpointError for a file that begins like PyTorch's."""
-    if start.startswith((b"PK\x03\x04", b"\x80")):
+    """Raise CheckpointError for a file whose first `START_BYTES` are those of a pickle, or of an archive of some."""
+    # The length of a safetensors header may begin with the same byte: it has zeros further on, and the header its brace.
+    if start.startswith((b"PK\x03\x04", b"\x80")) and start[4:] != b"\0\0\0\0{":
         raise CheckpointError(
             f"load: {name} is a file of PyTorch's (pickle) format, and reading one can run code; in PyTorch, write its "
             "tensors with safetensors.torch.save_file(torch.load(path), new_path)"
