@@ -189,7 +189,7 @@ START_BYTES = 9
 
 def refuse_pickles(start: bytes, name: str) -> None:
     """Raise CheckpointError for a file whose first `START_BYTES` are those of a pickle, or of an archive of some."""
-    # The length of a safetensors header may begin with the same byte: it has zeros further on, and the header its brace.
+    # The length of a safetensors header may begin with the same byte; but then come zeros, and the header's brace.
     if start.startswith((b"PK\x03\x04", b"\x80")) and start[4:] != b"\0\0\0\0{":
         raise CheckpointError(
             f"load: {name} is a file of PyTorch's (pickle) format, and reading one can run code; in PyTorch, write its "

@@ -47,6 +47,7 @@ FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch", "spillgra
 LATE_IMPORTS = {
     "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
+    "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
     "spillgrad.storage.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
