@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.define import operation
 from spillgrad.ops.elementwise import lerp
 from spillgrad.ops.indexing import gather, scattered_into_zeros
@@ -38,9 +38,12 @@ def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) ->
     return np.take_along_axis(self, indices, dim), indices
 
 
-_sort: Any = operation(
-    "sort", _sorted_forward, outputs=("values", "indices"),
-    self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+_sort, _topk = (
+    operation(
+        name, _sorted_forward, outputs=("values", "indices"),
+        self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+    )
+    for name in ("sort", "topk")
 )  # fmt: skip
 
 
@@ -54,7 +57,9 @@ def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | 
         raise ArgumentError(
             f"{name}: got k={count}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
         )
-    return ValuesAndIndices(*_sort(input, dim, descending, size if count is None else count))
+    if count is None:
+        return ValuesAndIndices(*_sort(input, dim, descending, size))
+    return ValuesAndIndices(*_topk(input, dim, descending, count))
 
 
 def sort(
@@ -134,11 +139,14 @@ def _choose(name: str, operation: Any, input: Tensor, dim: int, keepdim: bool, k
     if not input.ndim:
         return ValuesAndIndices(*operation(reshape(input, 1), 0, False, k))
     size = input.shape[dim]
+    if not size:
+        raise DimensionError(
+            f"{name}: got a tensor of shape {input.shape}; Expected reduction dim {dim} to have non-zero size: there "
+            "are no elements to choose from"
+        )
     if not 1 <= k <= size:
         raise ArgumentError(
             f"{name}: got k={k}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
-            if size
-            else f"{name}: got a tensor of shape {input.shape}; dimension {dim} has no elements to choose from"
         )
     return ValuesAndIndices(*operation(input, dim, keepdim, k))
 
