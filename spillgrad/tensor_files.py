@@ -18,7 +18,9 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import CheckpointError, MissingFileError
+from spillgrad.ops import inplace
 from spillgrad.tensor import Tensor
 
 NAMES = {
@@ -50,12 +52,25 @@ class StoredTensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         # Not from the pool of buffers, which would keep the memory for a next tensor of this very size.
         array = np.empty(self.shape, self.dtype)
+        self._read_into(array)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _read_into(self, array: np.ndarray) -> None:
         content = _bytes_of(array)
         with open_for_reading(self.path) as file:
             file.seek(self.offset)
             if file.readinto(content) != len(content):
                 raise damaged(self.path, "it ends too early")
-        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def copy_to(self, tensor: Tensor) -> None:
+        """Overwrite a tensor in place: of the same dtype and dense, with no memory beside its own."""
+        with no_grad():
+            array = tensor.array  # held, so that one that lives on disk is read once
+            if array.dtype != self.dtype or not array.flags.c_contiguous:
+                inplace.copy_(tensor, self)
+                return
+            inplace.begin_write(tensor, "copy_", self.shape, self.dtype)
+            self._read_into(array)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the tensor's bytes in order."""

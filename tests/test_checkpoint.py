@@ -15,6 +15,7 @@ from spillgrad import checkpoint, nn
 from spillgrad.errors import CheckpointError
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
+from tests.storage.test_disk_store import in_own_mounts
 
 STEPS = 6
 
@@ -214,30 +215,36 @@ def test_an_interrupt_at_any_point_leaves_a_checkpoint(tmp_path, function, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
 
 
-def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path):
-    run = Run()
-    run.save(tmp_path, step=1)
-    script = textwrap.dedent(
-        f"""
-        import resource, signal, sys
-        from spillgrad import checkpoint, nn
-        from spillgrad.errors import CheckpointError
-        model = nn.Linear(100, 100)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        try:
-            checkpoint.save_checkpoint({str(tmp_path)!r}, model, step=2)
-        except CheckpointError as error:
-            print(error)
-        """
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], env=_environment(), check=True, capture_output=True, text=True
-    )
-    assert "cannot be written" in ended.stdout
-    assert str(tmp_path) in ended.stdout
-    assert Run().load(tmp_path)["step"] == 1
-    assert len(list(tmp_path.iterdir())) == 2
+FILL = """
+import signal, resource, sys
+import spillgrad as sg
+directory, limit = sys.argv[1:]
+small, large = sg.nn.Linear(4, 4), sg.nn.Linear(300, 1000)
+before = sg.save_checkpoint(directory, small, step=1)
+if limit:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+for size in ("5GB", "100KB"):
+    try:
+        sg.save_checkpoint(directory, large, step=2, max_shard_size=size)
+    except sg.errors.CheckpointError as error:
+        print(error)
+    state = sg.load_checkpoint(directory, sg.nn.Linear(4, 4))
+    print(state["step"], sorted(path.name for path in before.parent.iterdir()) == ["checkpoint.json", before.name])
+print(sg.save_checkpoint(directory, small, step=3).exists())
+"""
+
+
+@pytest.mark.parametrize("full", ["file system", "limit of a file"])
+def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path, full):
+    place = () if full == "limit of a file" else in_own_mounts(tmp_path, 600)
+    limit = "10000" if full == "limit of a file" else ""
+    command = [*place, sys.executable, "-c", FILL, str(tmp_path), limit]
+    ended = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    reason = "File too large" if limit else "No space left on device"
+    said = f"checkpoint: {tmp_path} cannot be written ({reason}); free space there or give another directory"
+    assert ended.stdout.splitlines() == [said, "1 True"] * 2 + ["True"]
 
 
 def _flip(path):
@@ -380,7 +387,7 @@ def test_a_size_of_files_that_means_nothing_is_refused(tmp_path, wrong):
     ids=["transposed", "strided", "empty", "scalar", "bool", "complex", "expanded", "bfloat16"],
 )
 def test_any_layout_and_dtype_comes_back(tmp_path, tensor):
-    model, other = nn.Module(), nn.Module()
+    model, other = nn.Module(), nn.Module()  # in the other it lies dense
     for module in (model, other):
         module.register_buffer("first", sg.tensor([1], dtype="uint8"))
     model.register_buffer("it", tensor)
@@ -398,6 +405,29 @@ def test_what_a_file_cannot_hold_is_said_before_anything_is_written(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot hold waves \(complex128\)"):
         checkpoint.save_checkpoint(tmp_path, model)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_are_overwritten_in_place_whatever_their_dtype_and_layout(tmp_path):
+    model = nn.Linear(3, 2, bias=False)
+    checkpoint.save_checkpoint(tmp_path, model)
+    saved = model.weight.tolist()
+    for own in (sg.zeros(2, 3), sg.zeros(3, 2).t(), sg.zeros(2, 6)[:, ::2], sg.zeros(2, 3, dtype="float64")):
+        other = nn.Linear(3, 2, bias=False)
+        other.weight = nn.Parameter(own)
+        y = (other.weight**2).sum()
+        checkpoint.load_checkpoint(tmp_path, other)
+        assert own.tolist() == saved
+        with pytest.raises(sg.errors.GraphError, match="modified"):
+            y.backward()
+
+
+def test_a_tensor_that_must_not_change_is_refused(tmp_path):
+    model, other = nn.Module(), nn.Module()
+    model.register_buffer("it", sg.ones(4, 3))
+    other.register_buffer("it", sg.zeros(3).expand(4, 3))
+    checkpoint.save_checkpoint(tmp_path, model)
+    with pytest.raises(sg.errors.GraphError, match="clone"):
+        checkpoint.load_checkpoint(tmp_path, other)
 
 
 class Counting(nn.Linear):

@@ -14,6 +14,7 @@ from spillgrad.nn.module_backward import ModuleBackward
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor
 
 
 class IncompatibleKeys(NamedTuple):
@@ -484,6 +485,9 @@ class Module:
             return
         own = getattr(self, name)
         if not assign:
+            if isinstance(value, StoredTensor):
+                value.copy_to(own)
+                return
             with no_grad():
                 own.copy_(value)
             return
