@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spillgrad import tensor_files
+from spillgrad.data.dataset import DataLoader
 from spillgrad.errors import ArgumentError, CheckpointError, OperandError, StateDictError
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
@@ -41,6 +42,7 @@ def save_checkpoint(
     optimizer: Optimizer | None = None,
     *,
     scheduler: LRScheduler | None = None,
+    data: DataLoader | None = None,
     step: int = 0,
     extra: Mapping[str, Any] | None = None,
     max_shard_size: int | str = "5GB",
@@ -49,8 +51,9 @@ def save_checkpoint(
 
     Tensors are written one by one: no second one is in memory, whether the model lives there or on disk. Shared ones
     are stored once. Files of tensors are `model.safetensors`, or, above `max_shard_size`, several and an index, as
-    Hugging Face's loaders look for them; likewise those of the optimizer's state. `extra` is whatever else JSON can
-    hold, such as where the data stand. The random state is saved too.
+    Hugging Face's loaders look for them; likewise those of the optimizer's state. The random state is saved too, and of
+    `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
+    can hold.
     Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
     JSON cannot hold.
     """
@@ -67,6 +70,7 @@ def save_checkpoint(
         "config": _config(model),
         "rng": dataclasses.asdict(default_generator.get_state()),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "data": None if data is None else data.state_dict(),
         "extra": dict(extra or {}),
         "model_extra": others,
     }
@@ -107,6 +111,7 @@ def load_checkpoint(
     optimizer: Optimizer | None = None,
     *,
     scheduler: LRScheduler | None = None,
+    data: DataLoader | None = None,
     strict: bool = True,
 ) -> dict[str, Any]:
     """Read a checkpoint into what is given, tensor by tensor, and return the rest of it.
@@ -124,6 +129,8 @@ def load_checkpoint(
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
     if scheduler is not None and state["scheduler"] is None:
         raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
+    if data is not None and state.get("data") is None:
+        raise CheckpointError(f"checkpoint: {directory} does not say where its data stood; load it without them")
     try:
         if scheduler is not None:
             scheduler.check_state_dict(state["scheduler"])
@@ -136,6 +143,8 @@ def load_checkpoint(
             default_generator.set_state(GeneratorState(**state["rng"]))
         if scheduler is not None:
             scheduler.load_state_dict(state["scheduler"])
+        if data is not None:
+            data.load_state_dict(state["data"])
     except StateDictError as error:
         raise CheckpointError(f"checkpoint: {directory} is of another run: {error}") from error
     return result

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import spillgrad as sg
 from spillgrad import checkpoint, nn
+from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
@@ -71,6 +72,39 @@ def test_a_resumed_run_is_bit_identical(tmp_path, dtype, kind):
     assert resumed.train(3, STEPS) == losses[3:]
     assert resumed.weights() == straight.weights()
     assert resumed.model[2].weight is resumed.model[0].weight
+
+
+def _losses(model, optimizer, loader, passes):
+    losses = []
+    for _ in range(passes):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            yield losses
+
+
+@pytest.mark.parametrize("stop", [2, 4, 5])  # in the first pass, at its end, in the second
+def test_a_run_over_a_data_loader_goes_on_in_the_middle_of_a_pass(tmp_path, stop):
+    def parts():
+        sg.manual_seed(0)
+        model = nn.Linear(3, 2)
+        rows = sg.tensor(np.random.default_rng(0).standard_normal((15, 5)).astype(np.float32))
+        loader = DataLoader(TensorDataset(rows[:, :3], rows[:, 3:]), batch_size=4, shuffle=True, seed=3)
+        return model, AdamW(model.parameters(), lr=0.1), loader
+
+    model, optimizer, loader = parts()
+    for losses in _losses(model, optimizer, loader, 3):
+        if len(losses) == stop:
+            checkpoint.save_checkpoint(tmp_path, model, optimizer, data=loader)
+    resumed = parts()
+    checkpoint.load_checkpoint(tmp_path, *resumed[:2], data=resumed[2])
+    assert list(_losses(*resumed, 3 if stop < 4 else 2))[-1] == losses[stop:]
+    checkpoint.save_checkpoint(tmp_path, model)
+    with pytest.raises(CheckpointError, match="does not say where its data stood"):
+        checkpoint.load_checkpoint(tmp_path, model, data=loader)
 
 
 def test_the_files_are_plain_safetensors_with_each_tensor_once(tmp_path):

@@ -1,5 +1,6 @@
 """Training from the command line: what is printed, saved, interrupted and resumed."""
 
+import dataclasses
 import io
 import os
 import re
@@ -76,10 +77,12 @@ def test_a_sample_has_the_asked_length_and_is_the_same_again():
     assert training.sample(20) == sample
 
 
-def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path):
-    whole = Training(SETTINGS, TEXT)
+@pytest.mark.parametrize("model", ["tiny", "llama-tiny"])
+def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, model: str):
+    settings = dataclasses.replace(SETTINGS, model=model)
+    whole = Training(settings, TEXT)
     losses = [record.loss for record in whole.steps()]
-    stopped = Training(SETTINGS, TEXT)
+    stopped = Training(settings, TEXT)
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(3)]
     stopped.save(tmp_path)
