@@ -22,6 +22,7 @@ from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import CheckpointError, MissingFileError
 from spillgrad.ops import inplace
 from spillgrad.tensor import Tensor
+from spillgrad_kernels import memory
 
 NAMES = {
     "F64": dtypes.float64, "F32": dtypes.float32, "F16": dtypes.float16, "BF16": dtypes.bfloat16,
@@ -54,6 +55,12 @@ class StoredTensor:
         array = np.empty(self.shape, self.dtype)
         self._read_into(array)
         return array if dtype is None else array.astype(dtype, copy=False)
+
+    def tensor(self) -> Tensor:
+        """Read the tensor."""
+        array = memory.empty(self.shape, self.dtype)
+        self._read_into(array)
+        return Tensor.wrap(array)
 
     def _read_into(self, array: np.ndarray) -> None:
         content = _bytes_of(array)

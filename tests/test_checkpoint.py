@@ -571,12 +571,14 @@ def peak_bytes():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
-directory, verb, kept = sys.argv[1:]
+directory, verb, kept, place = sys.argv[1:]
 model = sg.nn.Sequential(*(sg.nn.Linear(4096, 2560, bias=False) for _ in range(10)))
 optimizer = sg.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
 if verb == "save":
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = sg.ones_like(parameter)
+if place == "disk":
+    offload = sg.disk_offload(model, optimizer, directory + "/spill", ram_budget=0)
 sg.empty_cache()
 before_bytes = psutil.Process().memory_info().rss
 with open("/proc/self/clear_refs", "w") as file:
@@ -586,15 +588,54 @@ print((peak_bytes() - before_bytes) / 2**20)
 """
 
 
-@pytest.mark.parametrize("state", ["with", "without"])
-def test_saving_and_loading_need_memory_for_one_tensor(tmp_path, state):
-    # What is loaded into a new optimizer stays: the model's size once more.
-    for verb, stays in (("save", 0), ("load", 400 if state == "with" else 0)):
+@pytest.mark.parametrize(("state", "place"), [("with", "RAM"), ("without", "RAM"), ("with", "disk")])
+def test_saving_and_loading_need_memory_for_one_tensor(tmp_path, state, place):
+    # What is loaded into a new optimizer in RAM stays: the model's size once more. On disk, the tensor before is still
+    # being written while one is read, and the model's last one is in RAM.
+    stay = {("with", "RAM"): 400, ("with", "disk"): 80}.get((state, place), 0)
+    for verb, stays in (("save", 0), ("load", stay)):
         ended = subprocess.run(
-            [sys.executable, "-c", MEMORY, str(tmp_path), verb, state],
+            [sys.executable, "-c", MEMORY, str(tmp_path), verb, state, place],
             env=_environment(),
             capture_output=True,
             text=True,
         )
         assert ended.returncode == 0, ended.stderr
         assert float(ended.stdout) < stays + 40 + 32, verb
+
+
+def _offloaded(directory, seed):
+    sg.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Dropout(0.2), nn.Linear(40, 30, bias=False))
+    model[3].weight = nn.Parameter(model[0].weight.detach().t().clone())
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    if directory is not None:
+        sg.disk_offload(model, optimizer, directory, ram_budget=0)
+    return model, optimizer
+
+
+def _train_on_noise(model, optimizer, steps):
+    losses = []
+    for step in steps:
+        x = sg.tensor(np.random.default_rng(step).standard_normal((5, 30)).astype(np.float32))
+        optimizer.zero_grad()
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("saved_on_disk", [True, False])
+@pytest.mark.parametrize("loaded_on_disk", [True, False])
+def test_a_model_on_disk_is_saved_and_goes_on_bit_for_bit(tmp_path, saved_on_disk, loaded_on_disk):
+    parts = _offloaded(tmp_path / "one" if saved_on_disk else None, 1)
+    _train_on_noise(*parts, range(3))
+    checkpoint.save_checkpoint(tmp_path / "saved", *parts, max_shard_size="4KB")
+    wanted = _train_on_noise(*parts, range(3, 6))
+    resumed = _offloaded(tmp_path / "two" if loaded_on_disk else None, 2)
+    checkpoint.load_checkpoint(tmp_path / "saved", *resumed)
+    states = [value for state in resumed[1].state.values() for value in state.values() if isinstance(value, sg.Tensor)]
+    assert len(states) == 6
+    assert all(tensor.storage.offloaded == loaded_on_disk for tensor in (*resumed[0].parameters(), *states))
+    assert _train_on_noise(*resumed, range(3, 6)) == wanted

@@ -2,12 +2,12 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
 from spillgrad.errors import ArgumentError, StateDictError
-from spillgrad.ops import creation
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor
@@ -56,6 +56,10 @@ class Optimizer:
         """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
 
+    def around_update(self, param: Tensor) -> AbstractContextManager[None]:
+        """Return the context in which a parameter is updated, or passed over where it has no gradient."""
+        return nullcontext()
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what `closure`, called before, returned."""
         result = None
@@ -63,12 +67,18 @@ class Optimizer:
             with enable_grad():
                 result = closure()
         with no_grad():
-            run(self._update(param, group) for group in self.param_groups for param in group["params"])
+            run(self._updates())
         return result
+
+    def _updates(self) -> Iterator[Pending | None]:
+        for group in self.param_groups:
+            for param in group["params"]:
+                with self.around_update(param):
+                    yield self._update(param, group)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
-        with no_grad():
+        with no_grad(), self.around_update(param):
             run([self._update(param, group)])
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
@@ -129,7 +139,9 @@ class Optimizer:
         by_number = self._by_number(state_dict)
         self.state.clear()
         for number, state in state_dict["state"].items():
-            self.state[by_number[number]] = {key: _copied(value) for key, value in state.items()}
+            param = by_number[number]
+            with self.around_update(param):  # puts the state away again where that lives on disk
+                self.state[param] = {key: _copied(value) for key, value in state.items()}
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples
@@ -146,4 +158,4 @@ class Optimizer:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return creation.tensor(value) if isinstance(value, StoredTensor) else copy.deepcopy(value)
+    return value.tensor() if isinstance(value, StoredTensor) else copy.deepcopy(value)
