@@ -7,12 +7,11 @@ Where to look:
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
-* files: `save` and `load`, of tensors in nested containers;
+* files: `save` and `load`, of tensors in nested containers; `save_checkpoint` and `load_checkpoint`, of training runs;
 * spilling: `save_on_disk` for what operations save, `disk_offload` for parameters, gradients and optimizer state, and
   `spillgrad.storage` for the store alone;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
-  disk).
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +46,7 @@ from spillgrad.autograd.grad_mode import (
     no_grad,
     set_grad_enabled,
 )  # fmt: skip
+from spillgrad.checkpoint import load_checkpoint, save_checkpoint
 from spillgrad.device import Device as device
 from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (

@@ -14,6 +14,7 @@ from spillgrad.nn.module_backward import ModuleBackward
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor
 
 
 class IncompatibleKeys(NamedTuple):
@@ -463,8 +464,12 @@ class Module:
                 f"Error(s) in loading state_dict for {type(self).__name__}:{listed}\nNothing was loaded; give the "
                 "state of the same model (strict=False skips missing and unexpected keys)"
             )
+        loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
         for key, (module, name) in found.items():
-            module._load(name, state[key], assign)
+            pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
+            if assign or pair not in loaded:
+                module._load(name, state[key], assign)
+                loaded.add(pair)
         result = IncompatibleKeys(missing, unexpected)
         for _, module in reversed(modules):
             for hook in list(module._load_post_hooks.values()):
@@ -479,11 +484,15 @@ class Module:
             self.set_extra_state(value)
             return
         own = getattr(self, name)
-        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
         if not assign:
+            if isinstance(value, StoredTensor):
+                value.copy_to(own)
+                return
             with no_grad():
                 own.copy_(value)
-        elif name in self._parameters:
+            return
+        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
+        if name in self._parameters:
             same = isinstance(value, Parameter)
             self._parameters[name] = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
         else:

@@ -1,5 +1,6 @@
 """Training from the command line: what is printed, saved, interrupted and resumed."""
 
+import dataclasses
 import io
 import os
 import re
@@ -76,10 +77,12 @@ def test_a_sample_has_the_asked_length_and_is_the_same_again():
     assert training.sample(20) == sample
 
 
-def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path):
-    whole = Training(SETTINGS, TEXT)
+@pytest.mark.parametrize("model", ["tiny", "llama-tiny"])
+def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, model: str):
+    settings = dataclasses.replace(SETTINGS, model=model)
+    whole = Training(settings, TEXT)
     losses = [record.loss for record in whole.steps()]
-    stopped = Training(SETTINGS, TEXT)
+    stopped = Training(settings, TEXT)
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(3)]
     stopped.save(tmp_path)
@@ -194,7 +197,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     training = Training(TrainSettings(model="tiny", steps=6, batch=2, context=32), TEXT)
     training.step = 6
     training.save(here / "done")
-    sg.checkpoint.save(here / "model_only", training.model)
+    sg.save_checkpoint(here / "model_only", training.model)
     (here / "other.txt").write_bytes(TEXT[::-1])
     assert main(["train", *arguments]) == 2
     printed = capsys.readouterr()
@@ -219,7 +222,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     assert (process.returncode, complaints) == (130, "")
     assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
     assert "go on with: spillgrad train --data text.txt --resume out" in printed
-    state = sg.checkpoint.load(here / "out")
+    state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
     assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}
 

@@ -102,7 +102,7 @@ class Training:
         Raises CheckpointError when it cannot be written.
         """
         extra = {"settings": dataclasses.asdict(self.settings), "text": self._text_hash}
-        sg.checkpoint.save(directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra)
+        sg.save_checkpoint(directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra)
 
     @staticmethod
     def settings_of(directory: Path) -> TrainSettings:
@@ -110,7 +110,7 @@ class Training:
 
         Raises CheckpointError when there is none, or none of a run.
         """
-        extra = sg.checkpoint.load(directory)["extra"]
+        extra = sg.load_checkpoint(directory)["extra"]
         if not {"settings", "text"} <= extra.keys():
             raise CheckpointError(
                 f"resume: {directory} holds a model, but no run; give a folder that a run has saved to"
@@ -118,10 +118,10 @@ class Training:
         return TrainSettings(**extra["settings"])
 
     def _resume(self, directory: Path) -> None:
-        state = sg.checkpoint.load(directory)
+        state = sg.load_checkpoint(directory)
         if state["extra"]["text"] != self._text_hash:
             raise CheckpointError(f"resume: {directory} was trained on another text; name that one with --data")
-        sg.checkpoint.load(directory, self.model, self.optimizer, scheduler=self.schedule)
+        sg.load_checkpoint(directory, self.model, self.optimizer, scheduler=self.schedule)
         self.step = state["step"]
 
     def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
