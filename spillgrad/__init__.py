@@ -9,6 +9,7 @@ Where to look:
 * mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
 * files: `save` and `load`, of tensors in nested containers;
 * spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
+* mixed precision: `autocast`, and `spillgrad.amp`;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
   disk).
@@ -19,6 +20,7 @@ from math import inf, nan, pi
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
 from spillgrad import (
+    amp,
     autograd,
     checkpoint,
     data,
@@ -89,6 +91,13 @@ from spillgrad.ops.activations import (
     threshold,
 )  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.autocast import (
+    autocast,
+    clear_autocast_cache,
+    get_autocast_dtype,
+    is_autocast_cache_enabled,
+    is_autocast_enabled,
+)
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.complex_numbers import complex, imag, real, view_as_complex, view_as_real
 from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d

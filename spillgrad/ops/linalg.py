@@ -10,6 +10,7 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import numeric
+from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, product_dtype, require_products_dtype
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
@@ -126,7 +127,7 @@ def _checked(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
             raise ShapeError(
                 f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast"
             ) from error
-    if input.dtype != other.dtype:
+    if input.dtype != other.dtype and product_dtype(input.dtype) != product_dtype(other.dtype):
         raise DtypeError(f"matmul: got {input.dtype} and {other.dtype}; convert one with .to(dtype)")
     return input, other
 
@@ -152,18 +153,21 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     return matmul(input, mat2)
 
 
+@float32_in_autocast
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """Return the product of a matrix and a vector. Raises ShapeError for anything else."""
     _require_dims("mv", ((input, 2), (vec, 1)))
     return matmul(input, vec)
 
 
+@float32_in_autocast
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
     _require_dims("dot", ((input, 1), (tensor, 1)))
     return matmul(input, tensor)
 
 
+@half_in_autocast
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * mat1 @ mat2."""
     return add(input if beta == 1 else mul(input, beta), mm(mat1, mat2), alpha=alpha)
@@ -266,9 +270,7 @@ def _check_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, res
             f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
             f"({weight.shape[0]},)"
         )
-    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if operand is not None and operand.dtype != input.dtype:
-            raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
+    require_products_dtype("linear", input, weight=weight, bias=bias, residual=residual)
 
 
 def _fused_linear(

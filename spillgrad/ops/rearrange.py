@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import clone
 from spillgrad.ops.indexing import diag, diagonal, place_diagonal
@@ -186,6 +187,7 @@ def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     return diag(reshape(input, -1), offset)
 
 
+@float32_in_autocast
 def trace(input: Tensor) -> Tensor:
     """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
     if input.ndim != 2:
