@@ -16,13 +16,16 @@ Where to look:
 """
 
 from importlib.metadata import PackageNotFoundError, version
-from math import inf, nan, pi
+from math import e, inf, nan, pi
+
+from numpy import dtype
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
 from spillgrad import (
     amp,
     autograd,
     checkpoint,
+    cuda,
     data,
     dtypes,
     errors,
@@ -83,13 +86,38 @@ from spillgrad.generator import (
 )  # fmt: skip
 from spillgrad.ops.activations import (
     celu,
+    celu_,
     hardshrink,
     prelu,
     relu,
+    relu_,
     rrelu,
+    rrelu_,
     selu,
+    selu_,
     threshold,
+    threshold_,
 )  # fmt: skip
+from spillgrad.ops.array_api_names import (
+    asarray,
+    astype,
+    broadcast_arrays,
+    broadcast_shapes,
+    can_cast,
+    cumulative_prod,
+    cumulative_sum,
+    expand_dims,
+    isdtype,
+    matrix_transpose,
+    permute_dims,
+    repeat,
+    take_along_axis,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+    unstack,
+)
 from spillgrad.ops.attention import scaled_dot_product_attention
 from spillgrad.ops.autocast import (
     autocast,
@@ -98,9 +126,22 @@ from spillgrad.ops.autocast import (
     is_autocast_cache_enabled,
     is_autocast_enabled,
 )
+from spillgrad.ops.bessel import i0
+from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
-from spillgrad.ops.complex_numbers import complex, imag, real, view_as_complex, view_as_real
-from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from spillgrad.ops.complex_numbers import (
+    adjoint,
+    angle,
+    complex,
+    conj,
+    imag,
+    polar,
+    real,
+    resolve_conj,
+    view_as_complex,
+    view_as_real,
+)
+from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
 from spillgrad.ops.counting import (
@@ -123,6 +164,7 @@ from spillgrad.ops.creation import (
     full,
     full_like,
     linspace,
+    logspace,
     ones,
     ones_like,
     rand,
@@ -131,13 +173,14 @@ from spillgrad.ops.creation import (
     randn,
     randn_like,
     randperm,
+    scalar_tensor,
     tensor,
     to_tensor,
     zeros,
     zeros_like,
 )  # fmt: skip
 from spillgrad.ops.decompositions import cholesky, qr
-from spillgrad.ops.distance import cdist, dist
+from spillgrad.ops.distance import cdist, cosine_similarity, dist, pairwise_distance, pdist
 from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot
 from spillgrad.ops.elementwise import (
     abs,
@@ -228,7 +271,11 @@ from spillgrad.ops.elementwise import (
     trunc,
     where,
 )  # fmt: skip
+from spillgrad.ops.elementwise import (
+    bitwise_not as bitwise_invert,
+)
 from spillgrad.ops.fuse import fuse
+from spillgrad.ops.incomplete_gamma import igamma, igammac
 from spillgrad.ops.index_writes import (
     diagonal_scatter,
     index_copy,
@@ -236,6 +283,7 @@ from spillgrad.ops.index_writes import (
     index_put,
     index_reduce,
     masked_scatter,
+    put,
     scatter_reduce,
     select_scatter,
     slice_scatter,
@@ -254,18 +302,31 @@ from spillgrad.ops.indexing import (
     scatter_add,
     take,
     take_along_dim,
+    unravel_index,
 )  # fmt: skip
 from spillgrad.ops.linalg import (
+    addbmm,
     addmm,
+    addmv,
+    addr,
+    baddbmm,
     bmm,
     dot,
+    ger,
     matmul,
     mm,
     mv,
     outer,
 )  # fmt: skip
-from spillgrad.ops.normalization import log_softmax, softmax
+from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
+from spillgrad.ops.norms import renorm, vander, vecdot
 from spillgrad.ops.order import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
+from spillgrad.ops.pooling import (
+    adaptive_avg_pool1d,
+    avg_pool1d,
+    max_pool1d,
+    max_pool2d,
+)
 from spillgrad.ops.random import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.rearrange import (
     atleast_1d,
@@ -354,8 +415,10 @@ from spillgrad.ops.shape import (
     repeat_interleave,
     reshape,
     roll,
+    row_stack,
     select,
     split,
+    split_with_sizes,
     squeeze,
     stack,
     swapaxes,
@@ -422,17 +485,31 @@ from spillgrad.ops.special import (
     xlog1py,
     xlogy,
 )  # fmt: skip
+from spillgrad.ops.statistics import corrcoef, cov, histogram
+from spillgrad.ops.strided import as_strided
+from spillgrad.ops.volume_pooling import max_pool3d
+from spillgrad.ops.window_functions import (
+    bartlett_window,
+    blackman_window,
+    hamming_window,
+    hann_window,
+    kaiser_window,
+)
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
 from spillgrad.tensor import (
     Tensor,
     is_complex,
     is_floating_point,
+    is_inference,
     is_tensor,
     numel,
 )  # fmt: skip
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats
+
+Size = tuple  # type: ignore[type-arg]  # what a shape is
+newaxis = None  # in an index: a new dimension of size 1
 
 try:
     __version__ = version("spillgrad")

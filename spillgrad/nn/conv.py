@@ -109,6 +109,20 @@ class Conv2d(_Conv):
         return conv.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
+class Conv3d(_Conv):
+    """Multiply every window of a volume by the same weights.
+
+    Shapes: x (N, in_channels, D, H, W), result (N, out_channels, d, h, w), weight (out_channels, in_channels / groups,
+    kd, kh, kw).
+    """
+
+    _dims = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = self._padded(x)
+        return conv.conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
 class _ConvTranspose(_Conv):
     _transposed = True
     padding: tuple[int, ...]
@@ -169,6 +183,22 @@ class ConvTranspose2d(_ConvTranspose):
 
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         return conv.conv_transpose2d(
+            x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
+            self.dilation,
+        )  # fmt: skip
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """Lay the same weights over a larger volume, once for every element of a small one: the transpose of `Conv3d`.
+
+    Shapes: x (N, in_channels, d, h, w), result (N, out_channels, D, H, W), weight (in_channels, out_channels / groups,
+    kd, kh, kw).
+    """
+
+    _dims = 3
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return conv.conv_transpose3d(
             x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
             self.dilation,
         )  # fmt: skip

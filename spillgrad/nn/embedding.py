@@ -1,42 +1,51 @@
-"""Embedding layer."""
+"""Embedding layers."""
 
-from typing import Any
+from typing import Any, Self
 
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, indexing
+from spillgrad.ops import creation, embedding
 from spillgrad.tensor import Tensor
 
 
-class Embedding(Module):
-    """Look up rows of a table by integer index.
-
-    Shapes: index (...), result (..., embedding_dim), weight (num_embeddings, embedding_dim).
-    """
+class _Table(Module):
+    """What the layers share: the table, its first values, and how its rows are looked up."""
 
     weight: Parameter
+    _shown: tuple[str, ...] = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
     def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, max_norm: float | None,
+        norm_type: float, scale_grad_by_freq: bool, sparse: bool, weight: Tensor | None, freeze: bool, device: Any,
+        dtype: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
+        name = type(self).__name__
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
-                raise ArgumentError(f"Embedding: got padding_idx {padding_idx}; the table has {num_embeddings} rows")
+                raise ArgumentError(f"{name}: got padding_idx {padding_idx}; the table has {num_embeddings} rows")
             padding_idx %= num_embeddings
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
-        self.weight = Parameter(creation.empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
-        self.reset_parameters()
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        if weight is None:
+            table = creation.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
+            self.weight = Parameter(table, requires_grad=not freeze)
+            self.reset_parameters()
+            return
+        if weight.shape != (num_embeddings, embedding_dim):
+            raise ShapeError(
+                f"{name}: Shape of weight {weight.shape} does not match num_embeddings and embedding_dim: wanted "
+                f"{(num_embeddings, embedding_dim)}"
+            )
+        self.weight = Parameter(weight, requires_grad=not freeze)
 
     def reset_parameters(self) -> None:
         """Draw the table from N(0, 1); the padding row is zero."""
@@ -45,9 +54,72 @@ class Embedding(Module):
             with no_grad():
                 self.weight[self.padding_idx].zero_()
 
-    def forward(self, index: Tensor) -> Tensor:
-        return indexing.embedding(index, self.weight, self.padding_idx)
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> Self:
+        """Return a layer over a table of shape (num_embeddings, embedding_dim), which is not trained if `freeze`.
+
+        Raises ShapeError for anything but two dimensions.
+        """
+        if embeddings.ndim != 2:
+            raise ShapeError(
+                f"{cls.__name__}: Embeddings parameter is expected to be 2-dimensional, got {embeddings.shape}"
+            )
+        make: Any = cls
+        return make(*embeddings.shape, _weight=embeddings, _freeze=freeze, **options)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+        plain = {"padding_idx": None, "max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
+        shown = [f"{name}={getattr(self, name)!r}" for name in self._shown if getattr(self, name) != plain.get(name)]
+        return ", ".join([f"{self.num_embeddings}, {self.embedding_dim}", *shown])
+
+
+class Embedding(_Table):
+    """Look up rows of a table by integer index; for the options see `functional.embedding`.
+
+    Shapes: index (...), result (..., embedding_dim), weight (num_embeddings, embedding_dim).
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, _weight: Tensor | None = None,
+        _freeze: bool = False, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight,
+            _freeze, device, dtype,
+        )  # fmt: skip
+
+    def forward(self, index: Tensor) -> Tensor:
+        return embedding.embedding(
+            index, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq
+        )
+
+
+class EmbeddingBag(_Table):
+    """Look up bags of rows of a table, and return the sum, mean or maximum of each; see `functional.embedding_bag`.
+
+    Shapes: input (B, n), or (n,) with offsets (B,); result (B, embedding_dim).
+    """
+
+    _shown = ("max_norm", "norm_type", "scale_grad_by_freq", "mode", "padding_idx")
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, max_norm: float | None = None, norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, _weight: Tensor | None = None,
+        include_last_offset: bool = False, padding_idx: int | None = None, device: Any = None, dtype: Any = None,
+        *, _freeze: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight,
+            _freeze, device, dtype,
+        )  # fmt: skip
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        return embedding.embedding_bag(
+            input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode, self.sparse,
+            per_sample_weights, self.include_last_offset, self.padding_idx,
+        )  # fmt: skip

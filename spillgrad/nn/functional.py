@@ -2,7 +2,9 @@
 
 from spillgrad.ops.activations import (
     celu,
+    celu_,
     elu,
+    elu_,
     gelu,
     glu,
     gumbel_softmax,
@@ -10,15 +12,20 @@ from spillgrad.ops.activations import (
     hardsigmoid,
     hardswish,
     hardtanh,
+    hardtanh_,
     leaky_relu,
+    leaky_relu_,
     log_sigmoid,
     logsigmoid,
     mish,
     prelu,
     relu,
     relu6,
+    relu_,
     rrelu,
+    rrelu_,
     selu,
+    selu_,
     silu,
     softmin,
     softplus,
@@ -27,13 +34,16 @@ from spillgrad.ops.activations import (
     swish,
     tanhshrink,
     threshold,
+    threshold_,
 )  # fmt: skip
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, local_response_norm
-from spillgrad.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
-from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance
+from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from spillgrad.ops.ctc import ctc_loss
+from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance, pdist
 from spillgrad.ops.elementwise import sigmoid, tanh
-from spillgrad.ops.indexing import embedding, one_hot
+from spillgrad.ops.embedding import embedding, embedding_bag, one_hot
 from spillgrad.ops.interpolate import interpolate
 from spillgrad.ops.likelihood_losses import (
     binary_cross_entropy,
@@ -91,34 +101,52 @@ from spillgrad.ops.random import (
 from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from spillgrad.ops.sliding import fold
 from spillgrad.ops.sliding import unfold_image as unfold
+from spillgrad.ops.volume_pooling import (
+    adaptive_avg_pool3d,
+    adaptive_max_pool3d,
+    avg_pool3d,
+    lp_pool3d,
+    max_pool3d,
+    max_unpool3d,
+)
 
 __all__ = [
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
     "adaptive_max_pool1d",
     "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
     "alpha_dropout",
     "avg_pool1d",
     "avg_pool2d",
+    "avg_pool3d",
     "batch_norm",
+    "bilinear",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "celu",
+    "celu_",
     "channel_shuffle",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "dropout",
     "dropout1d",
     "dropout2d",
     "dropout3d",
     "dropout_add",
     "elu",
+    "elu_",
     "embedding",
+    "embedding_bag",
     "feature_alpha_dropout",
     "fold",
     "gaussian_nll_loss",
@@ -130,6 +158,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "hardtanh_",
     "hinge_embedding_loss",
     "huber_loss",
     "instance_norm",
@@ -138,6 +167,7 @@ __all__ = [
     "l1_loss",
     "layer_norm",
     "leaky_relu",
+    "leaky_relu_",
     "linear",
     "linear_cross_entropy",
     "local_response_norm",
@@ -146,11 +176,14 @@ __all__ = [
     "logsigmoid",
     "lp_pool1d",
     "lp_pool2d",
+    "lp_pool3d",
     "margin_ranking_loss",
     "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "max_unpool1d",
     "max_unpool2d",
+    "max_unpool3d",
     "mish",
     "mse_loss",
     "multi_margin_loss",
@@ -161,16 +194,20 @@ __all__ = [
     "one_hot",
     "pad",
     "pairwise_distance",
+    "pdist",
     "pixel_shuffle",
     "pixel_unshuffle",
     "poisson_nll_loss",
     "prelu",
     "relu",
     "relu6",
+    "relu_",
     "rms_norm",
     "rrelu",
+    "rrelu_",
     "scaled_dot_product_attention",
     "selu",
+    "selu_",
     "sigmoid",
     "silu",
     "smooth_l1_loss",
@@ -184,6 +221,7 @@ __all__ = [
     "tanh",
     "tanhshrink",
     "threshold",
+    "threshold_",
     "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
     "unfold",

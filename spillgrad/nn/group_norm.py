@@ -3,22 +3,18 @@
 from typing import Any
 
 from spillgrad.errors import ArgumentError
-from spillgrad.nn import init
+from spillgrad.nn.affine import Affine
 from spillgrad.nn.module import Module
-from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import channel_norm, creation
+from spillgrad.ops import channel_norm
 from spillgrad.tensor import Tensor
 
 
-class GroupNorm(Module):
+class GroupNorm(Affine):
     """Normalise groups of channels of each sample to mean 0 and variance 1, then scale and shift each channel.
 
     Shapes: x (N, num_channels, ...), result the same, weight and bias (num_channels,).
     Source: Wu, He 2018, "Group normalization".
     """
-
-    weight: Parameter | None
-    bias: Parameter | None
 
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
@@ -33,18 +29,7 @@ class GroupNorm(Module):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-        for name, present in (("weight", affine), ("bias", affine and bias)):
-            self.register_parameter(
-                name, Parameter(creation.empty(num_channels, device=device, dtype=dtype)) if present else None
-            )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set weight to one and bias to zero."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        self._register_affine(num_channels, affine, affine and bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return channel_norm.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)

@@ -2,24 +2,28 @@
 
 import math
 
+import numpy as np
+
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import creation, inplace
+from spillgrad.generator import Generator
+from spillgrad.ops import creation, decompositions, inplace, special
 from spillgrad.tensor import Tensor
 
-_GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
+_LINEAR = ("linear", *(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)))
+_GAINS = {**dict.fromkeys(_LINEAR, 1.0), "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill with draws from U(a, b)."""
     with no_grad():
-        return creation.uniform_(tensor, a, b)
+        return creation.uniform_(tensor, a, b, generator=generator)
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill with draws from N(mean, std²)."""
     with no_grad():
-        return creation.normal_(tensor, mean, std)
+        return creation.normal_(tensor, mean, std, generator=generator)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
@@ -47,38 +51,115 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     return _GAINS[nonlinearity]
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill from U(-a, a) with a = gain · sqrt(6 / (fan_in + fan_out)).
 
     Source: Glorot, Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", eq. 16.
     """
     bound = gain * math.sqrt(6 / sum(_fans(tensor)))
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill from N(0, gain² · 2 / (fan_in + fan_out)).
 
     Source: Glorot, Bengio 2010, eq. 12.
     """
-    return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans(tensor))))
+    return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans(tensor))), generator)
 
 
-def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
+def kaiming_uniform_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
     """Fill from U(-b, b) with b = gain · sqrt(3 / fan); `a` is leaky_relu's slope.
 
     Source: He et al. 2015, "Delving deep into rectifiers", eq. 14 and 15.
     """
     bound = math.sqrt(3) * _kaiming_std(tensor, a, mode, nonlinearity)
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
-def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
+def kaiming_normal_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
     """Fill from N(0, gain² / fan); `a` is leaky_relu's slope.
 
     Source: He et al. 2015, eq. 14 and 15.
     """
-    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
+
+
+def trunc_normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0,
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Fill with draws from N(mean, std²) between `a` and `b`: by the inverse of the distribution's Φ."""
+    below, above = ((1 + math.erf((bound - mean) / std / math.sqrt(2))) / 2 for bound in (a, b))
+    with no_grad():
+        uniform = creation.empty(tensor.shape, dtype="float64")
+        creation.uniform_(uniform, 2 * below - 1, 2 * above - 1, generator=generator)
+        draws = special.erfinv(uniform) * (std * math.sqrt(2)) + mean
+        return inplace.copy_(tensor, draws.clamp(a, b))
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Fill with a matrix of orthonormal rows or columns, whichever are fewer, times `gain`; later dimensions are one.
+
+    Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
+    """
+    if tensor.ndim < 2:
+        raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 or more dimensions are supported")
+    if not tensor.numel():
+        return tensor
+    rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
+    with no_grad():
+        draws = creation.randn(max(rows, columns), min(rows, columns), dtype="float64", generator=generator)
+        factors = decompositions.qr(draws)
+        basis = factors.Q.array * np.sign(np.diagonal(factors.R.array))  # uniform among all such matrices
+        matrix = (basis.T if rows < columns else basis) * gain
+        return inplace.copy_(tensor, np.ascontiguousarray(matrix).reshape(tensor.shape))
+
+
+def eye_(tensor: Tensor) -> Tensor:
+    """Fill a matrix with ones on its diagonal and zeros elsewhere. Raises ShapeError for anything else."""
+    if tensor.ndim != 2:
+        raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
+    with no_grad():
+        return inplace.copy_(tensor, np.eye(tensor.shape[0], tensor.shape[1]))
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Fill a convolution's weight so that it keeps as many channels, in each group, as there are.
+
+    Raises ShapeError unless it has 3 to 5 dimensions, ArgumentError when the groups do not divide its outputs.
+    """
+    if tensor.ndim not in (3, 4, 5):
+        raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 3, 4, or 5 dimensions are supported")
+    if tensor.shape[0] % groups:
+        raise ArgumentError(f"init: got shape {tensor.shape} and {groups} groups; dim 0 must be divisible by groups")
+    outputs = tensor.shape[0] // groups
+    values = np.zeros(tensor.shape)
+    centre = tuple(size // 2 for size in tensor.shape[2:])
+    for group in range(groups):
+        for channel in range(min(outputs, tensor.shape[1])):
+            values[(group * outputs + channel, channel, *centre)] = 1
+    with no_grad():
+        return inplace.copy_(tensor, values)
+
+
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
+    """Fill a matrix with draws from N(0, std²), and that part of each column with zeros. Source: Martens 2010."""
+    if tensor.ndim != 2:
+        raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
+    rows, columns = tensor.shape
+    zeros = math.ceil(sparsity * rows)
+    normal_(tensor, 0.0, std, generator)
+    with no_grad():
+        for column in range(columns):
+            tensor[creation.randperm(rows, generator)[:zeros], column] = 0
+    return tensor
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.nn.module import Module
-from spillgrad.ops import likelihood_losses, losses, margin_losses
+from spillgrad.ops import ctc, likelihood_losses, losses, margin_losses
 from spillgrad.tensor import Tensor
 
 
@@ -218,3 +218,15 @@ class MultiLabelMarginLoss(_Loss):
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__(reduction=reduction)
+
+
+class CTCLoss(_Loss):
+    """Negative log probability of labels that are read in order from a longer sequence, with blanks between them.
+
+    Shapes: log_probs (T, N, C), targets (N, S), or all in one dimension, lengths (N,).
+    """
+
+    _function = ctc.ctc_loss
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
+        super().__init__(blank=blank, reduction=reduction, zero_infinity=zero_infinity)

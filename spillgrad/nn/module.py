@@ -332,9 +332,9 @@ class Module:
 
         return walk(prefix, self)
 
-    def modules(self) -> "Iterator[Module]":
-        """Yield this module and all below it."""
-        return (module for _, module in self.named_modules())
+    def modules(self, remove_duplicate: bool = True) -> "Iterator[Module]":
+        """Yield this module and all below it; a shared one once, unless told otherwise."""
+        return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_children(self) -> "Iterator[tuple[str, Module]]":
         """Yield the modules directly below with their names; a shared one once."""
@@ -437,8 +437,7 @@ class Module:
         found = {} if destination is None else destination
         for hook in list(self._state_dict_pre_hooks.values()):
             hook(self, prefix, keep_vars)
-        for key, tensor in self._own_state():
-            found[prefix + key] = tensor if keep_vars else tensor.detach()
+        self._save_to_state_dict(found, prefix, keep_vars)
         if type(self).get_extra_state is not Module.get_extra_state:
             found[prefix + _EXTRA] = self.get_extra_state()
         for name, child in self._modules.items():
@@ -448,6 +447,11 @@ class Module:
             replaced = hook(self, found, prefix, {})
             found = found if replaced is None else replaced
         return found
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Put this module's own parameters and buffers into a dictionary; subclasses may add to it."""
+        for key, tensor in self._own_state():
+            destination[prefix + key] = tensor if keep_vars else tensor.detach()
 
     def _own_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (*self._parameters.items(), *self._buffers.items()):
@@ -594,6 +598,20 @@ class Module:
         """Convert floating-point parameters and buffers to bfloat16."""
         return self.to("bfloat16")
 
+    def cuda(self, device: Any = None) -> Self:
+        """Raise DeviceError: parameters are in the host's memory."""
+        return self.to("cuda" if device is None else device)
+
+    def share_memory(self) -> Self:
+        """Return the module, whose memory is shared with threads and, until it is written to, with forked processes."""
+        return self
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
+        """Give parameters and buffers new memory, whose values are not set."""
+        for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
+            tensor.data = creation.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        return self
+
     def cpu(self) -> Self:
         """Return the module, which is in the host's memory already."""
         return self
@@ -620,9 +638,13 @@ class Module:
     def __repr__(self) -> str:
         return self._represent([f"({name}): {module!r}" for name, module in self._modules.items()])
 
+    def _get_name(self) -> str:
+        """Return what the representation calls the module."""
+        return type(self).__name__
+
     def _represent(self, children: list[str]) -> str:
         extra = self.extra_repr().splitlines()
-        name = type(self).__name__
+        name = self._get_name()
         if not children and len(extra) <= 1:
             return f"{name}({''.join(extra)})"
         lines = [line.replace("\n", "\n  ") for line in [*extra, *children]]

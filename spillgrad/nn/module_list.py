@@ -1,60 +1,25 @@
 """A list of modules."""
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Self
 
 from spillgrad.nn.module import Module
+from spillgrad.nn.module_sequence import ModuleSequence
 
 
-class ModuleList(Module):
+class ModuleList(ModuleSequence):
     """A list whose modules are registered under their index; it is not called itself."""
 
-    _modules: dict[str, Module]  # type: ignore[assignment]
-
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
-        self.extend(modules)
+        self.extend(modules or ())
 
-    def append(self, module: Module) -> Self:
-        """Add a module at the end."""
-        self.register_module(str(len(self)), module)
-        return self
+    def __add__(self, other: Iterable[Module]) -> "ModuleList":
+        return ModuleList([*self, *other])
 
-    def extend(self, modules: Iterable[Module]) -> Self:
-        """Add modules at the end."""
-        for module in modules:
-            self.append(module)
-        return self
-
-    def insert(self, index: int, module: Module) -> None:
-        """Insert a module before an index."""
-        modules = [*self]
-        modules.insert(index, module)
-        self._replace(modules)
-
-    def _replace(self, modules: list[Module]) -> None:
-        self._modules.clear()
-        self.extend(modules)
-        Module._structure_version += 1
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    def __getitem__(self, index: int | slice) -> Any:
-        modules = [*self][index]
-        return type(self)(modules) if isinstance(modules, list) else modules
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        self.register_module(str(range(len(self))[index]), module)
-
-    def __delitem__(self, index: int | slice) -> None:
-        modules = [*self]
-        del modules[index]
-        self._replace(modules)
+    def __iadd__(self, other: Iterable[Module]) -> Self:
+        return self.extend(other)
 
     def __repr__(self) -> str:
         """Show runs of equal modules once, as `(0-11): 12 x Block(...)`."""

@@ -6,15 +6,16 @@ from typing import Any, Self
 from spillgrad.errors import OperandError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.registry_dict import RegistryDict
 from spillgrad.tensor import Tensor
 
 
-def _as_parameter(value: Any) -> Parameter:
+def _as_parameter(name: str, value: Any) -> Parameter:
     """Return a parameter over a tensor's memory. Raises OperandError for what is no tensor."""
     if isinstance(value, Parameter):
         return value
     if not isinstance(value, Tensor):
-        raise OperandError(f"ParameterList: got {type(value).__name__}; wanted tensors or parameters")
+        raise OperandError(f"{name}: got {type(value).__name__}; wanted tensors or parameters")
     return Parameter(value)
 
 
@@ -29,12 +30,14 @@ class ParameterList(Module):
 
     def append(self, value: Tensor) -> Self:
         """Add a parameter at the end."""
-        self.register_parameter(str(len(self)), _as_parameter(value))
+        self.register_parameter(str(len(self)), _as_parameter("ParameterList", value))
         return self
 
     def extend(self, values: Iterable[Tensor]) -> Self:
-        """Add parameters at the end."""
-        for value in values:
+        """Add parameters at the end. Raises OperandError for a tensor."""
+        if isinstance(values, Tensor):  # it would be taken apart
+            raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
+        for value in list(values):  # they may be this list's own
             self.append(value)
         return self
 
@@ -51,62 +54,60 @@ class ParameterList(Module):
         return type(self)(found) if isinstance(found, list) else found
 
     def __setitem__(self, index: int, value: Tensor) -> None:
-        self.register_parameter(str(range(len(self))[index]), _as_parameter(value))
+        self.register_parameter(str(range(len(self))[index]), _as_parameter("ParameterList", value))
 
     def extra_repr(self) -> str:
         return "\n".join(f"({name}): Parameter of shape {p.shape}, {p.dtype}" for name, p in self._parameters.items())
 
 
-class ParameterDict(Module):
-    """A dictionary whose parameters are registered under their keys, in order of insertion."""
+class ParameterDict(RegistryDict[Parameter]):
+    """A dictionary whose parameters are registered under their keys; tensors become parameters.
 
-    _parameters: dict[str, Parameter]  # type: ignore[assignment]
+    They stay in order of insertion, where PyTorch sorts those that come in a plain dict.
+    """
 
-    def __init__(self, parameters: Mapping[str, Tensor] | None = None) -> None:
-        super().__init__()
-        self.update(parameters or {})
+    @property
+    def _entries(self) -> dict[str, Parameter]:
+        return self._parameters  # type: ignore[return-value]
 
-    def update(self, parameters: Mapping[str, Tensor]) -> None:
-        """Add or replace parameters by key."""
-        for key, value in parameters.items():
-            self[key] = value
-
-    def keys(self) -> Iterable[str]:
-        """Return the keys."""
-        return self._parameters.keys()
-
-    def values(self) -> Iterable[Parameter]:
-        """Return the parameters."""
-        return self._parameters.values()
-
-    def items(self) -> Iterable[tuple[str, Parameter]]:
-        """Return keys and parameters."""
-        return self._parameters.items()
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        self.register_parameter(key, _as_parameter("ParameterDict", value))
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a parameter, or the default where there is none of that key."""
-        return self._parameters.get(key, default)
+        return self._entries.get(key, default)
 
-    def pop(self, key: str) -> Parameter:
-        """Remove a parameter and return it."""
-        return self._parameters.pop(key)
+    def setdefault(self, key: str, default: Tensor) -> Parameter:
+        """Return a parameter, first adding `default` where there is none of that key."""
+        if key not in self:
+            self[key] = default
+        return self[key]
 
-    def __len__(self) -> int:
-        return len(self._parameters)
+    def popitem(self) -> tuple[str, Parameter]:
+        """Remove the last parameter and return its key and itself. Raises KeyError where there is none."""
+        if not self._entries:
+            raise KeyError("ParameterDict: popitem of an empty dictionary")
+        key = next(reversed(self._entries))
+        return key, self.pop(key)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
+    def copy(self) -> "ParameterDict":
+        """Return another dictionary of the same parameters."""
+        return ParameterDict(self.items())
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._parameters
+    @staticmethod
+    def fromkeys(keys: Iterable[str], default: Tensor) -> "ParameterDict":
+        """Return a dictionary in which one tensor is the parameter of every key."""
+        shared = _as_parameter("ParameterDict", default)
+        return ParameterDict((key, shared) for key in keys)
 
-    def __getitem__(self, key: str) -> Parameter:
-        return self._parameters[key]
+    def __or__(self, other: "ParameterDict") -> "ParameterDict":
+        return self.copy().__ior__(other)
 
-    def __setitem__(self, key: str, value: Tensor) -> None:
-        self.register_parameter(key, _as_parameter(value))
+    def __ror__(self, other: Mapping[str, Tensor]) -> "ParameterDict":
+        return ParameterDict(other).__ior__(self)
 
-    def __delitem__(self, key: str) -> None:
-        del self._parameters[key]
+    def __ior__(self, other: "ParameterDict") -> Self:
+        self.update(other)
+        return self
 
     extra_repr = ParameterList.extra_repr

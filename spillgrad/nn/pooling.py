@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spillgrad.nn.module import Module
-from spillgrad.ops import pooling
+from spillgrad.ops import pooling, volume_pooling
 from spillgrad.ops.windows import Sizes, sizes
 from spillgrad.tensor import Tensor
 
@@ -43,6 +43,15 @@ class MaxPool2d(_MaxPool):
 
     def forward(self, x: Tensor) -> Any:
         return pooling.max_pool2d(
+            x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+        )
+
+
+class MaxPool3d(_MaxPool):
+    """Take the largest element of each box of a volume."""
+
+    def forward(self, x: Tensor) -> Any:
+        return volume_pooling.max_pool3d(
             x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
         )
 
@@ -87,6 +96,16 @@ class AvgPool2d(AvgPool1d):
         )  # fmt: skip
 
 
+class AvgPool3d(AvgPool2d):
+    """Take the mean of each box of a volume."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return volume_pooling.avg_pool3d(
+            x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
+            self.divisor_override,
+        )  # fmt: skip
+
+
 class _Adaptive(Module):
     def __init__(self, output_size: pooling.OutputSize) -> None:
         super().__init__()
@@ -110,6 +129,13 @@ class AdaptiveAvgPool2d(_Adaptive):
         return pooling.adaptive_avg_pool2d(x, self.output_size)
 
 
+class AdaptiveAvgPool3d(_Adaptive):
+    """Take means of boxes so that the result has the wanted size, whatever the volume's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return volume_pooling.adaptive_avg_pool3d(x, self.output_size)
+
+
 class _AdaptiveMax(_Adaptive):
     def __init__(self, output_size: pooling.OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size)
@@ -128,6 +154,13 @@ class AdaptiveMaxPool2d(_AdaptiveMax):
 
     def forward(self, x: Tensor) -> Any:
         return pooling.adaptive_max_pool2d(x, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool3d(_AdaptiveMax):
+    """Take the largest elements of boxes so that the result has the wanted size, whatever the volume's."""
+
+    def forward(self, x: Tensor) -> Any:
+        return volume_pooling.adaptive_max_pool3d(x, self.output_size, self.return_indices)
 
 
 class _PowerPool(Module):
@@ -161,6 +194,13 @@ class LPPool2d(_PowerPool):
         return pooling.lp_pool2d(x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
 
 
+class LPPool3d(_PowerPool):
+    """Take the root of the sum of powers of each box of a volume."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return volume_pooling.lp_pool3d(x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
+
+
 class _Unpool(Module):
     _dims = 2
 
@@ -171,8 +211,6 @@ class _Unpool(Module):
             self.kernel_size if stride is None else sizes(type(self).__name__, "stride", stride, self._dims, 1)
         )
         self.padding = sizes(type(self).__name__, "padding", padding, self._dims, 0)
-
-    _dims = 2
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
@@ -192,3 +230,12 @@ class MaxUnpool2d(_Unpool):
 
     def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         return pooling.max_unpool2d(x, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+
+class MaxUnpool3d(_Unpool):
+    """Put elements back where `MaxPool3d` took them from, among zeros."""
+
+    _dims = 3
+
+    def forward(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return volume_pooling.max_unpool3d(x, indices, self.kernel_size, self.stride, self.padding, output_size)

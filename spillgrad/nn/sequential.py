@@ -1,15 +1,14 @@
 """Modules run one after the other."""
 
-from collections.abc import Iterator
 from typing import Any, Self
 
+from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
+from spillgrad.nn.module_sequence import ModuleSequence
 
 
-class Sequential(Module):
+class Sequential(ModuleSequence):
     """Feed each module's result to the next; give the modules, or one dict of them by name."""
-
-    _modules: dict[str, Module]  # type: ignore[assignment]
 
     def __init__(self, *modules: Module | dict[str, Module]) -> None:
         super().__init__()
@@ -22,18 +21,32 @@ class Sequential(Module):
             x = module(x)
         return x
 
-    def append(self, module: Module) -> Self:
-        """Add a module at the end."""
-        self.register_module(str(len(self)), module)
-        return self
+    def _of(self, named: dict[str, Module]) -> Self:
+        return type(self)(named)
 
-    def __len__(self) -> int:
-        return len(self._modules)
+    def _require_chain(self, other: Any) -> "Sequential":
+        if not isinstance(other, Sequential):
+            raise ArgumentError(
+                f"Sequential: add operator supports only objects of Sequential class, but {type(other)} is given; "
+                "extend() takes any modules"
+            )
+        return other
 
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
+    def __add__(self, other: "Sequential") -> "Sequential":
+        return Sequential(*self, *self._require_chain(other))
 
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return type(self)(dict(list(self._modules.items())[index]))
-        return list(self._modules.values())[index]
+    def __iadd__(self, other: "Sequential") -> Self:
+        return self.extend(self._require_chain(other))
+
+    def __mul__(self, count: int) -> "Sequential":
+        return Sequential(*self).__imul__(count)
+
+    __rmul__ = __mul__
+
+    def __imul__(self, count: int) -> Self:
+        """Repeat the modules, each the same object every time."""
+        if not isinstance(count, int):
+            raise TypeError(f"Sequential: unsupported operand type(s) for *: {type(self)} and {type(count)}")
+        if count < 1:
+            raise ArgumentError(f"Sequential: Non-positive multiplication factor {count}; wanted a number from 1 on")
+        return self.extend([*self] * (count - 1))

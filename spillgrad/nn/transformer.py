@@ -30,6 +30,18 @@ def _activation(name: str, activation: Activation) -> Callable[[Tensor], Tensor]
     return known[activation]  # type: ignore[no-any-return]
 
 
+def _attended(
+    attention: Module, query: Tensor, source: Tensor, mask: Tensor | None, key_padding_mask: Tensor | None,
+    is_causal: bool,
+) -> Tensor:  # fmt: skip
+    result: Tensor
+    result, _ = attention(
+        query, source, source, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=mask,
+        is_causal=is_causal,
+    )  # fmt: skip
+    return result
+
+
 class _Layer(Module):
     """What both layers share: the feed-forward part, and adding each part's result to its input."""
 
@@ -85,13 +97,8 @@ class TransformerEncoderLayer(_Layer):
         is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
         """Return the layer's result; masks are as in `MultiheadAttention`."""
-        x = self._with(
-            1, src,
-            lambda y: self.self_attn(
-                y, y, y, key_padding_mask=src_key_padding_mask, need_weights=False, attn_mask=src_mask,
-                is_causal=is_causal,
-            )[0],
-        )  # fmt: skip
+        masks = src_mask, src_key_padding_mask, is_causal
+        x = self._with(1, src, lambda y: _attended(self.self_attn, y, y, *masks))
         return self._with(2, x, self._feed_forward)
 
 
@@ -117,20 +124,10 @@ class TransformerDecoderLayer(_Layer):
         tgt_is_causal: bool = False, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
         """Return the layer's result; masks are as in `MultiheadAttention`."""
-        x = self._with(
-            1, tgt,
-            lambda y: self.self_attn(
-                y, y, y, key_padding_mask=tgt_key_padding_mask, need_weights=False, attn_mask=tgt_mask,
-                is_causal=tgt_is_causal,
-            )[0],
-        )  # fmt: skip
-        x = self._with(
-            2, x,
-            lambda y: self.multihead_attn(
-                y, memory, memory, key_padding_mask=memory_key_padding_mask, need_weights=False, attn_mask=memory_mask,
-                is_causal=memory_is_causal,
-            )[0],
-        )  # fmt: skip
+        own = tgt_mask, tgt_key_padding_mask, tgt_is_causal
+        others = memory_mask, memory_key_padding_mask, memory_is_causal
+        x = self._with(1, tgt, lambda y: _attended(self.self_attn, y, y, *own))
+        x = self._with(2, x, lambda y: _attended(self.multihead_attn, y, memory, *others))
         return self._with(3, x, self._feed_forward)
 
 

@@ -122,6 +122,17 @@ def hardtanh(
     return _activated("hardtanh", input, min_val, max_val, inplace=inplace, out=out)
 
 
+def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return an activation that overwrites its input."""
+
+    def changed(input: Tensor, *numbers: Any, **options: Any) -> Tensor:
+        return function(input, *numbers, **options, inplace=True)
+
+    changed.__name__ = changed.__qualname__ = f"{function.__name__}_"
+    changed.__doc__ = f"Do `{function.__name__}` in place; return the tensor."
+    return changed
+
+
 def relu6(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return each element moved into [0, 6]."""
     return hardtanh(input, 0, 6, inplace, out=out)
@@ -227,3 +238,7 @@ def gumbel_softmax(
     place = argmax(soft.detach(), dim)
     one_hot = scatter(Tensor.wrap(np.zeros(soft.shape, soft.dtype)), dim, unsqueeze(place, dim), 1.0)
     return add(sub(one_hot, soft.detach()), soft)
+
+
+_WITH_VARIANTS: tuple[Callable[..., Tensor], ...] = (relu, elu, celu, selu, hardtanh, leaky_relu, threshold, rrelu)
+relu_, elu_, celu_, selu_, hardtanh_, leaky_relu_, threshold_, rrelu_ = map(_in_place, _WITH_VARIANTS)

@@ -26,7 +26,9 @@ from spillgrad.tensor import Storage, Tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_PRODUCTS = frozenset(("mm", "matmul", "linear", "convolution", "conv_transpose", "scaled_dot_product_attention"))
+_PRODUCTS = frozenset(
+    ("mm", "bmm", "mv", "dot", "matmul", "linear", "convolution", "conv_transpose", "scaled_dot_product_attention")
+)
 # float64 stays, as in PyTorch.
 _CONVERTED = dtypes.HALF | {dtypes.float32}
 
@@ -128,7 +130,7 @@ class autocast:
             loss = model(x, y)
         loss.backward()
 
-    `matmul mm bmm linear addmm einsum conv…` and `scaled_dot_product_attention` convert floating-point operands
+    `matmul mm bmm linear addmm baddbmm einsum conv…` and `scaled_dot_product_attention` convert floating-point operands
     (but float64) to `dtype`, sum in float32 and round once. Losses, `linear_cross_entropy` among them, `mv`,
     `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses, determinants and factorizations of
     `sg.linalg` convert half precision to float32. All else

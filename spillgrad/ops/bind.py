@@ -8,6 +8,7 @@ from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.ops import (
     activations,
+    bessel,
     complex_numbers,
     convert,
     counting,
@@ -16,11 +17,13 @@ from spillgrad.ops import (
     distance,
     einsum,
     elementwise,
+    incomplete_gamma,
     index_writes,
     indexing,
     inplace,
     linalg,
     normalization,
+    norms,
     order,
     rearrange,
     reduce,
@@ -30,6 +33,8 @@ from spillgrad.ops import (
     sliding,
     solving,
     special,
+    statistics,
+    strided,
     subscript,
 )
 from spillgrad.tensor import Tensor
@@ -37,27 +42,29 @@ from spillgrad.tensor import Tensor
 # Functions whose first argument is the tensor: a method of the same name each.
 _METHODS: dict[Any, str] = {
     elementwise: """
-        allclose arccos arcsin arctan arctan2 eq equal ge greater greater_equal gt isclose isfinite isinf isnan
-        le less less_equal logaddexp lt mod ne not_equal
+        allclose equal isclose isfinite isinf isnan logaddexp mod
     """,
     shape: """
         broadcast_to chunk expand expand_as flatten flip moveaxis movedim narrow permute ravel repeat
-        repeat_interleave reshape reshape_as roll select split squeeze swapaxes swapdims t tile transpose unbind
-        unflatten unsqueeze view view_as
+        repeat_interleave reshape reshape_as roll select split split_with_sizes squeeze swapaxes swapdims t
+        tile transpose unbind unflatten unsqueeze view view_as
     """,
     reduce: """
-        all amax amin aminmax any argmax argmin count_nonzero logsumexp max mean min nanmean nansum norm prod std sum
-        var
+        all amax amin aminmax any argmax argmin count_nonzero logsumexp max mean min nanmean nansum norm
+        prod std sum var
     """,
     order: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
     scan: "cummax cummin diff logcumsumexp",
-    linalg: "addmm bmm dot matmul mm mv outer",
+    complex_numbers: "adjoint angle conj resolve_conj",
+    linalg: "bmm dot ger matmul mm mv outer",
     solving: "det logdet matrix_exp matrix_power slogdet",
     decompositions: "cholesky qr",
     normalization: "log_softmax softmax",
     indexing: "argwhere diag diagonal gather index_select masked_select nonzero take take_along_dim",
     index_writes: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
     counting: "bincount histc isin unique unique_consecutive",
+    statistics: "corrcoef cov histogram",
+    strided: "as_strided squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_",
     distance: "cdist dist",
     einsum: "cross inner kron tensordot vdot",
     rearrange: """
@@ -72,19 +79,25 @@ _METHODS: dict[Any, str] = {
 # Those that exist in place too, under the name with an underscore.
 _IN_PLACE_TOO: dict[Any, str] = {
     elementwise: """
-        abs absolute acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_left_shift bitwise_not
-        bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip cos cosh div divide erf
-        exp expm1 floor floor_divide lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor
-        maximum minimum mul multiply neg negative pow reciprocal remainder round rsqrt sigmoid sign sin
-        sinh sqrt square sub subtract tan tanh true_divide trunc
+        abs absolute acos add addcdiv addcmul arccos arcsin arctan arctan2 asin atan atan2 bitwise_and
+        bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max
+        clamp_min clip cos cosh div divide eq erf exp expm1 floor floor_divide ge greater greater_equal gt
+        le less less_equal lerp lt log log10 log1p log2 logical_and logical_not logical_or logical_xor
+        maximum minimum mul multiply ne neg negative not_equal pow reciprocal remainder round rsqrt sigmoid
+        sign sin sinh sqrt square sub subtract tan tanh true_divide trunc
     """,
     activations: "relu",
     scan: "cumprod cumsum",
     shape: "tril triu",
+    linalg: "addbmm addmm addmv addr baddbmm",
+    norms: "renorm",
     special: """
-        acosh arccosh arcsinh arctanh asinh atanh copysign deg2rad digamma erfc erfinv exp2 fix float_power fmod frac
-        gcd heaviside hypot lcm ldexp lgamma logit mvlgamma nan_to_num nextafter rad2deg sgn sinc xlogy
+        acosh arccosh arcsinh arctanh asinh atanh copysign deg2rad digamma erfc erfinv exp2 fix float_power
+        fmod frac gcd heaviside hypot lcm ldexp lgamma logit mvlgamma nan_to_num nextafter rad2deg sgn sinc
+        xlogy
     """,
+    bessel: "i0",
+    incomplete_gamma: "igamma igammac",
     indexing: "index_add masked_fill scatter scatter_add",
     index_writes: "index_copy index_fill index_put index_reduce masked_scatter put scatter_reduce",
 }
@@ -201,6 +214,51 @@ def _reversed_dims(self: Tensor) -> Tensor:
     return shape.permute(self, tuple(reversed(range(self.ndim))))
 
 
+def _real(self: Tensor) -> Tensor:
+    """The real parts as a copy (PyTorch's are a view); a real tensor itself."""
+    return complex_numbers.real(self)
+
+
+def _imag(self: Tensor) -> Tensor:
+    """The imaginary parts as a copy (PyTorch's are a view)."""
+    return complex_numbers.imag(self)
+
+
+def _hermitian(self: Tensor) -> Tensor:
+    """The conjugate transpose of a matrix."""
+    return complex_numbers.conj(shape.t(self))
+
+
+def _on_cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
+    """Raise DeviceError: tensors are in the host's memory."""
+    return convert.to(self, device="cuda" if device is None else device)
+
+
+def _is_here(self: Tensor) -> bool:
+    """Whether the memory is the host's."""
+    return True
+
+
+def _pinned(self: Tensor) -> Tensor:
+    """Return the tensor: it is in the host's memory, which there is no device to pin for."""
+    return self
+
+
+def _type(self: Tensor, dtype: Any = None) -> Any:
+    """Return the tensor as a dtype, or without one the name of its own."""
+    return str(self.dtype) if dtype is None else convert.to_dtype(self, dtype)
+
+
+def _is_nonzero(self: Tensor) -> bool:
+    """Return whether the only element is not zero. Raises ArgumentError for more or fewer elements."""
+    return bool(self)
+
+
+def _is_same_size(self: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape."""
+    return self.shape == other.shape
+
+
 def _matrix_transpose(self: Tensor) -> Tensor:
     """The view with the last two dimensions swapped."""
     return shape.transpose(self, -2, -1)
@@ -220,6 +278,17 @@ def bind() -> None:
     methods |= {
         "T": property(_reversed_dims),
         "mT": property(_matrix_transpose),
+        "mH": property(complex_numbers.adjoint),
+        "H": property(_hermitian),
+        "real": property(_real),
+        "imag": property(_imag),
+        "is_cpu": property(_is_here),
+        "cuda": _on_cuda,
+        "pin_memory": _pinned,
+        "share_memory_": _pinned,
+        "type": _type,
+        "is_nonzero": _is_nonzero,
+        "is_same_size": _is_same_size,
         "cpu": _cpu,
         "inverse": solving.inv,
         "pinverse": solving.pinv,

@@ -3,6 +3,7 @@
 The gradient of a complex tensor is that by its real part plus i times that by its imaginary part, as in PyTorch.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +12,9 @@ from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops import elementwise, inplace
 from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.shape import select, stack
+from spillgrad.ops.shape import select, stack, transpose
 from spillgrad.tensor import Tensor
 
 
@@ -59,6 +61,38 @@ def imag(input: Tensor) -> Tensor:
     """Return the imaginary parts as a copy. Raises DtypeError for a real tensor."""
     _require_complex("imag", input)
     return _imag(input)
+
+
+def conj(input: Tensor) -> Tensor:
+    """Return the complex conjugates as a copy; a real tensor as it is."""
+    return _complex(_real(input), elementwise.neg(_imag(input))) if input.is_complex() else input
+
+
+def resolve_conj(input: Tensor) -> Tensor:
+    """Return the tensor as it is: conjugates are never put off (PyTorch's are)."""
+    return input
+
+
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
+    """Return the complex numbers of these absolute values and angles. Raises as `complex` does."""
+    return complex(elementwise.mul(abs, elementwise.cos(angle)), elementwise.mul(abs, elementwise.sin(angle)))
+
+
+def angle(input: Tensor) -> Tensor:
+    """Return the angles of complex numbers in radians; of real ones π below 0, else 0."""
+    if input.is_complex():
+        return elementwise.atan2(_imag(input), _real(input))
+    if dtypes.category(input.dtype) < 2:
+        input = to_dtype(input, dtypes.get_default_dtype())
+    zero = elementwise.floor(elementwise.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    return elementwise.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
+
+
+def adjoint(input: Tensor) -> Tensor:
+    """Return the conjugate transposes of matrices, the last two dimensions. Raises ShapeError for fewer."""
+    if input.ndim < 2:
+        raise ShapeError(f"adjoint: got a tensor of shape {input.shape}; tensor.adjoint() is only for matrices")
+    return conj(transpose(input, -2, -1))
 
 
 def view_as_real(input: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Convolution, its transpose, and their derivatives: of three bilinear operations, each is the others' derivative."""
+"""Convolution, its transpose, and their derivatives: of three bilinear operations, each is the others' derivative.
+
+Signals are images of one row; volumes are images whose channels are those of all slices that a window reaches.
+"""
 
 from collections.abc import Callable
 
@@ -6,10 +9,13 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.autocast import require_products_dtype
+from spillgrad.ops.convert import contiguous
 from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import add
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import reshape
+from spillgrad.ops.shape import constant_pad, crop, permute, reshape
+from spillgrad.ops.sliding import sum_windows, windows_along
 from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import conv as kernels
@@ -82,6 +88,19 @@ def conv1d(
     return _convolved("conv1d", input, weight, bias, stride, padding, dilation, groups, 1)
 
 
+def conv3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
+    dilation: Sizes = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return the products of the weights with every window of the volumes, summed, plus the bias.
+
+    The slices that a window reaches are copied together, once for every window along the depth.
+    Shapes: input (N, C, D, H, W) or (C, D, H, W), weight (M, C / groups, kd, kh, kw), bias (M,), result (N, M, d, h,
+    w). The rest is as in `conv2d`.
+    """
+    return _convolved("conv3d", input, weight, bias, stride, padding, dilation, groups, 3)
+
+
 def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
@@ -105,6 +124,18 @@ def conv_transpose1d(
     `conv_transpose2d`.
     """
     return _transposed("conv_transpose1d", input, weight, bias, stride, padding, output_padding, groups, dilation, 1)
+
+
+def conv_transpose3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
+    output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+) -> Tensor:  # fmt: skip
+    """Return the weights laid over a larger volume, once for every element of the input and times it, summed.
+
+    Shapes: input (N, C, d, h, w) or (C, d, h, w), weight (C, M / groups, kd, kh, kw), bias (M,), result (N, M, D, H,
+    W). The rest is as in `conv_transpose2d`.
+    """
+    return _transposed("conv_transpose3d", input, weight, bias, stride, padding, output_padding, groups, dilation, 3)
 
 
 def _transposed(
@@ -143,10 +174,46 @@ def _transposed(
             (least, *values)
             for least, values in ((1, size), (1, steps), (0, before), (1, spacing), (1, image), (1, grid))
         )
-    windows = Windows(as_pair(size), as_pair(steps), as_pair(before), as_pair(spacing), as_pair(image), as_pair(grid))
-    result = _conv_transpose(batch, weight, bias, windows, groups)
+    pairs = [as_pair(values[-2:]) for values in (size, steps, before, spacing, image, grid)]
+    windows = Windows(*pairs)
+    if dims == 3:
+        result = _laid_over_volumes(batch, weight, windows, groups, steps[0], spacing[0], before[0], image[0])
+        result = result if bias is None else add(result, reshape(bias, (-1, 1, 1, 1)))
+    else:
+        result = _conv_transpose(batch, weight, bias, windows, groups)
     result = as_signal(result) if dims == 1 else result
     return reshape(result, result.shape[1:]) if input.ndim == dims + 1 else result
+
+
+def _laid_over_volumes(
+    input: Tensor, weight: Tensor, windows: Windows, groups: int, step: int, spacing: int, before: int, depth: int
+) -> Tensor:
+    """Lay each slice's products over as many slices as the weight has, then add them along the depth."""
+    n, channels, count = input.shape[:3]
+    inner, span = weight.shape[1:3]
+    slices = reshape(permute(input, (0, 2, 1, 3, 4)), (n * count, channels, *input.shape[3:]))
+    kernel = reshape(weight, (channels, inner * span, *weight.shape[3:]))
+    laid = _conv_transpose(slices, kernel, None, windows, groups)
+    apart = permute(reshape(laid, (n, count, inner * groups, span, *laid.shape[2:])), (0, 2, 1, 4, 5, 3))
+    volumes = sum_windows(apart, 2, span, step, spacing, depth + 2 * before)
+    whole = (0, 0)
+    return contiguous(crop(volumes, (whole, whole, (before, before), whole, whole))) if before else volumes
+
+
+def _convolved_volumes(
+    input: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int, step: int, spacing: int,
+    padding: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """Convolve images whose channels are those of the slices that a window reaches."""
+    outputs, inner, span = weight.shape[:3]
+    whole = (0, 0)
+    volumes = constant_pad(input, (whole, whole, padding, whole, whole), 0.0) if any(padding) else input
+    slices = windows_along(volumes, 2, span, step, spacing)
+    n, channels, count, height, width, _ = slices.shape
+    images = reshape(permute(slices, (0, 2, 1, 5, 3, 4)), (n * count, channels * span, height, width))
+    kernel = reshape(weight, (outputs, inner * span, *weight.shape[3:]))
+    result = _conv(images, kernel, bias, windows, groups)
+    return contiguous(permute(reshape(result, (n, count, outputs, *result.shape[2:])), (0, 2, 1, 3, 4)))
 
 
 def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, dims: int) -> None:
@@ -184,15 +251,15 @@ def _convolved(
     if dims == 1:
         input, weight = as_image(input), as_image(weight)
         steps, spacing, before, after = (1, *steps), (1, *spacing), (0, *before), (0, *after)
-    windows = windows_over(
-        name,
-        input.shape[2:],
-        as_pair(weight.shape[2:]),
-        as_pair(steps),
-        as_pair(before),
-        as_pair(after),
-        as_pair(spacing),
-    )
+    if dims == 3 and spacing[0] * (weight.shape[2] - 1) >= input.shape[2] + before[0] + after[0]:
+        raise ShapeError(
+            f"{name}: got input {input.shape} and weight {weight.shape} (dilation {spacing}, padding {before}); not "
+            "one window fits along the depth: pad more, or take a smaller kernel"
+        )
+    size, step, first, last, gap = [as_pair(values[-2:]) for values in (weight.shape, steps, before, after, spacing)]
+    windows = windows_over(name, input.shape[-2:], size, step, first, last, gap)
+    if dims == 3:
+        return _convolved_volumes(input, weight, bias, windows, groups, steps[0], spacing[0], (before[0], after[0]))
     result = _conv(input, weight, bias, windows, groups)
     return as_signal(result) if dims == 1 else result
 

@@ -47,8 +47,10 @@ def _from_python(data: Any) -> np.ndarray:
         if isinstance(data, list | tuple) and any(isinstance(item, Tensor) for item in data):
             data = [item.array if isinstance(item, Tensor) else item for item in data]
         array = np.asarray(data)
-    except (ValueError, TypeError) as error:
-        raise OperandError(f"tensor: got nested data that is not rectangular or not numeric ({error})") from error
+    except ValueError as error:
+        raise ShapeError(f"tensor: got nested data that is not rectangular or not numeric ({error})") from error
+    except TypeError as error:
+        raise OperandError(f"tensor: got nested data that is not numeric ({error})") from error
     if array.dtype.kind not in "biufc" and array.dtype != dtypes.bfloat16:
         raise OperandError(f"tensor: got {type(data).__name__} data of {array.dtype}; wanted numbers")
     return array
@@ -218,6 +220,22 @@ def linspace(
     if steps < 0:
         raise ArgumentError(f"linspace: got {steps} steps; give 0 or more")
     return _finish(cast(np.linspace(float(start), float(end), steps), _dtype_or_default(dtype)), requires_grad, device)
+
+
+def logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None, device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return `base` to the power of `steps` evenly spaced exponents from `start` to `end`, both included."""
+    if steps < 0:
+        raise ArgumentError(f"logspace: got {steps} steps; give 0 or more")
+    powers = np.power(float(base), np.linspace(float(start), float(end), steps))
+    return _finish(cast(powers, _dtype_or_default(dtype)), requires_grad, device)
+
+
+def scalar_tensor(s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Return a number as a tensor without dimensions, of the default float dtype."""
+    return tensor(s, _dtype_or_default(dtype), device, requires_grad)
 
 
 def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:

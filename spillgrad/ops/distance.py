@@ -14,6 +14,7 @@ from spillgrad.ops.linalg import matmul
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import norm, sum
 from spillgrad.ops.shape import broadcast_tensors, reshape, transpose, unsqueeze
+from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import empty
 
@@ -41,6 +42,17 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8, *
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     """Return the p-norm of x1 - x2 + eps along the last dimension."""
     return norm(add(sub(x1, x2), eps), p, -1, keepdim)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """Return the p-norms of the differences of all pairs of rows: that of the first and second, first and third, ….
+
+    Shapes: (n, m) gives (n (n - 1) / 2,).
+    """
+    if input.ndim != 2:
+        raise ShapeError(f"pdist: only supports 2D tensors, got: {input.ndim}D")
+    rows, columns = np.triu_indices(input.shape[0], 1)
+    return getitem(cdist(input, input, p), (Tensor.wrap(rows), Tensor.wrap(columns)))
 
 
 def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:

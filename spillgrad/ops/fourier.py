@@ -80,13 +80,18 @@ def _resized(x: Tensor, dim: int, size: int) -> Tensor:
     return pad(x, (0, 0) * (x.ndim - dim - 1) + (0, missing)) if missing else x
 
 
+def _known_norm(name: str, norm: str | None) -> str:
+    norm = "backward" if norm is None else norm
+    if norm not in _ADJOINT:
+        raise ArgumentError(f'{name}: got norm {norm!r}; accepted are "backward", "forward" and "ortho"')
+    return norm
+
+
 def _checked(
     name: str, input: Tensor, s: Any, dim: Dims, norm: str | None, by_default: Shape | None
 ) -> tuple[Tensor, Shape, tuple[int, ...] | None, str]:  # fmt: skip
     """Return the operand in a dtype that has transforms, the dimensions, the wanted sizes and the scaling."""
-    norm = "backward" if norm is None else norm
-    if norm not in _ADJOINT:
-        raise ArgumentError(f'{name}: got norm {norm!r}; accepted are "backward", "forward" and "ortho"')
+    norm = _known_norm(name, norm)
     if not input.is_complex() and input.dtype != dtypes.float64:
         input = to_dtype(input, dtypes.float32)
     if not input.ndim:
@@ -134,6 +139,19 @@ def _real_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, defa
     return _fft_c2r(_resized(x, dims[-1], size // 2 + 1), dims, norm, size)
 
 
+def _other_way(name: str, norm: str | None) -> str:
+    return _ADJOINT[_known_norm(name, norm)]
+
+
+def _hermitian_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+    """Half a spectrum's transform is its conjugate's inverse, scaled the other way."""
+    return _real_transform(name, complex_numbers.conj(input), s, dim, _other_way(name, norm), default)
+
+
+def _inverse_hermitian_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+    return complex_numbers.conj(_half_transform(name, input, s, dim, _other_way(name, norm), default))
+
+
 def fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
 
@@ -157,6 +175,39 @@ def rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = 
 def irfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """Return the real numbers whose `rfft` this is; n of them, by default 2 · (size - 1)."""
     return _real_transform("fft.irfft", input, n, dim, norm, None)
+
+
+def hfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """Return the real Fourier transform of numbers that are conjugates of themselves in reverse; half of them is given.
+
+    It has n elements, by default 2 · (size - 1). See `fft`.
+    """
+    return _hermitian_transform("fft.hfft", input, n, dim, norm, None)
+
+
+def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """Return the numbers whose `hfft` these real ones are: the first n // 2 + 1 of them."""
+    return _inverse_hermitian_transform("fft.ihfft", input, n, dim, norm, None)
+
+
+def hfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
+    """Return the real Fourier transform over two dimensions of half a spectrum (see `hfft`)."""
+    return _hermitian_transform("fft.hfft2", input, s, dim, norm, (-2, -1))
+
+
+def ihfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
+    """Return the numbers whose `hfft2` these real ones are (see `ihfft`)."""
+    return _inverse_hermitian_transform("fft.ihfft2", input, s, dim, norm, (-2, -1))
+
+
+def hfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
+    """Return the real Fourier transform over several dimensions, all by default, of half a spectrum (see `hfft`)."""
+    return _hermitian_transform("fft.hfftn", input, s, dim, norm, None)
+
+
+def ihfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
+    """Return the numbers whose `hfftn` these real ones are (see `ihfft`)."""
+    return _inverse_hermitian_transform("fft.ihfftn", input, s, dim, norm, None)
 
 
 def fft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import inplace, subscript
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import clone
@@ -17,6 +16,7 @@ from spillgrad.ops.indexing import (
     check_index,
     check_mask,
     check_places,
+    corner,
     diagonal,
     gather,
     index_select,
@@ -25,7 +25,7 @@ from spillgrad.ops.indexing import (
     used_part,
 )
 from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.shape import flatten, normalize_dim, reshape, select
+from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import empty
 
@@ -181,23 +181,40 @@ def _fold_gradient(
 def _product_gradient(
     g: Any, self: Any, dim: int, index: Tensor, src: Any, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Give each factor the product of the others."""
-    own, theirs = self.detach() == 0, src.detach() == 0
-    zeros = scatter_add(own.to(g.dtype), dim, index, theirs.to(g.dtype))
-    if is_grad_enabled() and bool((zeros != 0).any()):
-        raise GraphError(
-            "scatter_reduce: got a product with a factor 0, whose gradient is not recorded; take one derivative, "
-            "without create_graph"
-        )
-    # With one zero among them, only that factor has a gradient: the product of those that are not zero.
-    factors, others = where(own, 1.0, self), where(theirs, 1.0, src)
-    product = mul(g, _fold(factors, dim, index, others, "prod"))
-    by_self = where((zeros == 0) | ((zeros == 1) & own), div(product, factors), 0.0) if needs[0] else None
-    if not needs[1]:
-        return by_self, None
-    counts = gather(zeros, dim, index)
-    kept = (counts == 0) | ((counts == 1) & theirs)
-    return by_self, where(kept, div(gather(product, dim, index), others), 0.0)
+    """Give each factor the product of the others: no division, so zeros are exact, and it can be differentiated."""
+    count = self.numel()
+    places = np.arange(count).reshape(self.shape)
+    targets = np.take_along_axis(corner(places, dim, index.shape), index.array, dim)
+    target = np.concatenate([places.reshape(-1), targets.reshape(-1)])
+    order = np.argsort(target, kind="stable")  # factors of one product side by side
+    ordered = target[order]
+    position = np.arange(ordered.size)
+    begins = np.searchsorted(ordered, ordered)
+    ends = np.searchsorted(ordered, ordered, "right")
+    factors = index_select(cat([flatten(self), flatten(src)]), 0, Tensor.wrap(order))
+    before = _products_before(factors, position - begins)
+    after = flip(_products_before(flip(factors, 0), (ends - 1 - position)[::-1]), 0)
+    gradients = mul(index_select(flatten(g), 0, Tensor.wrap(ordered)), mul(before, after))
+    back = index_select(gradients, 0, Tensor.wrap(np.argsort(order)))
+    return (
+        reshape(narrow(back, 0, 0, count), self.shape) if needs[0] else None,
+        reshape(narrow(back, 0, count, src.numel()), src.shape) if needs[1] else None,
+    )
+
+
+def _products_before(factors: Tensor, ranks: np.ndarray) -> Tensor:
+    """Return, for each factor, the product of as many factors before it as its rank says, in steps that double."""
+    position = np.arange(ranks.size)
+
+    def earlier(values: Tensor, step: int) -> Tensor:
+        there = Tensor.wrap(ranks >= step)
+        return where(there, index_select(values, 0, Tensor.wrap(np.maximum(position - step, 0))), 1.0)  # type: ignore[no-any-return]
+
+    products, step = factors, 1
+    while step <= ranks.max(initial=0):
+        products = mul(products, earlier(products, step))
+        step *= 2
+    return earlier(products, 1)
 
 
 _fold: Callable[..., Tensor] = operation("scatter_reduce", _folded, joint=(("self", "src"), _fold_gradient))
@@ -210,7 +227,7 @@ def scatter_reduce(
 
     `reduce` is "sum", "prod", "mean", "amax" or "amin"; without `include_self` what stood at an index does not count.
     Equal extremes share the gradient. Shapes: index as input, smaller or equal except along `dim`; src at least as
-    large as index. Raises GraphError where a product with a factor 0 is to be differentiated twice.
+    large as index.
     """
     if reduce not in ("sum", "mean", *_FOLDS):
         raise ArgumentError(

@@ -1,5 +1,6 @@
 """Elements and slices chosen by integer index or mask, and sums back into them: each is the other's derivative."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,14 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
-from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import Number, mul, where
+from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.convert import clone, to_dtype
+from spillgrad.ops.define import Operation, operation
+from spillgrad.ops.elementwise import LOOPS, OPERATIONS, Number, mul, where
 from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.shape import flatten, normalize_dim, reshape
+from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
+from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.memory import empty, zeros
@@ -46,7 +48,7 @@ def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     def rows(a: np.ndarray) -> np.ndarray:
         return kernels.embedding(a, index)
 
-    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], slices[:1].size))
+    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
     return np.ascontiguousarray(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
 
 
@@ -58,7 +60,7 @@ def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> 
         def rows(a: np.ndarray) -> np.ndarray:
             return kernels.embedding_backward(a, index, size)
 
-        sums: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], slices[:1].size))
+        sums: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
         sums = sums.reshape(size, *slices.shape[1:])
     else:
         sums = zeros((size, *slices.shape[1:]), self.dtype)
@@ -72,7 +74,7 @@ def _added_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndar
         out = self.copy()
         np.add.at(np.moveaxis(out, dim, 0), index, added)
         return out
-    shape = slices.shape[0], slices[:1].size
+    shape = slices.shape[0], math.prod(slices.shape[1:])
     sums: np.ndarray = on_floats(
         lambda a, b: kernels.index_add(a, index, b), slices.reshape(shape), added.reshape(len(index), shape[1])
     )
@@ -86,6 +88,12 @@ _index_select: Callable[..., Tensor] = operation(
 _index_sum: Callable[..., Tensor] = operation(
     "index_sum", _summed_slices, self=lambda g, dim, index: _index_select(g, dim, index)
 )
+
+
+def summed_at(rows: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return zeros of `size` rows with others added at `index`: the derivative of picking those rows."""
+    return _index_sum(rows, 0, index, size)
+
 
 _index_add: Callable[..., Tensor] = operation(
     "index_add", _added_slices, self=lambda g: g, source=lambda g, dim, index: _index_select(g, dim, index)
@@ -102,7 +110,9 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
         return reshape(index_select(reshape(input, 1), 0, index), ())
     check_index("index_select", index, input.shape[dim], dim, input.shape)
     if index.ndim > 1:
-        raise ShapeError(f"index_select: got an index of shape {index.shape}; wanted one dimension: flatten it")
+        raise DimensionError(
+            f"index_select: got an index of shape {index.shape}; Index is supposed to be a vector: flatten it"
+        )
     return _index_select(input, dim, flatten(index))
 
 
@@ -127,14 +137,14 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
 # --- Single elements: gather, scatter and scatter_add ----------------------------------------------------------------
 
 
-def _corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
+def corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
     """Return the part of `a` that an index of `shape` along `dim` can reach."""
     return a[tuple(slice(None) if i == dim else slice(size) for i, size in enumerate(shape))]
 
 
 def _gathered(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     if not dtypes.is_floating_point(self.dtype):
-        return np.take_along_axis(_corner(self, dim, index.shape), index, dim)
+        return np.take_along_axis(corner(self, dim, index.shape), index, dim)
     return on_floats(lambda a: kernels.gather(a, dim, index), self)
 
 
@@ -151,7 +161,7 @@ def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np
 def _overwritten(self: np.ndarray, dim: int, index: np.ndarray, src: Any) -> np.ndarray:
     out = empty(self.shape, self.dtype)
     np.copyto(out, self)
-    np.put_along_axis(_corner(out, dim, index.shape), index, src, dim)
+    np.put_along_axis(corner(out, dim, index.shape), index, src, dim)
     return out
 
 
@@ -270,70 +280,6 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
     return gather(expand_to(input, sizes[0]), dim, expand_to(indices, sizes[1]))
 
 
-# --- Rows of a table -------------------------------------------------------------------------------------------------
-
-
-def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
-    return on_floats(lambda table: kernels.embedding(table, indices), weight)
-
-
-def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
-    sums: np.ndarray = on_floats(lambda g: kernels.embedding_backward(g, indices, rows), grad_output)
-    if padding_idx is not None:
-        sums[padding_idx] = 0
-    return sums
-
-
-def _looked_up_without_padding(g: Tensor, indices: Tensor, padding_idx: int | None) -> Tensor:
-    rows: Tensor = _embedding(g, indices, padding_idx)
-    if padding_idx is None:
-        return rows
-    return where(Tensor.wrap(indices.array[..., None] != padding_idx), rows, 0.0)  # type: ignore[no-any-return]
-
-
-_embedding: Callable[..., Tensor] = operation(
-    "embedding", _looked_up,
-    weight=lambda g, indices, padding_idx, weight_shape: _embedding_backward(g, indices, weight_shape[0], padding_idx),
-)  # fmt: skip
-_embedding_backward: Callable[..., Tensor] = operation(
-    "embedding_dense_backward", _table_gradient, grad_output=_looked_up_without_padding
-)
-
-
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Return the rows of `weight` at the indices `input`; the row `padding_idx` receives no gradient.
-
-    Shapes: input any, weight (V, D), result input.shape + (D,). Raises DimensionError for an index outside [0, V).
-    """
-    if (
-        isinstance(weight, Tensor)
-        and isinstance(input, Tensor)
-        and input.is_floating_point()
-        and not weight.is_floating_point()
-    ):
-        raise DtypeError(
-            f"embedding: got indices of {input.dtype} and a table of {weight.dtype}; indices come first, then the table"
-        )
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        got = f"{weight.dtype} of shape {weight.shape}" if isinstance(weight, Tensor) else type(weight).__name__
-        raise ShapeError(f"embedding: got a table {got}; wanted floating-point numbers of shape (rows, width)")
-    check_index("embedding", input, weight.shape[0], 0, weight.shape)
-    if padding_idx is not None:
-        rows = weight.shape[0]
-        if not -rows <= padding_idx < rows:
-            raise ArgumentError(f"embedding: got padding_idx {padding_idx}; the table has {rows} rows")
-        padding_idx %= rows
-    return _embedding(weight, input, padding_idx)
-
-
-def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
-    largest = int(tensor.array.max(initial=-1)) if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" else -1
-    classes = largest + 1 if num_classes == -1 else num_classes
-    check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
-    return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
-
-
 # --- Masks -----------------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +288,13 @@ def check_mask(name: str, mask: Any) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
         got = f"a mask of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
         raise DtypeError(f"{name}: got {got}; wanted a bool tensor, such as x > 0")
+
+
+_masked_fill: Operation = operation(
+    "masked_fill", lambda self, mask, value: LOOPS["where"].result(mask, value, self),
+    self=lambda g, mask, self_shape: sum_to(OPERATIONS["where"].run(mask, 0.0, g), self_shape),
+    value=lambda g, mask: sum_to(OPERATIONS["where"].run(mask, g, 0.0), ()),
+)  # fmt: skip
 
 
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
@@ -355,7 +308,9 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
         value = to_dtype(value, input.dtype)
     elif not input.is_floating_point():
         value = Tensor.wrap(np.asarray(value).astype(input.dtype))
-    return where(mask, value, input)  # type: ignore[no-any-return]
+    if isinstance(input, Symbol) or isinstance(mask, Symbol):
+        return where(mask, value, input)  # type: ignore[no-any-return]
+    return _masked_fill.run(input, mask, value)  # type: ignore[no-any-return]
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
@@ -378,6 +333,13 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 def argwhere(input: Tensor) -> Tensor:
     """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
+
+
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
+    sizes = shape_arguments((shape,))
+    check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
+    return tuple(Tensor.wrap(np.asarray(part)) for part in np.unravel_index(indices.array, sizes))
 
 
 # --- Diagonals -------------------------------------------------------------------------------------------------------
@@ -415,9 +377,9 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the matrix with a vector on its diagonal and zeros elsewhere, or the diagonal of a matrix."""
+    """Return the matrix with a vector on its diagonal and zeros elsewhere, or a copy of the diagonal of a matrix."""
     if input.ndim == 2:
-        return _diagonal(input, diagonal, 0, 1)
+        return clone(_diagonal(input, diagonal, 0, 1))
     if input.ndim != 1:
         raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
     size = input.shape[0] + abs(diagonal)

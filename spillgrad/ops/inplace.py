@@ -83,16 +83,16 @@ def refuse(tensor: Tensor, name: str) -> None:
     """Raise GraphError when an in-place change of the tensor cannot be recorded."""
     base = tensor if tensor._base is None else tensor._base
     remedy = "wrap it in no_grad() or work on a clone()"
+    if base is not tensor and base.requires_grad and not tensor.requires_grad:
+        raise GraphError(
+            f"{name}: A view was created in no_grad mode and is being modified inplace with grad mode enabled; make "
+            "the view and change it in the same mode"
+        )
     if base.requires_grad and base.grad_fn is None:
         what = "leaf Variable" if base is tensor else "view of a leaf Variable"
         raise GraphError(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
     if base is tensor:
         return
-    if base.requires_grad and not tensor.requires_grad:
-        raise GraphError(
-            f"{name}: a view that was made in no_grad mode is being used in an in-place operation; make the view and "
-            f"change it in the same mode"
-        )
     _refuse_custom_view(tensor, name)
     geometry(tensor, base)
 
@@ -101,8 +101,9 @@ def _refuse_custom_view(view: Tensor, name: str) -> None:
     node = view._grad_fn
     if node is not None and view.output_nr in node.custom_views:
         raise GraphError(
-            f"{name}: output {view.output_nr} of {node.name()} is a view of an input, and one of the two is changed in "
-            "place: the view's gradient would bypass the custom backward; return a clone() from the custom function"
+            f"{name}: Output {view.output_nr} of {node.name()} is a view and is being modified inplace, or its base. "
+            "This view was created inside a custom Function (or because an input was returned as-is), and its gradient "
+            "would bypass the custom backward; return a clone() from there"
         )
 
 
@@ -158,12 +159,13 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
     base = tensor._base
     if base is not None:
         node = ChangedSlice(base, edge, geometry(tensor, base))
-        _move(base, (node, 0))
+        move(base, (node, 0))
         tensor._base_fn = node
-    _move(tensor, edge)
+    move(tensor, edge)
 
 
-def _move(tensor: Tensor, edge: Edge) -> None:
+def move(tensor: Tensor, edge: Edge) -> None:
+    """Put the tensor at another place in the graph; gradients that are kept move with it."""
     if tensor._grad_fn is not None:
         tensor._grad_fn.hand_over_retained(tensor._output_nr, edge)
     tensor.attach(*edge)  # type: ignore[arg-type]
@@ -202,7 +204,8 @@ class ChangedSlice(Node):
         return [rest, part]
 
 
-def _strided(self: np.ndarray, place: Geometry) -> np.ndarray:
+def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
+    """Return the elements of a dense array at a place."""
     shape, strides, offset = place
     flat = np.ascontiguousarray(self).reshape(-1)[offset:]
     return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * self.itemsize for s in strides))
@@ -211,13 +214,13 @@ def _strided(self: np.ndarray, place: Geometry) -> np.ndarray:
 def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
     out = empty(self.shape, self.dtype)
     np.copyto(out, self)
-    _strided(out, place)[...] = part
+    strided(out, place)[...] = part
     return out
 
 
 def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.ndarray:
     """Add elements into zeros of `shape`, where those at one place add up."""
-    positions = _strided(np.arange(math.prod(shape)).reshape(shape), place)
+    positions = strided(np.arange(math.prod(shape)).reshape(shape), place)
 
     def add_up(values: np.ndarray) -> np.ndarray:
         out = zeros(shape, values.dtype)
@@ -227,7 +230,8 @@ def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.nda
     return on_floats(add_up, self)
 
 
-def _as_strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
+def strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
+    """Return a gradient of elements at a place as that of the dense tensor of this shape."""
     shape, strides, offset = place
     single = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
     if repeats_places(single, strides):
@@ -240,7 +244,7 @@ def _rest_gradient(g: Tensor, place: Geometry) -> Tensor:
 
 
 _sum_strided: Callable[..., Tensor] = operation("sum_strided", _summed, self=lambda g, place: as_strided(g, place))
-_as_strided: Callable[..., Tensor] = operation("as_strided", _strided, view=True, self=_as_strided_gradient)
+_as_strided: Callable[..., Tensor] = operation("as_strided", strided, view=True, self=strided_gradient)
 _put_strided: Callable[..., Tensor] = operation(
     "put_strided", _put, self=_rest_gradient, part=lambda g, place: as_strided(g, place)
 )
@@ -260,7 +264,7 @@ def _view_again(view: Tensor, base: Tensor) -> None:
         view._grad_fn, view._requires_grad = None, base._requires_grad
         return
     source = base.alias((node, base._output_nr))
-    _move(view, (_StridedRead(source, view, geometry(view, base)), 0))
+    move(view, (_StridedRead(source, view, geometry(view, base)), 0))
 
 
 class _StridedRead(Node):
@@ -277,7 +281,7 @@ class _StridedRead(Node):
         return "AsStridedBackward0"
 
     def apply(self, grads: list[Any]) -> list[Any]:
-        return [None if grads[0] is None else _as_strided_gradient(grads[0], self._place, self._base_shape)]
+        return [None if grads[0] is None else strided_gradient(grads[0], self._place, self._base_shape)]
 
 
 register_view_again(_view_again)

@@ -14,15 +14,17 @@ from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
+from spillgrad.ops.volume_pooling import adaptive_avg_pool3d
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import empty, zeros
 
 # Which modes take how many dimensions behind batch and channels.
 _MODES = {
     "nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,),
-    "trilinear": (3,), "area": (1, 2),
+    "trilinear": (3,), "area": (1, 2, 3),
 }  # fmt: skip
 _WITH_CORNERS = ("linear", "bilinear", "bicubic", "trilinear")
+_WITH_ANTIALIAS = ("bilinear", "bicubic")
 
 
 class Taps(NamedTuple):
@@ -111,6 +113,26 @@ def _taps(mode: str, size: int, count: int, align_corners: bool, scale: float | 
     return Taps(size, _rows(indices.astype(np.int64)), _rows(weights))
 
 
+@functools.lru_cache(maxsize=256)
+def _antialiased_taps(mode: str, size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
+    """Return the sums of a filter as wide as a result is, so that nothing between results is skipped."""
+    if align_corners:
+        step = (size - 1) / (count - 1) if count > 1 else 0.0
+    else:
+        step = size / count if scale is None else 1 / scale
+    width = max(step, 1.0)
+    reach = (1 if mode == "bilinear" else 2) * width
+    centre = step * (np.arange(count) + 0.5)
+    first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    taken = np.minimum((centre + reach + 0.5).astype(np.int64), size) - first
+    offsets = np.arange(taken.max())[:, None]
+    distance = np.abs((offsets + first - centre + 0.5) / width)
+    weights = np.maximum(1 - distance, 0) if mode == "bilinear" else _cubic(distance, -0.5)
+    weights = np.where(offsets < taken, weights, 0.0)
+    indices = np.minimum(offsets + first, size - 1)
+    return Taps(size, _rows(indices), _rows(weights / weights.sum(0)))
+
+
 def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
     """Source: Keys 1981, "Cubic convolution interpolation for digital image processing", equation 4."""
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
@@ -127,7 +149,8 @@ def interpolate(
 
     The modes are "nearest", "nearest-exact" and "area" for signals and images, "linear" for signals, "bilinear" and
     "bicubic" for images, "trilinear" for volumes. With `align_corners` the centres of the corner elements stay where
-    they are, otherwise the corners of the image. Places are computed from `scale_factor` as it is, or with
+    they are, otherwise the corners of the image. With `antialias`, "bilinear" and "bicubic" sum over all elements that
+    one of a smaller result stands for. Places are computed from `scale_factor` as it is, or with
     `recompute_scale_factor` from the sizes.
     Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
     Raises ShapeError, DtypeError, ArgumentError.
@@ -144,8 +167,10 @@ def interpolate(
         raise ArgumentError(
             f"{name}: align_corners option can only be set with the interpolating modes: {' | '.join(_WITH_CORNERS)}"
         )
-    if antialias:
-        raise ArgumentError(f"{name}: got antialias=True, which is not implemented: blur the image first")
+    if antialias and mode not in _WITH_ANTIALIAS:
+        raise ArgumentError(
+            f"{name}: got antialias=True and mode {mode!r}; it is only supported for {' and '.join(_WITH_ANTIALIAS)}"
+        )
     if (size is None) == (scale_factor is None):
         raise ArgumentError(f"{name}: only one of size or scale_factor should be defined: give one of them")
     shape = input.shape[2:]
@@ -163,10 +188,12 @@ def interpolate(
             f"{name}: Input and output sizes should be greater than 0, but got input {shape} and output {tuple(counts)}"
         )
     if mode == "area":
-        return (adaptive_avg_pool1d if dims == 1 else adaptive_avg_pool2d)(input, counts)
+        return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[dims - 1](input, counts)
     result = input
     for d, (have, count, scale) in enumerate(zip(shape, counts, scales, strict=True)):
-        taps = _taps(mode, have, count, bool(align_corners), None if scale is None else float(scale))
+        taps = (_antialiased_taps if antialias else _taps)(
+            mode, have, count, bool(align_corners), None if scale is None else float(scale)
+        )
         if taps != _identity(have):
             result = _resample(result, d + 2, taps)
     return result if result is not input else input.clone()

@@ -11,13 +11,13 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import numeric
 from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, product_dtype, require_products_dtype
-from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.define import Operation, operation
-from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul
+from spillgrad.ops.elementwise import OPERATIONS, Number, add, as_operand, call, mul, where
 from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
-from spillgrad.ops.shape import reshape, transpose, unsqueeze
+from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.compile import FLOATS
@@ -77,6 +77,26 @@ _mm: Operation = operation(
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
 )  # fmt: skip
 
+# Of two equally long batches of matrices.
+_bmm: Operation = operation(
+    "bmm", _Product("bmm", ("self", "mat2")),
+    self=lambda g, mat2: _bmm(g, transpose(mat2, 1, 2)), mat2=lambda g, self: _bmm(transpose(self, 1, 2), g),
+)  # fmt: skip
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _mm.results((a, b))[1][0]
+
+
+_mv: Operation = operation(
+    "mv", lambda self, vec: _product(self, vec[:, None])[:, 0],
+    self=lambda g, vec: mul(unsqueeze(g, 1), unsqueeze(vec, 0)), vec=lambda g, self: _mv(transpose(self, 0, 1), g),
+)  # fmt: skip
+_dot: Operation = operation(
+    "dot", lambda self, tensor: _product(self[None], tensor[:, None]).reshape(()),
+    self=lambda g, tensor: mul(g, tensor), tensor=lambda g, self: mul(g, self),
+)  # fmt: skip
+
 
 def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
     if len(other_shape) == 2 and self.ndim > 2:  # a batch times one matrix: one long product instead of a batch to sum
@@ -98,8 +118,10 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if min(dims) > 1:
         return _matmul.run(input, other)  # type: ignore[no-any-return]
     input, other = _checked(input, other)
-    if input.ndim == other.ndim == 1:
-        return reshape(_mm(unsqueeze(input, 0), unsqueeze(other, 1)), ())
+    if dims == (1, 1):
+        return _dot.run(input, other)  # type: ignore[no-any-return]
+    if dims == (2, 1):
+        return _mv.run(input, other)  # type: ignore[no-any-return]
     if input.ndim == 1:
         product = _matmul(unsqueeze(input, 0), other)
         return reshape(product, (*product.shape[:-2], product.shape[-1]))
@@ -150,7 +172,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     _require_dims("bmm", ((input, 3), (mat2, 3)))
     if input.shape[0] != mat2.shape[0]:
         raise ShapeError(f"bmm: got {input.shape} and {mat2.shape}; batches must be equally long: matmul broadcasts")
-    return matmul(input, mat2)
+    return _bmm.run(input, mat2)  # type: ignore[no-any-return]
 
 
 @float32_in_autocast
@@ -167,10 +189,50 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
     return matmul(input, tensor)
 
 
+_NEVER = Tensor.wrap(np.zeros((), np.bool_))
+
+
+def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Tensor:
+    """Return beta * input + alpha * product; for beta 0 without looking at the input, which may be anything."""
+    if beta == 0:
+        result = product if alpha == 1 else mul(product, alpha)
+        return where(_NEVER, input, result) if input.requires_grad else result
+    scaled = input if beta == 1 else mul(input, beta)
+    return add(expand_to(scaled, product.shape), product, alpha=alpha)
+
+
 @half_in_autocast
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * mat1 @ mat2."""
-    return add(input if beta == 1 else mul(input, beta), mm(mat1, mat2), alpha=alpha)
+    """Return beta * input + alpha * mat1 @ mat2; with beta 0 the input does not count, be it NaN."""
+    return _added_to(input, mm(mat1, mat2), beta, alpha)
+
+
+@half_in_autocast
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * batch1 @ batch2 for batches of matrices (see `addmm`)."""
+    return _added_to(input, bmm(batch1, batch2), beta, alpha)
+
+
+@half_in_autocast
+def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * the sum of batch1 @ batch2 over batches of matrices (see `addmm`)."""
+    _require_dims("addbmm", ((batch1, 3), (batch2, 3)))
+    if batch1.shape[0] != batch2.shape[0]:
+        raise ShapeError(f"addbmm: got {batch1.shape} and {batch2.shape}; batches must be equally long")
+    first = reshape(permute(batch1, (1, 0, 2)), (batch1.shape[1], batch1.shape[0] * batch1.shape[2]))
+    second = reshape(batch2, (batch2.shape[0] * batch2.shape[1], batch2.shape[2]))
+    return _added_to(input, mm(first, second), beta, alpha)
+
+
+@float32_in_autocast
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * mat @ vec for a matrix and a vector (see `addmm`)."""
+    return _added_to(input, mv(mat, vec), beta, alpha)
+
+
+def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * the outer product of two vectors (see `addmm`)."""
+    return _added_to(input, outer(vec1, vec2), beta, alpha)
 
 
 class _Linear(_Product):
@@ -313,3 +375,6 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """Return the outer product of two vectors. Raises ShapeError for anything else."""
     _require_dims("outer", ((input, 1), (vec2, 1)))
     return mul(unsqueeze(input, 1), unsqueeze(vec2, 0))
+
+
+ger = outer

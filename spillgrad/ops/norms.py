@@ -11,12 +11,12 @@ from spillgrad.ops import reduce
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.decompositions import svdvals
-from spillgrad.ops.elementwise import abs, div
+from spillgrad.ops.elementwise import abs, add, div, mul, where
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.matrices import require_matrices, require_square
 from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.reduce import amax, amin, sum
-from spillgrad.ops.shape import as_tuple, movedim, normalize_dims, reshape, unsqueeze
+from spillgrad.ops.shape import as_tuple, movedim, normalize_dim, normalize_dims, reshape, unsqueeze
 from spillgrad.ops.solving import inv
 from spillgrad.tensor import Tensor
 
@@ -156,6 +156,18 @@ def _in_best_order(matrices: list[Tensor]) -> Tensor:
         return matmul(product(first, k), product(k + 1, last))
 
     return product(0, count - 1)
+
+
+def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Return the tensor whose slices along `dim` are scaled, where their p-norm exceeds `maxnorm`, to just below it."""
+    dim = normalize_dim("renorm", dim, input.ndim)
+    if input.ndim < 2:
+        raise ShapeError(f"renorm: got a tensor of shape {input.shape}; input needs at least 2 dimensions")
+    if p <= 0 or maxnorm < 0:
+        raise ArgumentError(f"renorm: got p={p} and maxnorm={maxnorm}; wanted a positive p, and maxnorm from 0 on")
+    lengths = vector_norm(input, p, [d for d in range(input.ndim) if d != dim], True)
+    too_long = lengths.detach() > maxnorm
+    return mul(input, where(too_long, div(maxnorm, add(lengths, 1e-7)), 1.0))
 
 
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.define import operation
 from spillgrad.ops.elementwise import lerp
@@ -39,9 +39,12 @@ def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) ->
     return np.take_along_axis(self, indices, dim), indices
 
 
-_sort: Any = operation(
-    "sort", _sorted_forward, outputs=("values", "indices"),
-    self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+_sort, _topk = (
+    operation(
+        name, _sorted_forward, outputs=("values", "indices"),
+        self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+    )
+    for name in ("sort", "topk")
 )  # fmt: skip
 
 
@@ -55,7 +58,9 @@ def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | 
         raise ArgumentError(
             f"{name}: got k={count}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
         )
-    return ValuesAndIndices(*_sort(input, dim, descending, size if count is None else count))
+    if count is None:
+        return ValuesAndIndices(*_sort(input, dim, descending, size))
+    return ValuesAndIndices(*_topk(input, dim, descending, count))
 
 
 def sort(
@@ -135,11 +140,14 @@ def _choose(name: str, operation: Any, input: Tensor, dim: int, keepdim: bool, k
     if not input.ndim:
         return ValuesAndIndices(*operation(reshape(input, 1), 0, False, k))
     size = input.shape[dim]
+    if not size:
+        raise DimensionError(
+            f"{name}: got a tensor of shape {input.shape}; Expected reduction dim {dim} to have non-zero size: there "
+            "are no elements to choose from"
+        )
     if not 1 <= k <= size:
         raise ArgumentError(
             f"{name}: got k={k}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
-            if size
-            else f"{name}: got a tensor of shape {input.shape}; dimension {dim} has no elements to choose from"
         )
     return ValuesAndIndices(*operation(input, dim, keepdim, k))
 

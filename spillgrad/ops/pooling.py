@@ -96,7 +96,8 @@ def _pool_windows(
     )  # fmt: skip
 
 
-def _max_pooled(name: str, input: Tensor, dims: int, return_indices: bool, *options: Any) -> Any:
+def largest(name: str, input: Tensor, dims: int, return_indices: bool, *options: Any) -> Any:
+    """Return the largest element of each window of signals or images, and its place if asked for."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, *options)
     down, across = kernels.ranges(windows)
@@ -105,10 +106,10 @@ def _max_pooled(name: str, input: Tensor, dims: int, return_indices: bool, *opti
             f"{name}: got an image of {windows.image}, dilation {windows.dilation} and padding {windows.padding}; a "
             "window sees nothing but padding and has no largest element: pad less"
         )
-    return _largest(images, input, dims, return_indices, down, across)
+    return _taken(images, input, dims, return_indices, down, across)
 
 
-def _largest(images: Tensor, input: Tensor, dims: int, return_indices: bool, down: Ranges, across: Ranges) -> Any:
+def _taken(images: Tensor, input: Tensor, dims: int, return_indices: bool, down: Ranges, across: Ranges) -> Any:
     result, indices = _max_pool(images, down, across)
     result = _like_input(result, input, dims)
     return (result, _like_input(indices, input, dims)) if return_indices else result
@@ -124,7 +125,7 @@ def max_pool2d(
     elements the first counts, a NaN more than any number; padding never does.
     Raises ShapeError, DtypeError, ArgumentError.
     """
-    return _max_pooled("max_pool2d", input, 2, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
+    return largest("max_pool2d", input, 2, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def max_pool1d(
@@ -132,13 +133,14 @@ def max_pool1d(
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
     """Return the largest element of each window of a signal (N, C, L) or (C, L); the rest is as in `max_pool2d`."""
-    return _max_pooled("max_pool1d", input, 1, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
+    return largest("max_pool1d", input, 1, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
 
 
-def _averaged(
+def averaged(
     name: str, input: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Tensor:  # fmt: skip
+    """Return the mean of each window of signals or images."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, kernel_size, stride, padding, 1, ceil_mode)
     down, across = kernels.ranges(windows)
@@ -165,7 +167,7 @@ def avg_pool2d(
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
     Raises ShapeError, DtypeError, ArgumentError.
     """
-    return _averaged(
+    return averaged(
         "avg_pool2d", input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
 
@@ -175,19 +177,25 @@ def avg_pool1d(
     count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
     """Return the mean of each window of a signal (N, C, L) or (C, L); the rest is as in `avg_pool2d`."""
-    return _averaged("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+    return averaged("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
 OutputSize = int | Sequence[int | None] | None
+
+
+def output_sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, ...]:
+    """Return the wanted size of each dimension. Raises ArgumentError for another number of them."""
+    wanted = (output_size,) * dims if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    if len(wanted) != dims:
+        raise ArgumentError(f"{name}: got output_size {output_size}; wanted {_COUNTS[dims]}")
+    return wanted
 
 
 def _adaptive(
     name: str, input: Tensor, output_size: OutputSize, dims: int
 ) -> tuple[Tensor, tuple[Ranges, Ranges]]:  # fmt: skip
     images = _as_images(name, input, dims)
-    wanted = (output_size,) * dims if output_size is None or isinstance(output_size, int) else tuple(output_size)
-    if len(wanted) != dims:
-        raise ArgumentError(f"{name}: got output_size {output_size}; wanted {_COUNTS[dims]}")
+    wanted = output_sizes(name, output_size, dims)
     image = images.shape[2:]
     if not all(image):
         raise ShapeError(f"{name}: got input {input.shape}; the images have no elements")
@@ -196,10 +204,11 @@ def _adaptive(
     return images, kernels.adaptive_ranges(as_pair(image), as_pair(grid))
 
 
-_COUNTS = {1: "one integer", 2: "one or two integers"}
+_COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers"}
 
 
-def _adaptive_avg(name: str, input: Tensor, output_size: OutputSize, dims: int) -> Tensor:
+def adapted_means(name: str, input: Tensor, output_size: OutputSize, dims: int) -> Tensor:
+    """Return the means of windows that share signals or images out."""
     images, (down, across) = _adaptive(name, input, output_size, dims)
     scales = [1 / (found.stops - found.starts) for found in (down, across)]
     return _like_input(_mean_pool(images, down, across, *scales), input, dims)
@@ -210,12 +219,18 @@ def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize) -> Tensor:
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size).
     """
-    return _adaptive_avg("adaptive_avg_pool2d", input, output_size, 2)
+    return adapted_means("adaptive_avg_pool2d", input, output_size, 2)
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: OutputSize) -> Tensor:
     """Return means of windows that share a signal (N, C, L) or (C, L) out to a result of the wanted length."""
-    return _adaptive_avg("adaptive_avg_pool1d", input, output_size, 1)
+    return adapted_means("adaptive_avg_pool1d", input, output_size, 1)
+
+
+def adapted_maxima(name: str, input: Tensor, output_size: OutputSize, dims: int, return_indices: bool) -> Any:
+    """Return the largest elements of windows that share signals or images out."""
+    images, (down, across) = _adaptive(name, input, output_size, dims)
+    return _taken(images, input, dims, return_indices, down, across)
 
 
 def adaptive_max_pool2d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
@@ -223,8 +238,7 @@ def adaptive_max_pool2d(input: Tensor, output_size: OutputSize, return_indices: 
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size). The rest is as in `max_pool2d`.
     """
-    images, (down, across) = _adaptive("adaptive_max_pool2d", input, output_size, 2)
-    return _largest(images, input, 2, return_indices, down, across)
+    return adapted_maxima("adaptive_max_pool2d", input, output_size, 2, return_indices)
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
@@ -232,17 +246,21 @@ def adaptive_max_pool1d(input: Tensor, output_size: OutputSize, return_indices: 
 
     Shapes: input (N, C, L) or (C, L), result (N, C, l). The rest is as in `max_pool1d`.
     """
-    images, (down, across) = _adaptive("adaptive_max_pool1d", input, output_size, 1)
-    return _largest(images, input, 1, return_indices, down, across)
+    return adapted_maxima("adaptive_max_pool1d", input, output_size, 1, return_indices)
 
 
 def _power_mean(name: str, input: Tensor, norm_type: float, dims: int, options: tuple[Any, ...]) -> Tensor:
     """Return (sum x**p)**(1/p) of each window; 0, with gradient 0, where the sum is not positive."""
     kernel_size = sizes(name, "kernel_size", options[0], dims, 1)
     if norm_type == math.inf:
-        return _max_pooled(name, input, dims, False, *options[:2], 0, 1, options[2])  # type: ignore[no-any-return]
+        return largest(name, input, dims, False, *options[:2], 0, 1, options[2])  # type: ignore[no-any-return]
     powers = pow(input, norm_type)
-    means = _averaged(name, powers, dims, kernel_size, options[1], 0, options[2], True, None)
+    means = averaged(name, powers, dims, kernel_size, options[1], 0, options[2], True, None)
+    return root_of_sums(means, kernel_size, norm_type)
+
+
+def root_of_sums(means: Tensor, kernel_size: tuple[int, ...], norm_type: float) -> Tensor:
+    """Return the roots of the sums whose means over windows these are; 0, with gradient 0, where not positive."""
     sums = mul(means, math.prod(kernel_size))
     positive = gt(sums, 0)
     return where(positive, pow(where(positive, sums, 1.0), 1 / norm_type), 0.0)  # type: ignore[no-any-return]
@@ -266,10 +284,11 @@ def lp_pool1d(
     return _power_mean("lp_pool1d", input, float(norm_type), 1, (kernel_size, stride, ceil_mode))
 
 
-def _unpooled(
+def unpooled(
     name: str, input: Tensor, indices: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
     output_size: Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
+    """Return zeros with the elements that pooling took at the places it took them from."""
     if input.ndim not in (dims + 1, dims + 2) or input.shape != indices.shape:
         raise ShapeError(
             f"{name}: Expected shape of indices to be that of the input ({dims + 2} dimensions, or {dims + 1} "
@@ -308,7 +327,7 @@ def max_unpool2d(
     Shapes: input and indices (N, C, h, w) or (C, h, w), result (N, C, H, W); `output_size` chooses among the sizes that
     pooling maps to one. Raises ShapeError, ArgumentError.
     """
-    return _unpooled("max_unpool2d", input, indices, 2, kernel_size, stride, padding, output_size)
+    return unpooled("max_unpool2d", input, indices, 2, kernel_size, stride, padding, output_size)
 
 
 def max_unpool1d(
@@ -316,4 +335,4 @@ def max_unpool1d(
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return zeros with the elements that `max_pool1d` took at the places it took them from (see `max_unpool2d`)."""
-    return _unpooled("max_unpool1d", input, indices, 1, kernel_size, stride, padding, output_size)
+    return unpooled("max_unpool1d", input, indices, 1, kernel_size, stride, padding, output_size)

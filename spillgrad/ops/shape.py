@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
 from spillgrad.ops import numeric
-from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
 from spillgrad.ops.subscript import getitem
@@ -377,6 +377,9 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
     return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
 
 
+row_stack = vstack
+
+
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
     if indexing not in ("ij", "xy"):
@@ -430,6 +433,8 @@ def split(
     All pieces are outputs of one operation, so that their gradients come together without zeros in between.
     """
     dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
+    if not input.ndim:
+        raise DimensionError("split: split expects at least a 1-dimensional tensor, got one without dimensions")
     size = input.shape[dim]
     if isinstance(split_size_or_sections, int | np.integer):
         length = int(split_size_or_sections)
@@ -443,6 +448,11 @@ def split(
                 f"split: got sizes {sizes}; dimension {dim} has {size} indices, so they must sum to that"
             )
     return _in_tuple(_split(len(sizes))(input, tuple(sizes), dim)) if sizes else ()
+
+
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views of consecutive pieces of the given sizes."""
+    return split(input, list(split_sizes), dim)
 
 
 def _in_tuple(outputs: Any) -> tuple[Tensor, ...]:
@@ -468,6 +478,8 @@ def _whole(self: np.ndarray, sizes: Shape, dim: int) -> np.ndarray:
 def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
     """Return views of at most `chunks` pieces of equal size (the last may be smaller)."""
     dim = normalize_dim("chunk", dim if axis is None else axis, input.ndim)
+    if not input.ndim:
+        raise DimensionError("chunk: chunk expects at least a 1-dimensional tensor, got one without dimensions")
     if chunks < 1:
         raise ArgumentError(f"chunk: got {chunks} chunks; give at least 1")
     size = input.shape[dim]
@@ -563,15 +575,34 @@ crop: Callable[..., Tensor] = operation(
 constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self=lambda g, widths: crop(g, widths))
 
 
+def _with_counts(counts: Shape, shape: Shape) -> tuple[Shape, Shape]:
+    """Return the shape of a repeated tensor with each count before its size, and the same with counts of 1."""
+    shape = (1,) * (len(counts) - len(shape)) + shape
+    spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
+    return spread, tuple(size for s in shape for size in (1, s))
+
+
+def _repeated(self: np.ndarray, repeats: Shape) -> np.ndarray:
+    spread, single = _with_counts(repeats, self.shape)
+    out = empty(tuple(count * size for count, size in zip(spread[::2], spread[1::2], strict=True)), self.dtype)
+    np.copyto(out.reshape(spread), self.reshape(single))
+    return out
+
+
+def _repeat_gradient(g: Tensor, repeats: Shape, self_shape: Shape) -> Tensor:
+    spread, single = _with_counts(repeats, self_shape)
+    return reshape(sum_to(reshape(g, spread), single), self_shape)
+
+
+_repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gradient)
+
+
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
     """Return the tensor tiled `repeats` times along each dimension, new ones first."""
     counts = shape_arguments(repeats)
     if len(counts) < input.ndim:
         raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")
-    shape = (1,) * (len(counts) - input.ndim) + input.shape
-    spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
-    source = reshape(input, tuple(size for s in shape for size in (1, s)))
-    return reshape(expand_to(source, spread), tuple(c * s for c, s in zip(counts, shape, strict=True)))
+    return _repeat(input, counts)
 
 
 def tile(input: Tensor, *dims: Any) -> Tensor:
@@ -581,10 +612,15 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
 
 
 def repeat_interleave(
-    input: Tensor, repeats: int | Tensor, dim: int | None = None, *, axis: int | None = None
+    input: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, axis: int | None = None
 ) -> Tensor:
-    """Return each element (or slice along `dim`) repeated in place: all as often, or each by its entry of `repeats`."""
+    """Return each element (or slice along `dim`) repeated in place: all as often, or each by its entry of `repeats`.
+
+    With `repeats` alone, return the places 0, 1, … each so often.
+    """
     dim = axis if dim is None else dim
+    if repeats is None:
+        return repeat_interleave(Tensor.wrap(np.arange(input.numel())), input, 0)
     if dim is None:
         return repeat_interleave(flatten(input), repeats, 0)
     dim = normalize_dim("repeat_interleave", dim, input.ndim)

@@ -19,31 +19,35 @@ Pair = tuple[int, int]
 # --- Along one dimension ---------------------------------------------------------------------------------------------
 
 
-def _windows(self: np.ndarray, dim: int, size: int, step: int) -> np.ndarray:
-    count = (self.shape[dim] - size) // step + 1
+def _windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int) -> np.ndarray:
+    count = (self.shape[dim] - spacing * (size - 1) - 1) // step + 1 if size else self.shape[dim] // step + 1
     shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
-    strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :], self.strides[dim])
+    strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :], self.strides[dim] * spacing)
     return np.lib.stride_tricks.as_strided(self, shape, strides, writeable=self.flags.writeable)
 
 
-def _summed_windows(self: np.ndarray, dim: int, size: int, step: int, length: int) -> np.ndarray:
+def _summed_windows(
+    self: np.ndarray, dim: int, size: int, step: int, spacing: int, length: int
+) -> np.ndarray:  # fmt: skip
     def add_up(windows: np.ndarray) -> np.ndarray:
         count = windows.shape[dim]
         out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
         for k in range(size):
-            out[(slice(None),) * dim + (slice(k, k + step * count - step + 1, step),)] += windows[..., k]
+            first = k * spacing
+            out[(slice(None),) * dim + (slice(first, first + step * count - step + 1, step),)] += windows[..., k]
         return out
 
     return on_floats(add_up, self)
 
 
-_unfold: Callable[..., Tensor] = operation(
+windows_along: Callable[..., Tensor] = operation(
     "unfold", _windows, view=True,
-    self=lambda g, dim, size, step, self_shape: _sum_windows(g, dim, size, step, self_shape[dim]),
+    self=lambda g, dim, size, step, spacing, self_shape: sum_windows(g, dim, size, step, spacing, self_shape[dim]),
 )  # fmt: skip
-_sum_windows: Callable[..., Tensor] = operation(
-    "unfold_backward", _summed_windows, self=lambda g, dim, size, step: _unfold(g, dim, size, step)
-)
+sum_windows: Callable[..., Tensor] = operation(
+    "unfold_backward", _summed_windows,
+    self=lambda g, dim, size, step, spacing: windows_along(g, dim, size, step, spacing),
+)  # fmt: skip
 
 
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
@@ -56,7 +60,7 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
             f"unfold: got size {size} and step {step}; dimension {dim} of a tensor of shape {input.shape} has "
             f"{length} indices, and the step is at least 1"
         )
-    return _unfold(source, dim, size, step)
+    return windows_along(source, dim, size, step, 1)
 
 
 # --- Over images -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Most are rows of the kernels' table; `spillgrad.special` shows some under the na
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,31 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.elementwise import Number, Operand, as_operand, by_numpy, call, clamp, mul, pow, row_function
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import (
+    Number,
+    Operand,
+    as_operand,
+    by_numpy,
+    call,
+    clamp,
+    log,
+    mul,
+    neg,
+    pow,
+    row_function,
+    sub,
+)
 from spillgrad.ops.elementwise import sign as sgn
 from spillgrad.ops.elementwise import trunc as fix
+from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.tensor import Tensor
 
 __all__ = [
-    "acosh", "arccosh", "arcsinh", "arctanh", "asinh", "atanh", "copysign", "deg2rad", "digamma", "erfc", "erfinv",
-    "exp2", "fix", "float_power", "fmax", "fmin", "fmod", "frac", "gcd", "heaviside", "hypot", "isneginf", "isposinf",
-    "lcm", "ldexp", "lgamma", "logaddexp2", "logit", "mvlgamma", "nan_to_num", "nextafter", "polygamma", "positive",
-    "rad2deg", "sgn", "signbit", "sinc", "xlog1py", "xlogy",
+    "acosh", "arccosh", "arcsinh", "arctanh", "asinh", "atanh", "copysign", "deg2rad", "digamma", "entr", "erfc",
+    "erfinv", "exp2", "fix", "float_power", "fmax", "fmin", "fmod", "frac", "gcd", "heaviside", "hypot", "isneginf",
+    "isposinf", "lcm", "ldexp", "lgamma", "logaddexp2", "logit", "mvlgamma", "nan_to_num", "nextafter", "polygamma",
+    "positive", "rad2deg", "sgn", "signbit", "sinc", "xlog1py", "xlogy",
 ]  # fmt: skip
 
 asinh = arcsinh = row_function("asinh", "Return the inverse hyperbolic sine of each element.")
@@ -85,6 +101,22 @@ def nan_to_num(
         "nan_to_num", input, 0.0 if nan is None else nan, limits.max if posinf is None else posinf,
         limits.min if neginf is None else neginf, out=out,
     )  # fmt: skip
+
+
+_entr: Callable[..., Tensor] = operation(
+    "special_entr", lambda self: on_floats(_entropy, self), self=lambda g, self: mul(g, sub(neg(log(self)), 1))
+)
+
+
+def _entropy(x: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(x > 0, -x * np.log(x), np.where(x == 0, 0, np.where(x < 0, -np.inf, x))), x.dtype)
+
+
+def entr(input: Tensor) -> Tensor:
+    """Return -x log(x), 0 at 0 and -inf below. Raises DtypeError for integers."""
+    require_floats("entr", input.dtype)
+    return _entr(input)
 
 
 def positive(input: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import labels, nn
-from spillgrad.errors import StateDictError
+from spillgrad.errors import DeviceError, StateDictError
 
 
 class Tied(nn.Module):
@@ -492,3 +492,39 @@ def test_converting_by_type_and_staying_on_the_host():
     model = nn.Linear(2, 2)
     assert model.type("float64").weight.dtype == sg.float64
     assert model.cpu() is model
+
+
+def test_a_module_may_save_state_of_its_own():
+    class Counted(nn.Linear):
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            destination[f"{prefix}steps"] = sg.tensor(3)
+
+    state = nn.Sequential(Counted(1, 1)).state_dict()
+    assert list(state) == ["0.weight", "0.bias", "0.steps"]
+
+
+def test_memory_without_values_keeps_shapes_and_what_is_trained():
+    layer = nn.Linear(2, 3).to_empty(device="cpu")
+    assert (layer.weight.shape, layer.weight.requires_grad, layer.weight.is_leaf) == ((3, 2), True, True)
+    assert layer.share_memory() is layer
+    assert sum(1 for _ in nn.ModuleList([layer, layer]).modules(remove_duplicate=False)) == 3
+
+
+def test_a_device_that_is_not_there_is_refused_and_can_be_asked_for():
+    assert not sg.cuda.is_available()
+    assert sg.cuda.device_count() == 0
+    for move in (nn.Linear(1, 1).cuda, sg.ones(1).cuda):
+        with pytest.raises(DeviceError, match="computes on 'cpu' only"):
+            move()
+    x = sg.ones(1)
+    assert x.pin_memory() is x.share_memory_() is x
+    assert x.is_cpu
+
+
+def test_a_class_may_name_itself():
+    class Named(nn.Linear):
+        def _get_name(self):
+            return "Dense"
+
+    assert repr(Named(1, 2)) == "Dense(in_features=1, out_features=2, bias=True)"

@@ -176,7 +176,8 @@ def test_a_method_is_the_function_of_its_name(module):
     assert shared
     other_order = {"where", "polygamma"}  # the tensor comes second in the function
     others = [n for n in shared if getattr(sg.Tensor, n) is not functions[n] or getattr(sg, n) is not functions[n]]
-    assert other_order.issuperset(others)
+    other_meaning = {"repeat", "relu_"}  # the array API's repeat; a method in place changes its tensor by itself
+    assert (other_order | other_meaning).issuperset(others)
 
 
 def test_everything_public_says_what_it_does():

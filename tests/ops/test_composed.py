@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.errors import GraphError
 from spillgrad.nn import functional as F
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
@@ -18,6 +19,7 @@ RNG = np.random.default_rng(7)
 A, B, C = RNG.normal(size=(3, 4)), RNG.normal(size=(3, 4)), RNG.normal(size=(4, 5))
 S, V, W = RNG.normal(size=(4, 4)), RNG.normal(size=4), RNG.normal(size=3)
 P, Q = RNG.uniform(0.1, 0.9, (3, 4)), RNG.uniform(0.1, 0.9, (3, 4))
+VOLUMES, KERNEL = RNG.normal(size=(1, 2, 4, 3, 5)), RNG.normal(size=(2, 2, 2, 1, 2))
 IMAGES, BATCH = RNG.normal(size=(2, 3, 4, 5)), RNG.normal(size=(2, 3, 4))
 ZEROS = np.array([[1.5, 0.0, -2.0, 0.5], [0.0, 2.0, 0.0, 1.0], [3.0, -1.0, 0.5, 2.0]])
 PLACES = np.array([[0, 2, 1, 1], [1, 0, 1, 0], [0, 1, 1, 2]])
@@ -91,6 +93,53 @@ def folded(columns, size, kernel, padding, stride):
     for i, (y, x) in enumerate(places):
         out[:, :, y : y + kernel[0], x : x + kernel[1]] += columns[:, :, i].reshape(n, channels, *kernel)
     return out[:, :, padding : padding + size[0], padding : padding + size[1]]
+
+
+def boxes(a, size, step=(1, 1, 1)):
+    """All windows over volumes; their elements are the last three dimensions."""
+    found = np.lib.stride_tricks.sliding_window_view(a, size, (2, 3, 4))
+    return found[:, :, :: step[0], :: step[1], :: step[2]]
+
+
+def laid_over_volumes(a, w, step):
+    """conv_transpose3d, element by element."""
+    size = [s * (n - 1) + k for n, s, k in zip(a.shape[2:], step, w.shape[2:], strict=True)]
+    out = np.zeros((len(a), w.shape[1], *size), a.dtype)
+    for place in np.ndindex(a.shape[2:]):
+        box = tuple(slice(p * s, p * s + k) for p, s, k in zip(place, step, w.shape[2:], strict=True))
+        out[(slice(None), slice(None), *box)] += np.einsum("nc,cmijk->nmijk", a[(slice(None), slice(None), *place)], w)
+    return out
+
+
+def triangles(size, count):
+    """The weights of antialiased linear resampling: triangles as wide as a result is, as rows."""
+    step = size / count
+    distance = (np.arange(size) + 0.5 - (np.arange(count)[:, None] + 0.5) * step) / max(step, 1)
+    weights = np.maximum(1 - np.abs(distance), 0)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def read(path, blank=0):
+    """What a path through the classes stands for: its labels, of equal neighbours one, without blanks."""
+    return tuple(label for label, _ in itertools.groupby(path) if label != blank)
+
+
+def ctc(a, target):
+    """The definition: the sum over all paths that stand for the target."""
+    steps, classes = a.shape
+    paths = [p for p in itertools.product(range(classes), repeat=steps) if read(p) == target]
+    return -np.log(sum(np.exp(sum(a[t, c] for t, c in enumerate(p))) for p in paths))
+
+
+def bessel(order, a):
+    """Bessel's integral over a whole period: a sum over places gives it to the last digit."""
+    angle = np.arange(64) * (2 * np.pi / 64)
+    return (np.exp(a[..., None] * np.cos(angle)) * np.cos(order * angle)).mean(-1)
+
+
+def poisson_below(counts, rate):
+    """The probability of fewer events than each of the counts."""
+    return sum(np.where(k < np.array(counts), np.exp(-rate) * rate**k / math.factorial(k), 0) for k in range(9))
 
 
 def distances(a, b, p=2):
@@ -220,6 +269,45 @@ TABLE = {
                      lambda a: np.pad(a, ((0, 0), (1, 0), (2, 4)), "wrap"), BATCH),
     "pad circular and crop": (lambda x: F.pad(x, (-1, 2), mode="circular"),
                               lambda a: np.pad(a[..., 1:], ((0, 0), (0, 0), (0, 2)), "wrap"), BATCH),
+    # volumes
+    "conv3d": (lambda x, w: F.conv3d(x, w, stride=(2, 1, 1)),
+               lambda a, w: np.einsum("ncdhwijk,mcijk->nmdhw", boxes(a, w.shape[2:], (2, 1, 1)), w), VOLUMES, KERNEL),
+    "conv3d with a bias": (lambda x, w, b: F.conv3d(x, w, b, padding=(1, 0, 0)),
+                           lambda a, w, b: np.einsum("ncdhwijk,mcijk->nmdhw", boxes(
+                               np.pad(a, ((0, 0), (0, 0), (1, 1), (0, 0), (0, 0))), w.shape[2:]), w)
+                           + b[:, None, None, None], VOLUMES, KERNEL, W[:2]),
+    "conv3d of groups": (lambda x, w: F.conv3d(x, w, groups=2), lambda a, w: np.stack(
+        [(boxes(a, w.shape[2:])[:, c] * w[c, 0]).sum((-3, -2, -1)) for c in range(2)], 1), VOLUMES, KERNEL[:, :1]),
+    "conv_transpose3d": (lambda x, w: F.conv_transpose3d(x, w, stride=(1, 2, 3)),
+                         lambda a, w: laid_over_volumes(a, w, (1, 2, 3)), VOLUMES[..., :2], KERNEL),
+    "max_pool3d": (lambda x: F.max_pool3d(x, (2, 2, 3), 1), lambda a: boxes(a, (2, 2, 3)).max((-3, -2, -1)), VOLUMES),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, (2, 1, 3), (2, 1, 2)),
+                   lambda a: boxes(a, (2, 1, 3), (2, 1, 2)).mean((-3, -2, -1)), VOLUMES),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)),
+                            lambda a: a.reshape(1, 2, 2, 2, 3, 5).mean((3, 5))[..., None], VOLUMES),
+    "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, (2, 1, 5)),
+                            lambda a: a.reshape(1, 2, 2, 2, 3, 5).max((3, 4))[..., None, :], VOLUMES),
+    "lp_pool3d": (lambda x: F.lp_pool3d(x, 2, 2, 1),
+                  lambda a: np.sqrt((boxes(a, (2, 2, 2)) ** 2).sum((-3, -2, -1))), VOLUMES),
+    "antialiased interpolation": (
+        lambda x: F.interpolate(x, (2, 7), mode="bilinear", antialias=True),
+        lambda a: np.einsum("yh,xw,nchw->ncyx", triangles(4, 2), triangles(5, 7), a), IMAGES),
+    # tables and bilinear maps
+    "bilinear": (F.bilinear, lambda a, b, w, c: np.einsum("...i,kij,...j->...k", a, w, b) + c,
+                 A, BATCH[0], np.stack([S[:, :4], S.T]), W[:2]),
+    "embedding_bag": (lambda w: F.embedding_bag(INDEX, w), lambda w: w[PLACES].mean(1), A),
+    "embedding_bag of sums": (lambda w, p: F.embedding_bag(INDEX, w, mode="sum", per_sample_weights=p),
+                              lambda w, p: (w[PLACES] * p[..., None]).sum(1), A, P),
+    "embedding_bag of maxima": (lambda w: F.embedding_bag(INDEX, w, mode="max"), lambda w: w[PLACES].max(1), A),
+    "embedding_bag of a vector": (
+        lambda w: F.embedding_bag(INDEX.flatten(), w, sg.tensor([0, 3, 3]), padding_idx=1),
+        lambda w: np.stack([w[[0, 2]].mean(0), 0 * w[0], w[[0, 0, 0, 2]].mean(0)]), A),
+    # statistics
+    "cov": (sg.cov, np.cov, A),
+    "cov of one": (lambda x: sg.cov(x, correction=0), lambda a: np.cov(a, ddof=0), V),
+    "cov weighted": (lambda x: sg.cov(x, fweights=sg.tensor([1, 2, 0, 3]), aweights=sg.tensor(P[0]).to(x.dtype)),
+                     lambda a: np.cov(a, fweights=[1, 2, 0, 3], aweights=P[0]), A),
+    "corrcoef": (sg.corrcoef, np.corrcoef, A),
     # writes
     "index_copy": (lambda x, y: x.index_copy(1, sg.tensor([2, 0]), y),
                    lambda a, b: changed(a, np.s_[:, [2, 0]], b), A, B[:, :2]),
@@ -265,6 +353,15 @@ TABLE = {
     # special
     "mvlgamma": (lambda x: sg.mvlgamma(x + 1, 2), lambda a: math.log(math.pi) / 2
                  + np.vectorize(lambda v: math.lgamma(v + 1) + math.lgamma(v + 0.5))(a), P),
+    "i0": (sg.i0, lambda a: bessel(0, a), 3 * A),
+    "i1": (sg.special.i1, lambda a: bessel(1, a), 3 * A),
+    "i0e": (sg.special.i0e, lambda a: bessel(0, a) * np.exp(-np.abs(a)), 3 * A),
+    "i1e": (sg.special.i1e, lambda a: bessel(1, a) * np.exp(-np.abs(a)), 3 * A),
+    "igamma": (lambda x: sg.igamma(sg.tensor([1, 2, 3, 9]).to(x.dtype), 4 * x),
+               lambda a: 1 - poisson_below([1, 2, 3, 9], 4 * a), P),
+    "igammac": (lambda x: sg.special.gammaincc(sg.tensor([1, 2, 3, 9]).to(x.dtype), 8 * x),
+                lambda a: poisson_below([1, 2, 3, 9], 8 * a), P),
+    "entr": (sg.special.entr, lambda a: -a * np.log(a), P),
     "logit of the inside": (lambda x: sg.logit(x, 0.2), lambda a: (lambda c: np.log(c / (1 - c)))(a.clip(0.2, 0.8)), P),
     "rad2deg": (lambda x: sg.rad2deg(x) + sg.deg2rad(x), lambda a: np.rad2deg(a) + np.deg2rad(a), A),
     "ldexp": (lambda x: x.ldexp(sg.tensor([1, -2, 0, 3])), lambda a: np.ldexp(a, [1, -2, 0, 3]), A),
@@ -284,6 +381,11 @@ TABLE = {
     "gaussian_nll_loss of rows": (
         lambda x, t, v: F.gaussian_nll_loss(x, t, v, full=True, reduction="none"),
         lambda a, t, v: (np.log(v[:, None]) + (a - t) ** 2 / v[:, None] + math.log(2 * math.pi)) / 2, A, B, P[:, 0]),
+    "ctc_loss": (lambda x: F.ctc_loss(x, sg.tensor([[1, 1], [2, 3], [3, 0]]), (4, 3, 2), (2, 2, 1), reduction="none"),
+                 lambda a: np.array([ctc(a[:, 0], (1, 1)), ctc(a[:3, 1], (2, 3)), ctc(a[:2, 2], (3,))]),
+                 BATCH.swapaxes(0, 2)[:, :, [0, 1, 0, 1]] + np.arange(4)),
+    "ctc_loss of one": (lambda x: F.ctc_loss(x, sg.tensor([0, 2]), 3, 2, blank=3), lambda a: ctc(
+        a[:, [3, 0, 1, 2]], (1, 3)) / 2, A),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, sg.tensor(SIGNS.copy()).to(x.dtype)[:, ::1]),
                          lambda a: np.log1p(np.exp(-a * SIGNS)).mean(), B),
     "multilabel_soft_margin_loss": (F.multilabel_soft_margin_loss, lambda a, t: bce(sigmoid(a), t).mean(), A, P),
@@ -313,7 +415,13 @@ TABLE = {
                       for j in js for i in range(4) if i not in js) / 4, A),
 }  # fmt: skip
 # What half precision cannot show: results that hang on the order of nearly equal numbers, or on digits it lacks.
-NOT_IN_HALF = {"pairwise_distance", "triplet_margin_loss", "cosine_embedding_loss", "poisson_nll_loss in full"}
+NOT_IN_HALF = {
+    "ctc_loss",
+    "pairwise_distance",
+    "triplet_margin_loss",
+    "cosine_embedding_loss",
+    "poisson_nll_loss in full",
+}
 
 
 def row(name):
@@ -412,3 +520,23 @@ def test_a_function_takes_numbers_without_dimensions(name):
     result = function(sg.tensor(2.5, dtype="float64"))
     assert result.shape == ()
     assert result.item() == pytest.approx(wanted, rel=1e-15)
+
+
+def test_a_derivative_that_nobody_knows_is_refused():
+    a = sg.tensor([1.5], requires_grad=True)
+    with pytest.raises(GraphError, match="derivative for 'igamma: input' is not implemented"):
+        sg.igamma(a, sg.tensor([2.0])).sum().backward()
+    assert a.grad is None
+
+
+def test_special_functions_of_the_largest_numbers_stay_in_range():
+    x = sg.tensor([-math.inf, 712.0, -0.0, math.inf, math.nan], dtype="float64")
+    assert sg.i0(x).numpy()[[0, 2, 3]].tolist() == [math.inf, 1, math.inf]
+    assert sg.special.i1(x).numpy()[[0, 2, 3]].tolist() == [-math.inf, 0, math.inf]
+    assert sg.i0(x)[1].item() == pytest.approx(sg.special.i0e(x)[1].item() * math.exp(356) * math.exp(356), rel=1e-12)
+    assert math.isnan(sg.i0(x)[4].item())
+    a, b = (sg.tensor(v, dtype="float64") for v in ([0, 0, 2, math.inf, -1, 1], [0, 1, math.inf, 1, 1, -1]))
+    np.testing.assert_array_equal(sg.igamma(a, b).numpy(), [math.nan, 1, 1, 0, math.nan, math.nan])
+    np.testing.assert_array_equal(sg.igammac(a, b).numpy(), [math.nan, 0, 0, 1, math.nan, math.nan])
+    assert sg.igamma(sg.tensor([2.0]), 3).item() == pytest.approx(1 - 4 * math.exp(-3), rel=1e-6)
+    assert sg.i0(sg.tensor([0, 1])).dtype == sg.float32

@@ -213,7 +213,7 @@ def test_filling_in_place_counts_as_a_change_and_needs_no_leaf():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: sg.tensor([[1], [2, 3]]), OperandError, "tensor: got nested data that is not rectangular"),
+        (lambda: sg.tensor([[1], [2, 3]]), ShapeError, "tensor: got nested data that is not rectangular"),
         (lambda: sg.tensor("abc"), OperandError, "tensor: got str data"),
         (lambda: sg.tensor(None), OperandError, "tensor: got NoneType data"),
         (lambda: sg.tensor({1: 2}), OperandError, "tensor: got dict data"),

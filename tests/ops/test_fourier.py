@@ -21,6 +21,7 @@ OPTIONS = {
     "rfftn": [{}, {"s": (3, 6)}],
     "irfftn": [{}, {"s": (3, 6)}],
 }
+OPTIONS |= {"hfft": OPTIONS["irfft"], "ihfft": OPTIONS["rfft"]}
 OPTIONS |= {f"i{name}": OPTIONS[name] for name in ("fft", "fft2", "fftn")}
 CASES = [(name, options) for name, given in OPTIONS.items() for options in given]
 
@@ -31,7 +32,9 @@ def numpys(name, options):
     if "s" in options and "dim" not in options:
         options["dim"] = (-2, -1)
     if "dim" in options:
-        options["axis" if "n" in options or name in ("fft", "ifft", "rfft", "irfft") else "axes"] = options.pop("dim")
+        options["axis" if "n" in options or name.removeprefix("i") in ("fft", "rfft", "hfft") else "axes"] = (
+            options.pop("dim")
+        )
     return lambda a: getattr(np.fft, name)(a, **options)
 
 
@@ -44,7 +47,7 @@ def parts(z):
 def test_a_transform_agrees_with_numpy_and_its_gradients_with_differences(name, options, norm):
     options = options | {"norm": norm}
     transform = getattr(fft, name)
-    real = name.startswith("rfft")
+    real = name.startswith(("rfft", "ihfft"))
     got = transform(sg.tensor(X) if real else sg.complex(sg.tensor(X), sg.tensor(Y)), **options)
     np.testing.assert_allclose(got.numpy(), numpys(name, options)(X if real else X + 1j * Y), 1e-10, 1e-12)
     if real:

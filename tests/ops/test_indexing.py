@@ -5,7 +5,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
-from spillgrad.ops import indexing
+from spillgrad.ops import embedding, indexing
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(4)
@@ -115,7 +115,7 @@ def test_take_along_dim_broadcasts():
 def test_embedding_and_its_gradient_agree_with_numpy(padding_idx):
     table, index = A[:, :, 0], ROWS.reshape(1, 5)
     weight = leaf(table)
-    rows = indexing.embedding(sg.tensor(index), weight, padding_idx)
+    rows = embedding.embedding(sg.tensor(index), weight, padding_idx)
     np.testing.assert_array_equal(rows.numpy(), table[index])
     gradient = RNG.normal(size=rows.shape)
     rows.backward(sg.tensor(gradient))
@@ -127,13 +127,13 @@ def test_embedding_and_its_gradient_agree_with_numpy(padding_idx):
 
 
 def test_both_derivatives_of_embedding_agree_with_differences():
-    check_gradients(lambda w: indexing.embedding(sg.tensor(ROWS), w) ** 2, A[:, :, 0])
-    check_half_precision(lambda w: indexing.embedding(sg.tensor(ROWS), w), A[:, :, 0])
+    check_gradients(lambda w: embedding.embedding(sg.tensor(ROWS), w) ** 2, A[:, :, 0])
+    check_half_precision(lambda w: embedding.embedding(sg.tensor(ROWS), w), A[:, :, 0])
 
 
 def test_the_padding_row_receives_no_second_derivative_either():
     weight = leaf(A[:, :, 0])
-    rows = indexing.embedding(sg.tensor(ROWS), weight, 2)
+    rows = embedding.embedding(sg.tensor(ROWS), weight, 2)
     (first,) = sg.grad((rows**3).sum(), weight, create_graph=True)
     first.sum().backward()
     wanted = 6 * A[:, :, 0] * np.array([[1], [1], [0]])
@@ -143,7 +143,7 @@ def test_the_padding_row_receives_no_second_derivative_either():
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
 def test_indices_may_be_of_any_integer_dtype(dtype):
     index = sg.tensor(ROWS, dtype=dtype)
-    np.testing.assert_array_equal(indexing.embedding(index, sg.tensor(A[:, :, 0])).numpy(), A[ROWS, :, 0])
+    np.testing.assert_array_equal(embedding.embedding(index, sg.tensor(A[:, :, 0])).numpy(), A[ROWS, :, 0])
     np.testing.assert_array_equal(indexing.index_select(sg.tensor(A), 0, index).numpy(), A[ROWS])
     np.testing.assert_array_equal(indexing.gather(sg.tensor(A[:, 0, 0]), 0, index).numpy(), A[ROWS, 0, 0])
 
@@ -162,8 +162,8 @@ def test_masks_fill_and_select():
 
 
 def test_one_hot_and_nonzero():
-    assert indexing.one_hot(sg.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert indexing.one_hot(sg.tensor([[1]]), 4).tolist() == [[[0, 1, 0, 0]]]
+    assert embedding.one_hot(sg.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert embedding.one_hot(sg.tensor([[1]]), 4).tolist() == [[[0, 1, 0, 0]]]
     assert indexing.nonzero(sg.tensor([[0, 3], [4, 0]])).tolist() == [[0, 1], [1, 0]]
     assert [index.tolist() for index in indexing.nonzero(sg.tensor([0, 3]), as_tuple=True)] == [[1]]
 
@@ -178,17 +178,29 @@ def test_diagonals_are_views(offset):
     check_gradients(lambda x: indexing.diagonal(x, offset, -3, 1) ** 2, A)
     check_gradients(lambda v: indexing.diag(v, offset) ** 2, A[:, 0, 0])
     np.testing.assert_array_equal(indexing.diag(sg.tensor(A[0]), offset).numpy(), np.diag(A[0], offset))
+    matrix = sg.tensor(A[0])
+    indexing.diag(matrix, offset).add_(1)
+    np.testing.assert_array_equal(matrix.numpy(), A[0])
 
 
 def test_zero_size_indices_give_zero_size_results():
     none = sg.zeros(0, dtype="int64")
     weight = sg.ones(3, 4).requires_grad_()
-    rows = indexing.embedding(none, weight)
+    rows = embedding.embedding(none, weight)
     assert rows.shape == (0, 4)
     rows.sum().backward()
     assert not weight.grad.numpy().any()
     assert indexing.index_select(sg.ones(3, 4), 1, none).shape == (3, 0)
     assert indexing.gather(sg.ones(3), 0, none).shape == (0,)
+    x, source = leaf(A), leaf(A[:0])
+    indexing.index_select(x, 0, none).sum().backward()
+    indexing.index_add(x, 0, none, source).sum().backward()
+    assert x.grad.tolist() == np.ones(A.shape).tolist()
+    assert source.grad.shape == (0, 4, 2)
+    nothing = leaf(A[:0])
+    indexing.index_select(nothing, 0, none).sum().backward()
+    indexing.index_add(nothing, 0, none, source.detach()).sum().backward()
+    assert nothing.grad.shape == (0, 4, 2)
 
 
 X, I64 = sg.zeros(2, 3), sg.tensor([[0, 1]])
@@ -198,14 +210,14 @@ X, I64 = sg.zeros(2, 3), sg.tensor([[0, 1]])
     ("call", "error", "message"),
     [
         (
-            lambda: indexing.embedding(sg.tensor([0, 5]), X),
+            lambda: embedding.embedding(sg.tensor([0, 5]), X),
             DimensionError,
             r"got index 5; .* shape \(2, 3\) takes 0 to 1",
         ),
-        (lambda: indexing.embedding(X, I64), DtypeError, "indices come first, then the table"),
-        (lambda: indexing.embedding(X, X), DtypeError, "embedding: got an index of float32"),
-        (lambda: indexing.embedding(I64, sg.zeros(3)), ShapeError, r"got a table float32 of shape \(3,\)"),
-        (lambda: indexing.embedding(I64, X, 2), ArgumentError, "got padding_idx 2; the table has 2 rows"),
+        (lambda: embedding.embedding(X, I64), DtypeError, "indices come first, then the table"),
+        (lambda: embedding.embedding(X, X), DtypeError, "embedding: got an index of float32"),
+        (lambda: embedding.embedding(I64, sg.zeros(3)), ShapeError, r"got a table float32 of shape \(3,\)"),
+        (lambda: embedding.embedding(I64, X, 2), ArgumentError, "got padding_idx 2; the table has 2 rows"),
         (
             lambda: indexing.gather(X, 1, sg.tensor([0])),
             ShapeError,
@@ -217,7 +229,7 @@ X, I64 = sg.zeros(2, 3), sg.tensor([[0, 1]])
         (lambda: indexing.scatter(X, 1, I64), ArgumentError, "got neither src nor value"),
         (lambda: indexing.scatter_add(X, 1, I64, sg.zeros(1, 1)), ShapeError, r"\(1, 2\) and a src of shape \(1, 1\)"),
         (lambda: indexing.scatter_add(X, 1, I64, sg.zeros(1, 2).double()), DtypeError, "input float32 and src float64"),
-        (lambda: indexing.index_select(X, 0, I64), ShapeError, r"got an index of shape \(1, 2\); wanted one dimension"),
+        (lambda: indexing.index_select(X, 0, I64), DimensionError, "Index is supposed to be a vector"),
         (lambda: indexing.index_add(X, 0, sg.tensor([0]), X), ShapeError, r"\(1,\) and a source of shape \(2, 3\)"),
         (lambda: indexing.take(X, sg.tensor([6])), DimensionError, "take: got index 6"),
         (lambda: indexing.masked_fill(X, I64, 0), DtypeError, "masked_fill: got a mask of int64; wanted a bool"),

@@ -212,3 +212,21 @@ def test_a_product_of_matrices_has_pytorchs_node():
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["addmm", "baddbmm", "addbmm", "addmv", "addr"])
+def test_what_is_added_with_factor_0_does_not_count_be_it_nan(name):
+    rng = np.random.default_rng(0)
+    shapes = {"addmm": ((3, 4), (4, 5)), "baddbmm": ((2, 3, 4), (2, 4, 5)), "addbmm": ((2, 3, 4), (2, 4, 5)),
+              "addmv": ((3, 4), (4,)), "addr": ((3,), (4,))}  # fmt: skip
+    operands = [sg.tensor(rng.normal(size=shape)) for shape in shapes[name]]
+    function = getattr(sg, name)
+    product = function(sg.zeros((), dtype="float64"), *operands)
+    nothing = leaf(np.full((), np.nan))
+    result = function(nothing, *operands, beta=0, alpha=2)
+    np.testing.assert_allclose(result.numpy(), 2 * product.numpy())
+    result.sum().backward()
+    assert nothing.grad.item() == 0
+    half = function(leaf(np.ones(())), *operands, beta=0.5)
+    np.testing.assert_allclose(half.numpy(), product.numpy() + 0.5)
+    check_gradients(lambda x, *rest: function(x, *rest, beta=2, alpha=3), np.ones(()), *(o.numpy() for o in operands))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from tests.ops.checks import leaf
 
 NAN = math.nan
@@ -80,7 +80,7 @@ def test_running_products_of_integers_are_int64():
     [
         (lambda x: x.kthvalue(5), ArgumentError, r"kthvalue: got k=5; dimension 1 of a tensor of shape \(3, 4\) has 4"),
         (lambda x: x.kthvalue(0), ArgumentError, "kthvalue: got k=0"),
-        (lambda x: sg.zeros(3, 0).median(1), ArgumentError, "dimension 1 has no elements to choose from"),
+        (lambda x: sg.zeros(3, 0).median(1), DimensionError, "there are no elements to choose from"),
         (lambda x: sg.zeros(0, dtype="int64").median(), ArgumentError, "there is no such integer"),
         (lambda x: x.quantile(1.5), ArgumentError, "got q=1.5; wanted numbers from 0 to 1"),
         (lambda x: x.quantile(0.5, interpolation="cubic"), ArgumentError, "got interpolation='cubic'; accepted are"),
@@ -94,3 +94,9 @@ def test_running_products_of_integers_are_int64():
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call(sg.zeros(3, 4))
+
+
+@pytest.mark.parametrize("function", [sg.median, sg.nanmedian, sg.mode, lambda x, dim: sg.kthvalue(x, 1, dim)])
+def test_a_dimension_without_elements_has_none_to_choose(function):
+    with pytest.raises(IndexError, match="Expected reduction dim 0 to have non-zero size"):
+        function(sg.zeros(0, 3), 0)

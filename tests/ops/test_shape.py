@@ -272,3 +272,9 @@ def test_paddles_spellings_are_understood():
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call(sg.tensor(A))
+
+
+@pytest.mark.parametrize("take_apart", [lambda x: x.split(1), lambda x: x.chunk(2), lambda x: x.unbind()])
+def test_a_number_without_dimensions_cannot_be_taken_apart(take_apart):
+    with pytest.raises(RuntimeError, match=r"0-d tensor|at least a 1-dimensional tensor"):
+        take_apart(sg.tensor(2.0))

@@ -1,0 +1,69 @@
+"""What dictionaries of modules and of parameters share."""
+
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from typing import Any, Generic, TypeVar
+
+from spillgrad.nn.module import Module
+
+Entry = TypeVar("Entry")
+
+
+class RegistryDict(Module, Generic[Entry]):
+    """A dictionary of what a module registers, in order of insertion, with the methods that both have."""
+
+    def __init__(self, entries: Any = None) -> None:
+        super().__init__()
+        self.update(entries or {})
+
+    @property
+    def _entries(self) -> dict[str, Entry]:
+        raise NotImplementedError(f"{type(self).__name__}: defines no _entries")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__}: defines no __setitem__")
+
+    def update(self, entries: Any) -> None:
+        """Add or replace entries by key; of a mapping, or of pairs."""
+        for key, value in dict(entries).items():
+            self[key] = value
+
+    def pop(self, key: str) -> Entry:
+        """Remove an entry and return it. Raises KeyError where there is none of that key."""
+        value = self[key]
+        delattr(self, key)
+        return value
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        for key in list(self._entries):
+            del self[key]
+
+    def keys(self) -> KeysView[str]:
+        """Return the keys."""
+        return self._entries.keys()
+
+    def values(self) -> ValuesView[Entry]:
+        """Return the entries."""
+        return self._entries.values()
+
+    def items(self) -> ItemsView[str, Entry]:
+        """Return keys and entries."""
+        return self._entries.items()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __getitem__(self, key: str) -> Entry:
+        return self._entries[key]
+
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)

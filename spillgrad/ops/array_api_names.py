@@ -1,0 +1,194 @@
+"""Functions that the array API standard names otherwise than PyTorch, and those it alone has.
+
+Where both have a name, `sg` keeps PyTorch's meaning.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.convert import clone, to_dtype
+from spillgrad.ops.counting import unique
+from spillgrad.ops.creation import as_tensor, tensor
+from spillgrad.ops.indexing import take_along_dim
+from spillgrad.ops.scan import cumprod, cumsum
+from spillgrad.ops.shape import (
+    broadcast_tensors,
+    cat,
+    normalize_dim,
+    permute,
+    repeat_interleave,
+    transpose,
+    unbind,
+    unsqueeze,
+)
+from spillgrad.tensor import Tensor
+
+
+class UniqueAll(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+class UniqueCounts(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: Tensor
+    counts: Tensor
+
+
+class UniqueInverse(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: Tensor
+    inverse_indices: Tensor
+
+
+def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Return data as a tensor: with `copy` always in memory of its own, without it never, by default where it must be.
+
+    Raises ArgumentError for copy=False where the data have to be copied.
+    """
+    if copy:
+        return tensor(obj, dtype, device)
+    result = as_tensor(obj, dtype, device)
+    shared = isinstance(obj, Tensor | np.ndarray) and np.may_share_memory(result.array, np.asarray(obj))
+    if copy is False and not shared and result.numel():
+        raise ArgumentError(f"asarray: got copy=False for {type(obj).__name__} data, which must be copied")
+    return result
+
+
+def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+    """Return the tensor as a dtype, as a copy unless told otherwise."""
+    result = to_dtype(x, dtype)
+    return clone(result) if copy and result is x else result
+
+
+def can_cast(from_: Any, to: Any) -> bool:
+    """Return whether a dtype, or a tensor's, converts to another without losing its kind: no floats to integers."""
+    source = from_.dtype if isinstance(from_, Tensor) else dtypes.as_dtype(from_)
+    return dtypes.category(source) <= dtypes.category(dtypes.as_dtype(to))
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Return whether a dtype is of a kind: another dtype, a name such as "real floating", or one of a tuple of them.
+
+    Raises DtypeError for another name.
+    """
+    found = dtypes.as_dtype(dtype)
+    if isinstance(kind, tuple):
+        return any(isdtype(found, part) for part in kind)
+    signed, unsigned = found.kind == "i", found.kind == "u"
+    real, whole = dtypes.is_floating_point(found), dtypes.is_complex(found)
+    kinds = {
+        "bool": found == dtypes.bool_, "signed integer": signed, "unsigned integer": unsigned,
+        "integral": signed or unsigned, "real floating": real, "complex floating": whole,
+        "numeric": signed or unsigned or real or whole,
+    }  # fmt: skip
+    if isinstance(kind, str) and kind in kinds:
+        return kinds[kind]
+    return found == dtypes.as_dtype(kind)
+
+
+def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
+    """Return a view with the dimensions in another order."""
+    return permute(x, tuple(axes))
+
+
+def matrix_transpose(x: Tensor, /) -> Tensor:
+    """Return the view with the last two dimensions swapped. Raises ShapeError for fewer."""
+    if x.ndim < 2:
+        raise ShapeError(f"matrix_transpose: got a tensor of shape {x.shape}; wanted at least two dimensions")
+    return transpose(x, -2, -1)
+
+
+def expand_dims(x: Tensor, /, axis: int = 0) -> Tensor:
+    """Return a view with a new dimension of size 1 at `axis`."""
+    return unsqueeze(x, axis)
+
+
+def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
+    """Return views of the tensors in the shape that they broadcast to."""
+    return broadcast_tensors(*arrays)
+
+
+def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
+    """Return the shape that shapes, or sizes for those of one dimension, broadcast to. Raises ShapeError."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ShapeError(
+            f"broadcast_shapes: got {', '.join(map(str, shapes))}; sizes must match from the last dimension on, or be 1"
+        ) from error
+
+
+def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
+    """Return each element (or slice along `axis`) repeated in place."""
+    return repeat_interleave(x, repeats, axis)
+
+
+def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """Return views of the slices along a dimension, without it."""
+    return unbind(x, axis)
+
+
+def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
+    """Return the elements at `indices` along one dimension; others broadcast."""
+    return take_along_dim(x, indices, axis)
+
+
+def _cumulative(name: str, function: Any, x: Tensor, axis: int | None, dtype: Any, start: int | None) -> Tensor:
+    if axis is None:
+        if x.ndim != 1:
+            raise ArgumentError(f"{name}: got a tensor of {x.ndim} dimensions and no axis; give one")
+        axis = 0
+    axis = normalize_dim(name, axis, x.ndim)
+    running: Tensor = function(x, axis, dtype=dtype)
+    if start is None:
+        return running
+    first = np.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), start, running.dtype)
+    return cat([Tensor.wrap(first), running], axis)
+
+
+def cumulative_sum(
+    x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Tensor:  # fmt: skip
+    """Return the running sums along a dimension (a vector needs none), with a 0 in front if `include_initial`."""
+    return _cumulative("cumulative_sum", cumsum, x, axis, dtype, 0 if include_initial else None)
+
+
+def cumulative_prod(
+    x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Tensor:  # fmt: skip
+    """Return the running products along a dimension (a vector needs none), with a 1 in front if `include_initial`."""
+    return _cumulative("cumulative_prod", cumprod, x, axis, dtype, 1 if include_initial else None)
+
+
+def unique_values(x: Tensor, /) -> Tensor:
+    """Return the different elements in order; every NaN is one of its own."""
+    return unique(x)  # type: ignore[no-any-return]
+
+
+def unique_counts(x: Tensor, /) -> UniqueCounts:
+    """Return the different elements, and how often each is there."""
+    return UniqueCounts(*unique(x, return_counts=True))
+
+
+def unique_inverse(x: Tensor, /) -> UniqueInverse:
+    """Return the different elements, and which of them each element is."""
+    return UniqueInverse(*unique(x, return_inverse=True))
+
+
+def unique_all(x: Tensor, /) -> UniqueAll:
+    """Return the different elements, where each is first, which of them each element is, and how often it is there."""
+    values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
+    first = np.full(values.numel(), inverse.numel(), np.int64)
+    np.minimum.at(first, inverse.array.reshape(-1), np.arange(inverse.numel()))
+    return UniqueAll(values, Tensor.wrap(first), inverse, counts)

@@ -1,0 +1,138 @@
+"""Connectionist temporal classification: the probability of a sequence of labels, whenever each of them is read.
+
+Source: Graves et al. 2006, "Connectionist temporal classification", equations 5 to 8.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
+from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.elementwise import add, clamp_min, div, logaddexp, mul, neg, where
+from spillgrad.ops.indexing import gather
+from spillgrad.ops.losses import reduced
+from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.reduce import mean
+from spillgrad.ops.shape import constant_pad, narrow, reshape, select, stack, unbind, unsqueeze
+from spillgrad.ops.subscript import getitem
+from spillgrad.tensor import Tensor
+
+# The logarithm of what counts as no probability: finite, so that no gradient is infinity minus infinity.
+_NONE = -1e30
+
+
+def _lengths(what: str, given: Any, batch: int) -> np.ndarray:
+    lengths = np.asarray(given.array if isinstance(given, Tensor) else given)
+    if lengths.dtype.kind not in "iu":
+        raise DtypeError(f"ctc_loss: {what} must be integral, got {lengths.dtype}")
+    if lengths.size != batch:
+        raise ShapeError(f"ctc_loss: {what} must be of size batch_size: got {lengths.size} for a batch of {batch}")
+    return lengths.reshape(batch).astype(np.int64)
+
+
+def _labels(targets: Tensor, lengths: np.ndarray, alone: bool) -> np.ndarray:
+    """Return the labels of each sequence as a row, zeros behind them."""
+    if targets.dtype.kind not in "iu":
+        raise DtypeError(f"ctc_loss: got targets of {targets.dtype}; wanted class indices: convert them to int64")
+    longest = int(lengths.max(initial=0))
+    values = targets.array
+    if values.ndim == 2 or (alone and values.ndim == 1):
+        rows = values.reshape(-1, values.shape[-1])
+        if len(rows) != len(lengths) or longest > rows.shape[1]:
+            raise ShapeError(
+                f"ctc_loss: got targets {targets.shape} and target_lengths {lengths.tolist()}; wanted a row for each "
+                "sequence, as long as the longest"
+            )
+        rows = rows[:, :longest]
+    elif values.ndim == 1 and values.size == lengths.sum():
+        rows = np.zeros((len(lengths), longest), np.int64)
+        rows[np.arange(longest) < lengths[:, None]] = values
+    else:
+        raise ShapeError(
+            f"ctc_loss: got targets {targets.shape} and target_lengths {lengths.tolist()}; wanted two dimensions, or "
+            f"all labels in one: {lengths.sum()} of them"
+        )
+    return np.where(np.arange(longest) < lengths[:, None], rows, 0).astype(np.int64)
+
+
+@float32_in_autocast
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the negative log probability of the labels `targets`, read in order, with blanks or repeats between them.
+
+    "mean" divides each loss by the length of its target first. A target that is too long for its input has an infinite
+    loss; 0, as is its gradient, with `zero_infinity`. The gradient is that by `log_probs` as they are (PyTorch's counts
+    on a log_softmax before them, behind which the two are the same), and can be differentiated again.
+    Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or all in one dimension; lengths (N,) or (). Labels are 0 to
+    C - 1 without `blank`.
+    Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a label outside [0, C).
+    """
+    name = "ctc_loss"
+    require_floats(name, log_probs.dtype)
+    if reduction not in ("none", "sum", "mean"):
+        raise ArgumentError(f'{name}: got reduction={reduction!r}; accepted are "mean", "sum" and "none"')
+    if log_probs.ndim not in (2, 3):
+        raise ShapeError(f"{name}: got log_probs {log_probs.shape}; wanted (T, N, C), or (T, C) without a batch")
+    alone = log_probs.ndim == 2
+    scores = unsqueeze(log_probs, 1) if alone else log_probs
+    steps, batch, classes = scores.shape
+    if not 0 <= blank < classes:
+        raise ArgumentError(f"{name}: blank must be in label range: got {blank} for {classes} classes")
+    inputs = _lengths("input_lengths", input_lengths, batch)
+    lengths = _lengths("target_lengths", target_lengths, batch)
+    if inputs.size and not (inputs.min() >= 0 and inputs.max() <= steps):
+        raise ArgumentError(
+            f"{name}: Expected input_lengths to have value at most {steps} and at least 0, but got {inputs.tolist()}"
+        )
+    if lengths.size and lengths.min() < 0:
+        raise ArgumentError(f"{name}: Expected target_lengths to be at least 0, but got {lengths.tolist()}")
+    labels = _labels(targets, lengths, alone)
+    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+        raise DimensionError(f"{name}: got labels {labels.min()} to {labels.max()}; {classes} classes take 0 on")
+    half = scores.dtype in dtypes.HALF
+    losses = neg(_log_probability(to_dtype(scores, dtypes.float32) if half else scores, labels, inputs, lengths, blank))
+    impossible = Tensor.wrap(losses.array > -_NONE / 10)
+    losses = where(impossible, 0.0, losses) if zero_infinity else mul(losses, where(impossible, np.inf, 1.0))
+    losses = to_dtype(losses, log_probs.dtype)
+    if reduction == "mean":
+        return mean(div(losses, Tensor.wrap(np.maximum(lengths, 1).astype(losses.dtype))))
+    return reduced(name, reshape(losses, ()) if alone else losses, reduction)
+
+
+def _log_probability(scores: Tensor, labels: np.ndarray, inputs: np.ndarray, lengths: np.ndarray, blank: int) -> Tensor:
+    """Return the log probability of each sequence: over time, of having read its labels so far, with blanks between."""
+    steps, batch, _ = scores.shape
+    path = np.full((batch, 2 * labels.shape[1] + 1), blank)
+    path[:, 1::2] = labels
+    width = path.shape[1]
+    # A blank between two labels can be passed over, unless they are equal.
+    passes = np.zeros(path.shape, np.bool_)
+    passes[:, 3::2] = labels[:, 1:] != labels[:, :-1]
+    begins = np.arange(width) <= np.minimum(lengths, 1)[:, None]
+    if not steps:
+        return Tensor.wrap(np.where(lengths == 0, 0.0, _NONE).astype(scores.dtype))
+    places = Tensor.wrap(np.ascontiguousarray(np.broadcast_to(path, (steps, *path.shape))))
+    emitted = unbind(gather(clamp_min(scores, _NONE), 2, places))
+    state: Any = where(Tensor.wrap(begins), emitted[0], _NONE)
+    states = [state]
+    can_pass = Tensor.wrap(passes)
+    for emission in emitted[1:]:
+        before = constant_pad(state, ((0, 0), (2, 0)), _NONE)
+        stayed_or_moved = logaddexp(state, narrow(before, 1, 1, width))
+        passed = where(can_pass, narrow(before, 1, 0, width), _NONE)
+        state = add(logaddexp(stayed_or_moved, passed), emission)
+        states.append(state)
+    if (inputs != steps).any():
+        state = getitem(stack(states), (Tensor.wrap(np.maximum(inputs - 1, 0)), Tensor.wrap(np.arange(batch))))
+    ends = gather(state, 1, Tensor.wrap(np.stack([2 * lengths, np.maximum(2 * lengths - 1, 0)], 1)))
+    last_label = where(Tensor.wrap(lengths > 0), select(ends, 1, 1), _NONE)
+    total = logaddexp(select(ends, 1, 0), last_label)
+    if (inputs == 0).any():
+        nothing_read = Tensor.wrap(np.where(lengths == 0, 0.0, _NONE).astype(scores.dtype))
+        total = where(Tensor.wrap(inputs == 0), nothing_read, total)
+    return total

@@ -1,0 +1,233 @@
+"""Rows of a table by their numbers, one by one and in bags; one-hot rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import div, mul, where
+from spillgrad.ops.indexing import check_index, gather, summed_at
+from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.reduce import norm
+from spillgrad.ops.shape import reshape, unsqueeze
+from spillgrad.ops.subscript import getitem, setitem
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import indexing as kernels
+
+
+def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
+    return on_floats(lambda table: kernels.embedding(table, indices), weight)
+
+
+def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
+    sums: np.ndarray = on_floats(lambda g: kernels.embedding_backward(g, indices, rows), grad_output)
+    if padding_idx is not None:
+        sums[padding_idx] = 0
+    return sums
+
+
+def _looked_up_without_padding(g: Tensor, indices: Tensor, padding_idx: int | None) -> Tensor:
+    rows: Tensor = _embedding(g, indices, padding_idx)
+    if padding_idx is None:
+        return rows
+    return where(Tensor.wrap(indices.array[..., None] != padding_idx), rows, 0.0)  # type: ignore[no-any-return]
+
+
+_embedding: Callable[..., Tensor] = operation(
+    "embedding", _looked_up,
+    weight=lambda g, indices, padding_idx, weight_shape: _embedding_backward(g, indices, weight_shape[0], padding_idx),
+)  # fmt: skip
+_embedding_backward: Callable[..., Tensor] = operation(
+    "embedding_dense_backward", _table_gradient, grad_output=_looked_up_without_padding
+)
+_weigh_gradient: Callable[..., Tensor] = operation(
+    "weigh_gradient", lambda self, weights: self.view(), view=True, self=lambda g, weights: mul(g, weights)
+)
+
+
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the rows of `weight` at the indices `input`; the row `padding_idx` receives no gradient.
+
+    With `max_norm`, the rows that are looked up are first scaled, in place, so that no p-norm exceeds it (p:
+    `norm_type`). With `scale_grad_by_freq`, a row's gradient is divided by how often it was looked up. `sparse` changes
+    nothing: gradients are dense.
+    Shapes: input any, weight (V, D), result input.shape + (D,). Raises DimensionError for an index outside [0, V).
+    """
+    _check_table("embedding", input, weight)
+    padding_idx = _padding_row("embedding", padding_idx, weight)
+    if max_norm is not None:
+        _shorten_rows(weight, input.array, float(max_norm), float(norm_type))
+    rows = _embedding(weight, input, padding_idx)
+    return _by_frequency(rows, input.array) if scale_grad_by_freq else rows
+
+
+def _check_table(name: str, input: Tensor, weight: Any) -> None:
+    if (
+        isinstance(weight, Tensor)
+        and isinstance(input, Tensor)
+        and input.is_floating_point()
+        and not weight.is_floating_point()
+    ):
+        raise DtypeError(
+            f"{name}: got indices of {input.dtype} and a table of {weight.dtype}; indices come first, then the table"
+        )
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        got = f"{weight.dtype} of shape {weight.shape}" if isinstance(weight, Tensor) else type(weight).__name__
+        raise ShapeError(f"{name}: got a table {got}; wanted floating-point numbers of shape (rows, width)")
+    check_index(name, input, weight.shape[0], 0, weight.shape)
+
+
+def _padding_row(name: str, padding_idx: int | None, weight: Tensor) -> int | None:
+    """Return the row counted from the front."""
+    if padding_idx is None:
+        return None
+    rows = weight.shape[0]
+    if not -rows <= padding_idx < rows:
+        raise ArgumentError(f"{name}: got padding_idx {padding_idx}; the table has {rows} rows")
+    return padding_idx % rows
+
+
+def _shorten_rows(weight: Tensor, indices: np.ndarray, max_norm: float, norm_type: float) -> None:
+    """Scale those of the rows in place whose norm exceeds the largest allowed."""
+    with no_grad():
+        used = Tensor.wrap(np.unique(indices))
+        rows = getitem(weight, used)
+        lengths = norm(rows, norm_type, 1, True)
+        too_long = lengths.array > max_norm
+        if too_long.any():  # as in PyTorch: a little below the largest norm
+            factors = where(Tensor.wrap(too_long), div(max_norm, lengths + 1e-7), 1.0)
+            setitem(weight, used, mul(rows, factors))
+
+
+def _by_frequency(rows: Tensor, indices: np.ndarray) -> Tensor:
+    """Return rows whose gradients are divided by how often each row is there."""
+    _, inverse, counts = np.unique(indices, return_inverse=True, return_counts=True)
+    weights = (1 / counts[inverse.reshape(indices.shape)])[..., None].astype(rows.dtype)
+    return _weigh_gradient(rows, weights)
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
+    largest = int(tensor.array.max(initial=-1)) if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" else -1
+    classes = largest + 1 if num_classes == -1 else num_classes
+    check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
+    return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
+
+
+# --- In bags ---------------------------------------------------------------------------------------------------------
+
+
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return sums, means or elementwise maxima of bags of rows of `weight`; of an empty bag zeros.
+
+    A bag is a row of `input`, or, of a vector, what lies from one of the `offsets` to the next (to the end, unless the
+    last offset is the end itself: `include_last_offset`). `per_sample_weights` multiply the rows of a sum. The row
+    `padding_idx` is left out. Of equal maxima the first has the gradient. The other options are those of `embedding`.
+    Shapes: input (B, n), or (n,) with offsets (B,); weight (V, D); per_sample_weights as input; result (B, D).
+    Raises ShapeError, DtypeError, ArgumentError, and DimensionError for an index outside [0, V).
+    """
+    name = "embedding_bag"
+    if mode not in ("sum", "mean", "max"):
+        raise ArgumentError(f"{name}: mode has to be one of sum, mean or max, but got {mode!r}")
+    if mode == "max" and scale_grad_by_freq:
+        raise ArgumentError(f"{name}: max mode does not support scaling the gradient by the frequency")
+    _check_table(name, input, weight)
+    padding_idx = _padding_row(name, padding_idx, weight)
+    bags, count = _bags(name, input, offsets, include_last_offset)
+    indices = input.array.reshape(-1)
+    kept = np.flatnonzero(indices != padding_idx) if padding_idx is not None else np.arange(indices.size)
+    indices, bags = indices[kept], bags[kept]
+    rows = embedding(Tensor.wrap(indices), weight, None, max_norm, norm_type, scale_grad_by_freq)
+    if per_sample_weights is not None:
+        rows = mul(rows, unsqueeze(_sample_weights(name, per_sample_weights, input, weight, mode, kept), 1))
+    if mode == "max":
+        return _largest_of_bags(rows, bags, count)
+    sums = summed_at(rows, Tensor.wrap(bags), count)
+    if mode == "sum":
+        return sums
+    sizes = np.maximum(np.bincount(bags, minlength=count), 1).astype(weight.dtype)
+    return div(sums, Tensor.wrap(sizes[:, None]))
+
+
+def _bags(name: str, input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[np.ndarray, int]:
+    """Return the bag of each index, in order, and the number of bags."""
+    if input.ndim == 2:
+        if offsets is not None:
+            raise ArgumentError(
+                f"{name}: if input is 2D, then offsets has to be None, as input is treated as a mini-batch of fixed "
+                "length sequences"
+            )
+        return np.repeat(np.arange(input.shape[0]), input.shape[1]), input.shape[0]
+    if input.ndim != 1:
+        raise ShapeError(f"{name}: input has to be 1D or 2D Tensor, but got Tensor of dimension {input.ndim}")
+    if offsets is None:
+        raise ArgumentError(f"{name}: offsets has to be a 1D Tensor but got None")
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        raise ShapeError(
+            f"{name}: offsets has to be a 1D Tensor of integers, but got {offsets.dtype} of shape {offsets.shape}"
+        )
+    starts, size = offsets.array.astype(np.int64), input.shape[0]
+    if include_last_offset:
+        if not starts.size:
+            raise ArgumentError(f"{name}: include_last_offset: number of offsets should be at least 1")
+        starts, size_of_all = starts[:-1], int(starts[-1])
+    else:
+        size_of_all = size
+    if starts.size and starts[0] != 0:
+        raise ArgumentError(
+            f"{name}: offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0; "
+            f"got {starts[0]}"
+        )
+    ends = np.append(starts[1:], size_of_all)
+    if (ends < starts).any() or (starts.size and ends[-1] > size):
+        raise ArgumentError(
+            f"{name}: got offsets {offsets.tolist()} for an input of {size}; they must not fall, nor exceed its length"
+        )
+    bags = np.repeat(np.arange(starts.size), ends - starts)
+    if bags.size != size:
+        raise ArgumentError(f"{name}: got offsets {offsets.tolist()}; they leave out a part of the input's {size}")
+    return bags, starts.size
+
+
+def _sample_weights(
+    name: str, per_sample_weights: Tensor, input: Tensor, weight: Tensor, mode: str, kept: np.ndarray
+) -> Tensor:
+    if mode != "sum":
+        raise ArgumentError(
+            f"{name}: per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got "
+            f"mode={mode!r})"
+        )
+    if per_sample_weights.shape != input.shape:
+        raise ShapeError(
+            f"{name}: if per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same shape "
+            f"as the input ({input.shape})"
+        )
+    if per_sample_weights.dtype != weight.dtype:
+        raise DtypeError(
+            f"{name}: got weight {weight.dtype} and per_sample_weights {per_sample_weights.dtype}; convert one with "
+            ".to(dtype)"
+        )
+    return getitem(reshape(per_sample_weights, -1), Tensor.wrap(kept))
+
+
+def _largest_of_bags(rows: Tensor, bags: np.ndarray, count: int) -> Tensor:
+    width = rows.shape[1]
+    if not bags.size:
+        return mul(summed_at(rows, Tensor.wrap(bags), count), 0.0)
+    places = np.zeros((count, width), np.int64)
+    filled, starts = np.unique(bags, return_index=True)
+    for bag, start, stop in zip(filled, starts, [*starts[1:], bags.size], strict=True):
+        places[bag] = start + np.argmax(rows.array[start:stop], 0)
+    there = np.zeros((count, 1), np.bool_)
+    there[filled] = True
+    return where(Tensor.wrap(there), gather(rows, 0, Tensor.wrap(places)), 0.0)  # type: ignore[no-any-return]

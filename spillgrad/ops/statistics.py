@@ -1,0 +1,133 @@
+"""Covariances and correlations of variables, and histograms."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.elementwise import Number, clamp, div, mul, sqrt, sub
+from spillgrad.ops.indexing import diag
+from spillgrad.ops.linalg import matmul
+from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.reduce import sum
+from spillgrad.ops.shape import reshape, squeeze, transpose, unsqueeze
+from spillgrad.tensor import Tensor
+
+
+class Histogram(NamedTuple):
+    """What `histogram` returns."""
+
+    hist: Tensor
+    bin_edges: Tensor
+
+
+def _weights(name: str, weights: Tensor | None, observations: int, whole: bool) -> Tensor | None:
+    if weights is None:
+        return None
+    if weights.ndim > 1 or weights.numel() != observations:
+        raise ShapeError(f"cov: expected {name} to have one value for each of {observations} observations, but got "
+                         f"{weights.shape}")  # fmt: skip
+    if whole != (weights.dtype.kind in "iu"):
+        raise DtypeError(f"cov: expected {name} to have {'integral' if whole else 'floating point'} dtype but got "
+                         f"{weights.dtype}")  # fmt: skip
+    if bool((weights.array < 0).any()):
+        raise ArgumentError(f"cov: {name} cannot be negative")
+    return reshape(weights, (observations,))
+
+
+def cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Return the covariances of variables, of which each row holds the observations.
+
+    `fweights` say how often each observation was made, `aweights` how much it counts. What is left of the number of
+    observations after `correction` divides; from 0 down, that is 0, and the result infinite or NaN.
+    Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
+    Raises ShapeError, DtypeError, ArgumentError.
+    """
+    if input.ndim > 2:
+        raise ShapeError(f"cov: expected input to have two or fewer dimensions but got an input of {input.shape}")
+    if input.dtype == dtypes.bool_:
+        raise DtypeError("cov: bool dtype is not supported for input; convert it with .to(float32)")
+    rows = input if input.ndim == 2 else reshape(input, (1, -1))
+    if not rows.is_floating_point():
+        rows = to_dtype(rows, dtypes.get_default_dtype())
+    count = rows.shape[1]
+    often, much = _weights("fweights", fweights, count, True), _weights("aweights", aweights, count, False)
+    weights = to_dtype(often, rows.dtype) if often is not None else None
+    if much is not None:
+        much = to_dtype(much, rows.dtype)
+        weights = much if weights is None else mul(weights, much)
+    total: Any = count if weights is None else sum(weights)
+    weighted = rows if weights is None else mul(rows, weights)
+    centred = sub(rows, unsqueeze(div(sum(weighted, 1), total), 1))
+    if much is not None and correction:
+        freedom = total - correction * div(sum(mul(weights, much)), total)
+    else:
+        freedom = total - correction
+    freedom = clamp(freedom, 0) if isinstance(freedom, Tensor) else max(freedom, 0)
+    products = matmul(centred, transpose(centred if weights is None else mul(centred, weights), 0, 1))
+    return squeeze(div(products, freedom))
+
+
+def corrcoef(input: Tensor) -> Tensor:
+    """Return the correlation coefficients of variables, of which each row holds the observations; 1 of a single one.
+
+    Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
+    """
+    covariances = cov(input)
+    if not covariances.ndim:
+        return div(covariances, covariances)
+    deviations = sqrt(diag(covariances))
+    return clamp(div(div(covariances, unsqueeze(deviations, 1)), deviations), -1, 1)
+
+
+def histogram(
+    input: Tensor, bins: int | Tensor, *, range: Sequence[Number] | None = None, weight: Tensor | None = None,
+    density: bool = False,
+) -> Histogram:  # fmt: skip
+    """Return (hist, bin_edges): how many elements, or how much weight, lie in each bin.
+
+    With `density`, that is divided by the bin's width and by all that was counted.
+    `bins` is their number, equally wide over `range` (that of the data by default), or a vector of their edges in
+    order. What lies outside is not counted; the last bin has its right edge. Nothing here has a gradient.
+    Raises ArgumentError, ShapeError, DtypeError.
+    """
+    require_floats("histogram", input.dtype)
+    values = input.array.astype(np.float64).reshape(-1)
+    if weight is not None and weight.shape != input.shape:
+        raise ShapeError(f"histogram: got {input.shape} and a weight of {weight.shape}; they must be equal")
+    if isinstance(bins, Tensor):
+        if bins.ndim != 1 or bins.numel() < 2:
+            raise ShapeError(f"histogram: got edges of {bins.shape}; wanted a vector of at least two")
+        if range is not None:
+            raise ArgumentError("histogram: got edges and a range; the edges say where bins begin and end")
+        edges = bins.array.astype(np.float64)
+    else:
+        edges = _equal_edges(bins, range, values)
+    counts, _ = np.histogram(
+        values, edges, weights=None if weight is None else weight.array.astype(np.float64).reshape(-1)
+    )
+    heights = counts.astype(np.float64)
+    if density:
+        with np.errstate(all="ignore"):
+            heights = heights / (heights.sum() * np.diff(edges))
+    return Histogram(*(Tensor.wrap(part.astype(input.dtype)) for part in (heights, edges)))
+
+
+def _equal_edges(bins: int, range: Sequence[Number] | None, values: np.ndarray) -> np.ndarray:
+    if not isinstance(bins, int | np.integer):
+        raise OperandError(f"histogram: got bins of {type(bins).__name__}; wanted a number or a tensor of edges")
+    if bins < 1:
+        raise ArgumentError(f"histogram: got bins={bins}; wanted at least 1")
+    low, high = (0.0, 0.0) if range is None else map(float, range)
+    if range is None and values.size:
+        low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(low) and np.isfinite(high)) or low > high:
+        raise ArgumentError(f"histogram: got the range {low} to {high}; wanted finite numbers, the lower one first")
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    return np.linspace(low, high, int(bins) + 1)

@@ -1,0 +1,124 @@
+"""A tensor's memory under another shape: as a view at any strides, or in place: the tensor itself is the view."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.ops import inplace, shape
+from spillgrad.ops.define import operation
+from spillgrad.ops.elementwise import mul
+from spillgrad.ops.inplace import Geometry
+from spillgrad.ops.shape import shape_arguments
+from spillgrad.tensor import Tensor
+
+# --- Views -----------------------------------------------------------------------------------------------------------
+
+
+def _read(self: np.ndarray, memory: np.ndarray, place: Geometry, own: Geometry) -> np.ndarray:
+    size, strides, offset = place
+    steps = tuple(s * self.itemsize for s in strides)
+    return np.ndarray(size, self.dtype, memory.view(np.uint8).data, offset * self.itemsize, steps)
+
+
+def _span(place: Geometry) -> tuple[int, int]:
+    """Return the first element of a storage that a place reaches, and the one behind the last."""
+    size, strides, offset = place
+    if 0 in size:
+        return offset, offset
+    reach = [(n - 1) * s for n, s in zip(size, strides, strict=True)]
+    return offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0) + 1
+
+
+def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
+    """Add the gradient up in what both reach of the storage, and read the input's part of it."""
+    spans = _span(place), _span(own)
+    first, last = min(low for low, _ in spans), max(high for _, high in spans)
+    length = (max(last - first, 0),)
+    here, there = ((size, strides, offset - first) for size, strides, offset in (own, place))
+    sums = inplace.strided_gradient(g, there, length)
+    result = inplace.as_strided(sums, here)
+    if not inplace.repeats_places(here[0], here[1]):
+        return result
+    # Elements of the input that are one place share what arrives there.
+    positions = inplace.strided(np.arange(*length), here)
+    counts = np.bincount(positions.reshape(-1), minlength=length[0])[positions]
+    return mul(result, Tensor.wrap((1 / counts).astype(g.dtype)))
+
+
+_as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, self=_gradient)
+
+
+def as_strided(
+    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:  # fmt: skip
+    """Return a view of the storage: elements `stride` apart from `storage_offset` on (by default where `input` begins).
+
+    The gradient of what lies outside the input goes nowhere. Raises ArgumentError for negative strides or elements
+    outside the storage, GraphError for a storage that is not dense.
+    """
+    wanted, steps = shape_arguments((size,)), shape_arguments((stride,))
+    offset = input.storage_offset() if storage_offset is None else storage_offset
+    if len(wanted) != len(steps):
+        raise ArgumentError(f"as_strided: got size {wanted} and stride {steps}; mismatch in length: give one of each")
+    if min((*wanted, *steps, offset), default=0) < 0:
+        raise ArgumentError(
+            f"as_strided: got size {wanted}, stride {steps} and storage_offset {offset}; Negative strides, sizes and "
+            "offsets are not supported"
+        )
+    memory = input.storage.array
+    if not memory.flags.c_contiguous:
+        raise GraphError("as_strided: the tensor's storage is not dense; use contiguous() first")
+    place = (wanted, steps, offset)
+    if _span(place)[1] * input.itemsize > memory.nbytes and 0 not in wanted:
+        raise ArgumentError(
+            f"as_strided: size {wanted}, stride {steps} and storage_offset {offset} are out of bounds for a storage of "
+            f"{memory.nbytes // input.itemsize} elements"
+        )
+    own = (input.shape, input.stride(), input.storage_offset())
+    return _as_strided(input, memory.reshape(-1), place, own)
+
+
+# --- In place --------------------------------------------------------------------------------------------------------
+
+
+def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Make the tensor what a view of it would be, over the same memory; return it.
+
+    Raises GraphError for a leaf that requires a gradient, and for views of one.
+    """
+    if is_grad_enabled() and tensor.requires_grad:
+        inplace.refuse(tensor, name)
+    result = view(tensor.alias(tensor.gradient_edge()), *arguments)
+    tensor.bump_version()
+    tensor._array = result._array
+    if result.grad_fn is not None:
+        inplace.move(tensor, result.gradient_edge())
+    else:
+        tensor._accumulator = None
+    return tensor
+
+
+def squeeze_(tensor: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
+    """Do `squeeze` in place; return the tensor."""
+    return _become(tensor, "squeeze_", shape.squeeze, axis if dim is None else dim)
+
+
+def unsqueeze_(tensor: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    """Do `unsqueeze` in place; return the tensor."""
+    return _become(tensor, "unsqueeze_", shape.unsqueeze, axis if dim is None else dim)
+
+
+def t_(tensor: Tensor) -> Tensor:
+    """Do `t` in place; return the tensor."""
+    return _become(tensor, "t_", shape.t)
+
+
+def transpose_(tensor: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Do `transpose` in place; return the tensor."""
+    return _become(tensor, "transpose_", shape.transpose, dim0, dim1)
+
+
+swapaxes_ = swapdims_ = transpose_

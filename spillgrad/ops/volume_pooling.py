@@ -1,0 +1,158 @@
+"""Pooling of volumes: of their slices as images, then along the depth.
+
+The sum of a box is that of its slices' sums, and the first largest element that of the first slice which has it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad.errors import ShapeError
+from spillgrad.ops.elementwise import pow
+from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.pooling import (
+    OutputSize,
+    adapted_maxima,
+    adapted_means,
+    averaged,
+    largest,
+    output_sizes,
+    root_of_sums,
+    unpooled,
+)
+from spillgrad.ops.shape import reshape
+from spillgrad.ops.windows import Sizes, sizes
+from spillgrad.tensor import Tensor
+
+
+def _slices(name: str, input: Tensor) -> Tensor:
+    """Return volumes, with or without a batch, as images whose channels are the slices of one channel."""
+    if input.ndim not in (4, 5):
+        raise ShapeError(f"{name}: got input {input.shape}; wanted 5 dimensions, or 4 without a batch")
+    require_floats(name, input.dtype)
+    return reshape(input, (math.prod(input.shape[:-3]), *input.shape[-3:]))
+
+
+def _columns(slices: Tensor) -> Tensor:
+    """Return pooled slices as images of one channel: the depth down, the places of a slice across."""
+    n, depth, height, width = slices.shape
+    return reshape(slices, (n, 1, depth, height * width))
+
+
+def _volumes(columns: Tensor, slices: Tensor, input: Tensor) -> Tensor:
+    return reshape(columns, (*input.shape[:-3], columns.shape[2], *slices.shape[2:]))
+
+
+class _Boxes(NamedTuple):
+    """Options of windows, over slices or over columns."""
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def _boxes(
+    name: str, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, dilation: Sizes = 1
+) -> tuple[_Boxes, _Boxes]:
+    """Return the options over slices, and those over columns."""
+    whole = [
+        sizes(name, option, value, 3, least)
+        for option, value, least in (
+            ("kernel_size", kernel_size, 1), ("stride", kernel_size if stride in (None, (), []) else stride, 1),
+            ("padding", padding, 0), ("dilation", dilation, 1),
+        )
+    ]  # fmt: skip
+    columns = [(option[0], least) for option, least in zip(whole, (1, 1, 0, 1), strict=True)]
+    return _Boxes(*(option[1:] for option in whole)), _Boxes(*columns)
+
+
+def _with_places(
+    values: Tensor, depths: Tensor, places: Tensor, slices: Tensor, input: Tensor, return_indices: bool
+) -> Any:
+    """Return the largest elements, and where they were in their volumes, from their place in their slice and column."""
+    result = _volumes(values, slices, input)
+    if not return_indices:
+        return result
+    n, _, count, width = values.shape
+    within = np.take_along_axis(places.array.reshape(n, -1), depths.array.reshape(n, count * width), 1)
+    height_width = input.shape[-2] * input.shape[-1]
+    found = depths.array.reshape(n, -1) // max(width, 1) * height_width + within
+    return result, Tensor.wrap(found.reshape(result.shape))
+
+
+def max_pool3d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """Return the largest element of each box, and with `return_indices` its place in the flattened volume.
+
+    Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, d, h, w). The rest is as in `max_pool2d`.
+    """
+    name = "max_pool3d"
+    slices = _slices(name, input)
+    over_slices, over_columns = _boxes(name, kernel_size, stride, padding, dilation)
+    pooled, places = largest(name, slices, 2, True, *over_slices, ceil_mode)
+    values, depths = largest(name, _columns(pooled), 2, True, *over_columns, ceil_mode)
+    return _with_places(values, depths, places, pooled, input, return_indices)
+
+
+def avg_pool3d(
+    input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the mean of each box. Shapes as in `max_pool3d`, the rest is as in `avg_pool2d`."""
+    name = "avg_pool3d"
+    slices = _slices(name, input)
+    over_slices, over_columns = _boxes(name, kernel_size, stride, padding)
+
+    def mean(images: Tensor, boxes: _Boxes, divisor: int | None) -> Tensor:
+        return averaged(
+            name, images, 2, boxes.kernel_size, boxes.stride, boxes.padding, ceil_mode, count_include_pad, divisor
+        )
+
+    pooled = mean(slices, over_slices, None if divisor_override is None else 1)
+    return _volumes(mean(_columns(pooled), over_columns, divisor_override), pooled, input)
+
+
+def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize) -> Tensor:
+    """Return means of boxes that share the volume out to a result of the wanted size; None keeps the input's.
+
+    Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size).
+    """
+    name = "adaptive_avg_pool3d"
+    depth, *rest = output_sizes(name, output_size, 3)
+    pooled = adapted_means(name, _slices(name, input), rest, 2)
+    return _volumes(adapted_means(name, _columns(pooled), (depth, None), 2), pooled, input)
+
+
+def adaptive_max_pool3d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
+    """Return the largest elements of boxes that share the volume out to a result of the wanted size.
+
+    Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size). The rest is as in `max_pool3d`.
+    """
+    name = "adaptive_max_pool3d"
+    depth, *rest = output_sizes(name, output_size, 3)
+    pooled, places = adapted_maxima(name, _slices(name, input), rest, 2, True)
+    values, depths = adapted_maxima(name, _columns(pooled), (depth, None), 2, True)
+    return _with_places(values, depths, places, pooled, input, return_indices)
+
+
+def lp_pool3d(
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """Return (sum x**p)**(1/p) of each box. Shapes as in `max_pool3d`, the rest is as in `lp_pool2d`."""
+    if norm_type == math.inf:
+        return max_pool3d(input, kernel_size, stride, ceil_mode=ceil_mode)  # type: ignore[no-any-return]
+    means = avg_pool3d(pow(input, float(norm_type)), kernel_size, stride, ceil_mode=ceil_mode)
+    return root_of_sums(means, sizes("lp_pool3d", "kernel_size", kernel_size, 3, 1), float(norm_type))
+
+
+def max_unpool3d(
+    input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """Return zeros with the elements that `max_pool3d` took at the places it took them from (see `max_unpool2d`)."""
+    return unpooled("max_unpool3d", input, indices, 3, kernel_size, stride, padding, output_size)

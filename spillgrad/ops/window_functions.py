@@ -1,0 +1,82 @@
+"""Windows for spectra: how much each of some points in a row counts.
+
+A periodic window, the default, is a symmetric one of a point more without its last: what follows it is its beginning.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.device import as_device
+from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.tensor import Tensor
+
+
+def _window(
+    name: str, length: int, periodic: bool, values: Callable[[np.ndarray], np.ndarray], dtype: Any, device: Any,
+    requires_grad: bool,
+) -> Tensor:  # fmt: skip
+    """Return a window of places from 0 to 1."""
+    as_device(device)
+    wanted = dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)
+    if not dtypes.is_floating_point(wanted):
+        raise DtypeError(f"{name}: got dtype {wanted}; windows are of floating-point numbers")
+    if length < 0:
+        raise ArgumentError(f"{name}: requires non-negative window_length, got window_length={length}")
+    places = np.arange(length) / max(length if periodic else length - 1, 1)
+    result = Tensor.wrap((values(places) if length > 1 else np.ones(length)).astype(wanted))
+    return result.requires_grad_() if requires_grad else result
+
+
+def hamming_window(
+    window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = None,
+    device: Any = None, requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return alpha - beta cos(2πx) for places x from 0 to 1."""
+    return _window(
+        "hamming_window", window_length, periodic, lambda x: alpha - beta * np.cos(2 * np.pi * x), dtype, device,
+        requires_grad,
+    )  # fmt: skip
+
+
+def hann_window(
+    window_length: int, periodic: bool = True, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Return (1 - cos(2πx)) / 2 for places x from 0 to 1."""
+    return _window(
+        "hann_window", window_length, periodic, lambda x: 0.5 - 0.5 * np.cos(2 * np.pi * x), dtype, device,
+        requires_grad,
+    )  # fmt: skip
+
+
+def blackman_window(
+    window_length: int, periodic: bool = True, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Return 0.42 - 0.5 cos(2πx) + 0.08 cos(4πx) for places x from 0 to 1."""
+    return _window(
+        "blackman_window", window_length, periodic,
+        lambda x: 0.42 - 0.5 * np.cos(2 * np.pi * x) + 0.08 * np.cos(4 * np.pi * x), dtype, device, requires_grad,
+    )  # fmt: skip
+
+
+def bartlett_window(
+    window_length: int, periodic: bool = True, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Return 1 - |2x - 1| for places x from 0 to 1."""
+    return _window(
+        "bartlett_window", window_length, periodic, lambda x: 1 - np.abs(2 * x - 1), dtype, device, requires_grad
+    )
+
+
+def kaiser_window(
+    window_length: int, periodic: bool = True, beta: float = 12.0, *, dtype: Any = None, device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return I0(beta sqrt(1 - (2x - 1)²)) / I0(beta) for places x from 0 to 1."""
+    return _window(
+        "kaiser_window", window_length, periodic,
+        lambda x: np.i0(beta * np.sqrt(np.maximum(1 - (2 * x - 1) ** 2, 0))) / np.i0(beta), dtype, device,
+        requires_grad,
+    )  # fmt: skip
