@@ -8,7 +8,8 @@ Where to look:
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
 * files: `save` and `load`, of tensors in nested containers;
-* spilling: `save_on_disk`, and `spillgrad.storage` for the store alone;
+* spilling: `save_on_disk` for what operations save, `disk_offload` for parameters, gradients and optimizer state, and
+  `spillgrad.storage` for the store alone;
 * mixed precision: `autocast`, and `spillgrad.amp`;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
@@ -49,6 +50,7 @@ from spillgrad.autograd.grad_mode import (
     set_grad_enabled,
 )  # fmt: skip
 from spillgrad.device import Device as device
+from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
     bfloat16,
     complex64,

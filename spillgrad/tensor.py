@@ -34,6 +34,8 @@ class Storage:
     version = 0
     aliased = False
     trainable = False
+    # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`.
+    offloaded = False
     # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
 

@@ -66,6 +66,8 @@ class _Batch:
         for given, array in zip((param, grad, *state), arrays, strict=True):
             if array is not None and given is not None and array is not given._array:
                 self._copied_bytes += array.nbytes
+        if any(storage.offloaded for storage in storages):  # it is in RAM for this update only
+            self.run()
 
     def run(self) -> None:
         """Run what was added; the tensors then count as modified."""

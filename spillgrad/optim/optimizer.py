@@ -2,7 +2,8 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
@@ -54,6 +55,10 @@ class Optimizer:
         """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
 
+    def around_update(self, param: Tensor) -> AbstractContextManager[None]:
+        """Return the context in which a parameter is updated, or passed over where it has no gradient."""
+        return nullcontext()
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what `closure`, called before, returned."""
         result = None
@@ -61,12 +66,18 @@ class Optimizer:
             with enable_grad():
                 result = closure()
         with no_grad():
-            run(self._update(param, group) for group in self.param_groups for param in group["params"])
+            run(self._updates())
         return result
+
+    def _updates(self) -> Iterator[Pending | None]:
+        for group in self.param_groups:
+            for param in group["params"]:
+                with self.around_update(param):
+                    yield self._update(param, group)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
-        with no_grad():
+        with no_grad(), self.around_update(param):
             run([self._update(param, group)])
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:

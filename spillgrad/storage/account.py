@@ -56,6 +56,7 @@ class Account:
         self.written_bytes = self.read_bytes = self._moved_before_bytes = 0
         self.wait_write_s = self.wait_read_s = 0.0
         self._step_began_s = self._waited_before_s = 0.0
+        self._passing = 0  # entries that are not lasting: a step is over when there are none
         self.deduplicated_bytes = self.live_bytes = self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
         self.ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
@@ -154,6 +155,7 @@ class Account:
         self._make_locks()
         self.cache = Cache(self.cache.budget_bytes, on_lease_end=self._lease_ended)
         self.entries, self._by_key, self.freed = {}, {}, []
+        self._passing = 0
         self._posted.clear()
         self.live_bytes = self.readers = self.waiting_puts = self.waiting_bytes = 0
         self.closing = True
@@ -166,13 +168,20 @@ class Account:
     # Entries
 
     def enter(
-        self, array: np.ndarray, key: Hashable | None, label: Label | None, unchanged: Callable[[], bool] | None
+        self,
+        array: np.ndarray,
+        key: Hashable | None,
+        label: Label | None,
+        unchanged: Callable[[], bool] | None,
+        lasting: bool,
     ) -> Entry:
         """Make the entry of a new array, with one reference."""
-        if not self.entries:
-            self._step_began_s = time.perf_counter()
         entry = Entry(array, self.sequence, label)
-        entry.key, entry.unchanged = key, unchanged
+        entry.key, entry.unchanged, entry.lasting = key, unchanged, lasting
+        if not lasting:
+            if not self._passing:
+                self._step_began_s = time.perf_counter()
+            self._passing += 1
         self.sequence += 1
         self.entries[entry.sequence] = entry
         if key is not None:
@@ -181,6 +190,11 @@ class Account:
         self.cache.schedule.put(entry)
         self.journal.pack(entry.sequence, entry.nbytes, entry.label)
         return entry
+
+    def renumber(self, entry: Entry) -> None:
+        """Give an array that is about to change the name of a new one: its old place may still have the old name."""
+        entry.edition = self.sequence
+        self.sequence += 1
 
     def known(self, key: Hashable | None) -> Entry | None:
         """Return the live entry of `key` with one reference more."""
@@ -216,14 +230,16 @@ class Account:
         self.journal.note("free", entry.sequence)
         self.cache.remove(entry)
         self.cache.schedule.drop(entry)
-        if not self.entries:
-            self._end_step()
+        if not entry.lasting:
+            self._passing -= 1
+            if not self._passing:
+                self._end_step()
         self.free_extent(entry)
-        if not self.entries or len(self.freed) >= _MANY_FREED:
+        if not self._passing or len(self.freed) >= _MANY_FREED:
             self.bell.ring()
 
     def _end_step(self) -> None:
-        """Note that the store is empty: a step ended."""
+        """Note that a step ended."""
         self.cache.schedule.end_step()
         waited_s = self.wait_write_s + self.wait_read_s
         moved_bytes = self.written_bytes + self.read_bytes

@@ -59,12 +59,41 @@ class Cache:
         self.dirty.add(entry)
         self.dirty_bytes += entry.nbytes
 
+    def begin_change(self, entry: Entry, array: np.ndarray) -> None:
+        """Hold `array`, that of `entry`, which nobody may evict or write until `end_change`."""
+        entry.changing = True
+        if self.dirty.discard(entry):
+            self.dirty_bytes -= entry.nbytes
+        self.clean.discard(entry)
+        self.absent.discard(entry)
+        lease = entry.lease
+        if entry.array is not array and lease is not None and lease() is array:
+            self.pinned_bytes -= entry.nbytes  # only callers held it
+            lease.pinned = False
+        elif entry.array is not array:  # it is memory of the caller's, which was not counted since it was written
+            self.release(entry)
+            entry.lease = None
+            entry.uncounted = False
+            self.reserve(entry.nbytes)
+        self.pinned_bytes += entry.nbytes
+        entry.array = array
+
+    def end_change(self, entry: Entry) -> None:
+        """Let the changed array be written and evicted as others are."""
+        entry.changing = False
+        self.pinned_bytes -= entry.nbytes
+        self.dirty.add(entry)
+        self.dirty_bytes += entry.nbytes
+
     def remove(self, entry: Entry) -> None:
         """Let go of `entry`, which will not be asked for again; while it is being written, its bytes stay counted."""
         if self.dirty.discard(entry):
             self.dirty_bytes -= entry.nbytes
         self.clean.discard(entry)
         self.absent.discard(entry)
+        if entry.changing:
+            entry.changing = False
+            self.pinned_bytes -= entry.nbytes
         if not entry.writing:
             self.release(entry)
 
@@ -167,8 +196,8 @@ class Cache:
     def _is_needed_again(self, entry: Entry) -> bool:
         """Whether a plan says that an array just used is used once more, and keeping it exceeds no budget."""
         cursor = self.schedule.cursor
-        is_expected = cursor is not None and entry.rank < cursor and entry.references > 0
-        return is_expected and self.ram_bytes <= self.budget_bytes
+        is_expected = entry.lasting or (cursor is not None and entry.rank < cursor)
+        return is_expected and entry.references > 0 and self.ram_bytes <= self.budget_bytes
 
     def _end(self, lease: Lease) -> None:
         self._ended.append(lease)

@@ -123,6 +123,7 @@ class DiskStore:
         key: Hashable | None = None,
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
+        lasting: bool = False,
     ) -> Handle:
         """Keep `array`; see `Store.put`.
 
@@ -137,12 +138,12 @@ class DiskStore:
             account.cache.schedule.pause()
             entry = account.known(key)
             if entry is None:
-                fits = self._writer.wait_for_room(array)
+                fits = self._writer.wait_for_room(self._writer.needs(array))
                 entry = account.known(key)  # another thread may have put it meanwhile
             if entry is None:
                 # Copied only now, where there is room: a copy that waits would be beyond the budget.
                 kept = dense(array)
-                entry = account.enter(kept, key, label, unchanged if kept is array else None)
+                entry = account.enter(kept, key, label, unchanged if kept is array else None, lasting)
                 try:
                     if fits:
                         account.cache.keep(entry, kept, ours=kept is not array)
@@ -176,6 +177,10 @@ class DiskStore:
                     self._loader.wait(entry)
                     account.settle("get")
                     account.live_entry("get", handle)
+                if entry.lasting and entry.on_disk_only:
+                    self._writer.wait_for_room(entry.nbytes + entry.staging_bytes)
+                    if not entry.on_disk_only:
+                        continue  # it came meanwhile, or was dropped
                 account.cache.schedule.get(entry)
                 unchanged = None if entry.array is None else entry.unchanged
                 array = account.cache.find(entry)
@@ -193,6 +198,52 @@ class DiskStore:
                 continue
             account.look_again()
             return array
+
+    def use(self, handle: Handle) -> None:
+        """Note that who has the array of `handle` already uses it now; see `Store.use`."""
+        account = self._account
+        with account.lock:
+            account.settle("use")
+            account.cache.schedule.get(account.live_entry("use", handle))
+            self._hits += 1
+            self._prefetcher.start_loads()
+        account.look_again()
+
+    def begin_change(self, handle: Handle, array: np.ndarray) -> None:
+        """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
+        account = self._account
+        with account.lock:
+            account.settle("begin_change")
+            entry = account.live_entry("begin_change", handle)
+            while entry.writing or entry.loading or entry.readers:
+                account.changed.wait()
+                account.settle("begin_change")
+                entry = account.live_entry("begin_change", handle)
+            if not entry.changing:
+                account.cache.begin_change(entry, array)
+                account.free_extent(entry)
+                account.renumber(entry)
+        account.look_again()
+
+    def end_change(self, handle: Handle) -> None:
+        """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
+        account = self._account
+        with account.lock:
+            account.settle("end_change")
+            self._writer.answer_failures()
+            entry = account.live_entry("end_change", handle)
+            if entry.changing:
+                account.cache.end_change(entry)
+                self._writer.wake_if_behind()
+                self._writer.wait_for_room(0)
+        account.look_again()
+
+    def begin_step(self) -> None:
+        """Note that a training step begins; see `Store.begin_step`."""
+        with self._account.lock:
+            self._account.settle("begin_step")
+            self._account.cache.schedule.begin_step()
+        self._account.look_again()
 
     def watch(self, handle: Handle, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
         """Ask `unchanged` before anybody else gets `array`, got from `handle`, if the store still keeps it."""

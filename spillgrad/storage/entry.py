@@ -17,10 +17,13 @@ class Entry(Handle):
 
     __slots__ = (
         "array",
+        "changing",
+        "edition",
         "encoded",
         "error",
         "extent",
         "key",
+        "lasting",
         "lease",
         "loading",
         "rank",
@@ -43,6 +46,9 @@ class Entry(Handle):
         self.error: SpillError | None = None  # why there is no array to get any more
         self.rank = sequence  # the higher, the sooner it is needed
         self.references = 1
+        self.edition = sequence  # what files call it: another number after each change
+        self.lasting = False  # used in every step, until it is dropped
+        self.changing = False  # a caller modifies the array: nothing else may be done with it
         self.readers = 0  # reads of the extent under way: it must not be freed
         self.loading = False
         self.retried = False  # its first write failed
@@ -65,7 +71,7 @@ class Entry(Handle):
     @property
     def unwritten(self) -> bool:
         """Whether it is still to be stored."""
-        return self.references > 0 and self.extent is None and self.error is None
+        return self.references > 0 and self.extent is None and self.error is None and not self.changing
 
 
 class Lease(weakref.ref):  # type: ignore[type-arg]

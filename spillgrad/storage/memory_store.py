@@ -3,6 +3,7 @@
 import collections
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from typing import cast
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class MemoryStore:
         key: Hashable | None = None,
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
+        lasting: bool = False,
     ) -> Handle:
         array = storable(array)
         with self._lock:
@@ -74,6 +76,19 @@ class MemoryStore:
         if kept.unchanged is not None and not kept.unchanged():
             raise changed_error(handle)
         return kept.array
+
+    def use(self, handle: Handle) -> None:
+        self.get(handle)
+
+    def begin_change(self, handle: Handle, array: np.ndarray) -> None:
+        self.get(handle)
+        cast(_Kept, handle).array = array
+
+    def end_change(self, handle: Handle) -> None:
+        """Do nothing: there is no other copy."""
+
+    def begin_step(self) -> None:
+        """Do nothing: all is in RAM."""
 
     def drop(self, handle: Handle) -> None:
         self._dropped.append(handle)

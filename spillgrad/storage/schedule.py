@@ -2,6 +2,7 @@
 
 import bisect
 import collections
+import heapq
 import itertools
 import math
 import os
@@ -14,23 +15,27 @@ from spillgrad.storage.entry import Entry
 _PLANS_MAX = 16
 _LONGEST = 1 << 16
 
+# Without a plan lasting arrays are needed after all others, and the sooner the later they were used.
+_LATER = -(1 << 62)
+
 # What is known of an array when it is put: the operation that saved it, and its bytes.
 Packed = tuple[str | None, int]
 
 
 class Plan:
-    """What a step put, in order, and which of it was got, in order; arrays are counted from 0 as they were put.
+    """What a step put, in order, and what it got, in order: arrays of the step counted from 0 as they were put, lasting
+    ones from -1 downwards.
 
-    `live_bytes` were live when each was put.
+    `live_bytes` of the step's arrays were live when each was put.
     """
 
     def __init__(self, packed: tuple[Packed, ...], used: tuple[int, ...], live_bytes: Sequence[int]) -> None:
         self.packed = packed
         self.used = used
         self._peak_bytes = [*itertools.accumulate(reversed(live_bytes), max, initial=0)][::-1]
-        self._uses: list[list[int]] = [[] for _ in packed]
+        self._uses: dict[int, list[int]] = {}
         for position, number in enumerate(used):
-            self._uses[number].append(position)
+            self._uses.setdefault(number, []).append(position)
         by_rank = sorted(((self.rank(number, 0), nbytes) for number, (_, nbytes) in enumerate(packed)), reverse=True)
         self._ranks = [rank for rank, _ in by_rank]
         self._needed_bytes = [*itertools.accumulate(nbytes for _, nbytes in by_rank)]
@@ -45,11 +50,18 @@ class Plan:
         return self._ranks[place] if place < len(self._ranks) else -math.inf
 
     def rank(self, number: int, got: int) -> int:
-        """Return the rank of an array after `got` uses of any: by its next use, or by its last if none will come."""
-        uses = self._uses[number]
-        if not uses:
-            return -1 - len(self.used) - number
-        return -1 - uses[min(bisect.bisect_left(uses, got), len(uses) - 1)]
+        """Return the rank of an array after `got` uses of any, by its next use.
+
+        A lasting array's may be in the next step, which is expected to be like this one; any other's is its last use if
+        none will come.
+        """
+        uses = self._uses.get(number)
+        if uses is None:
+            return -1 - 2 * len(self.used) - (number if number >= 0 else len(self.packed) - 1 - number)
+        place = bisect.bisect_left(uses, got)
+        if place < len(uses):
+            return -1 - uses[place]
+        return -1 - uses[-1] if number >= 0 else -1 - len(self.used) - uses[0]
 
 
 _plans: collections.OrderedDict[tuple[Packed, ...], Plan] = collections.OrderedDict()
@@ -92,6 +104,8 @@ class Schedule:
     to go on like it. One that follows no plan is expected to need the newest first. What has a rank at the cursor or
     above was used; it is needed last.
 
+    Lasting arrays are there in every step. They are needed again, in this step or the next.
+
     Invariant: ranks of live arrays differ, and follow the plan or are their sequence numbers. The store's lock guards
     everything.
     """
@@ -101,6 +115,9 @@ class Schedule:
         self.cursor: int | None = None  # None while arrays are put
         self._rerank = rerank
         self._live: dict[Entry, int] = {}  # numbers
+        self._lasting: dict[Entry, int] = {}
+        self._free_numbers: list[int] = []
+        self._touches = 0
         self._packed: list[Packed] = []
         self._used: list[int] = []
         self._live_bytes = 0
@@ -110,6 +127,11 @@ class Schedule:
 
     def put(self, entry: Entry) -> None:
         """Rank a new array."""
+        if entry.lasting:
+            number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._lasting)
+            self._lasting[entry] = number
+            entry.rank = self._lasting_rank(number)
+            return
         if not self._too_long:
             self._live[entry] = number = len(self._packed)
             packed = (entry.label.op, entry.nbytes)
@@ -119,8 +141,8 @@ class Schedule:
             plan = self._plan
             if number == 0 or (plan is not None and (number == len(plan.packed) or plan.packed[number] != packed)):
                 self._choose_plan()
-            elif plan is not None:
-                entry.rank = plan.rank(number, len(self._used))
+            if self._plan is not None:
+                entry.rank = self._plan.rank(number, len(self._used))
             self._too_long = number == _LONGEST
         self.pause()
 
@@ -141,18 +163,27 @@ class Schedule:
 
     def get(self, entry: Entry) -> None:
         """Note that an array is used now."""
-        number = self._live.get(entry)
+        number = self._live.get(entry, self._lasting.get(entry))
         if number is None or self._too_long:
-            self.cursor = entry.rank
+            if number is None or number >= 0:
+                self.cursor = entry.rank
             return
         position = len(self._used)
         self._used.append(number)
         plan = self._plan
-        if plan is not None and (position == len(plan.used) or plan.used[position] != number):
+        if position == 0 if plan is None else plan.used[position : position + 1] != (number,):
             self._choose_plan()
             plan = self._plan
-        self.cursor = entry.rank if plan is None else -1 - position
-        if plan is not None and (rank := plan.rank(number, position + 1)) != entry.rank:
+        if plan is not None:
+            self.cursor = -1 - position
+        elif number >= 0:
+            self.cursor = entry.rank
+        rank = entry.rank
+        if number < 0:
+            rank = self._lasting_rank(number)
+        elif plan is not None:
+            rank = plan.rank(number, position + 1)
+        if rank != entry.rank:
             self._rerank([(entry, rank)])
         self._too_long = position == _LONGEST
 
@@ -160,9 +191,16 @@ class Schedule:
         """Forget an array; with the last one the step ends."""
         if self._live.pop(entry, None) is not None:
             self._live_bytes -= entry.nbytes
+        elif entry in self._lasting:  # as many will come in the next step
+            heapq.heappush(self._free_numbers, self._lasting.pop(entry))
+
+    def begin_step(self) -> None:
+        """Note that a step begins, unless arrays of the last one are still there."""
+        if not self._live:
+            self.end_step()
 
     def end_step(self) -> None:
-        """Remember the step: the store is empty."""
+        """Remember the step: only lasting arrays are left."""
         if self._used and not self._too_long:
             _remember(Plan(tuple(self._packed), tuple(self._used), self._live_bytes_then))
         self._live.clear()
@@ -175,6 +213,12 @@ class Schedule:
         plan = self._plan = _find(self._packed, self._used)
         if plan is not before:
             got = len(self._used)
-            self._rerank(
-                [(e, e.sequence if plan is None else plan.rank(number, got)) for e, number in self._live.items()]
-            )
+            ranks = [(e, e.sequence if plan is None else plan.rank(number, got)) for e, number in self._live.items()]
+            lasting = sorted(self._lasting.items(), key=lambda each: each[0].rank)
+            self._rerank(ranks + [(e, self._lasting_rank(number)) for e, number in lasting])
+
+    def _lasting_rank(self, number: int) -> int:
+        if self._plan is not None:
+            return self._plan.rank(number, len(self._used))
+        self._touches += 1
+        return _LATER + self._touches

@@ -99,12 +99,13 @@ class Store(Protocol):
         key: Hashable | None = None,
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
+        lasting: bool = False,
     ) -> Handle:
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
         not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through
-        `unchanged`.
+        `unchanged`. One that is `lasting` stays beyond a training step, as parameters do, and is used in each.
 
         Raises SpillError when an earlier write failed, or this one did.
         """
@@ -115,6 +116,28 @@ class Store(Protocol):
 
         Raises SpillError when the array was changed before it was stored, or its handle was dropped, and
         SpillCorruptionError when other bytes came back than were written.
+        """
+        ...
+
+    def use(self, handle: Handle) -> None:
+        """Note that who has the array of `handle` already uses it now, as `get` would. Raises what `get` raises."""
+        ...
+
+    def begin_change(self, handle: Handle, array: np.ndarray) -> None:
+        """Note that `array`, which is that of `handle`, is about to be modified; it stays in RAM until `end_change`.
+
+        Raises what `get` raises.
+        """
+        ...
+
+    def end_change(self, handle: Handle) -> None:
+        """Note that the array has its new values; a handle that is not being changed is left alone."""
+        ...
+
+    def begin_step(self) -> None:
+        """Note that a training step begins: lasting arrays will be used as in the one before, ahead of which they come.
+
+        Stores of which all other arrays were dropped know it without being told.
         """
         ...
 

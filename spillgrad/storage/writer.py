@@ -119,12 +119,17 @@ class Writer:
     def _paused(self) -> bool:
         return time.monotonic() < self._paused_until_s
 
-    def wait_for_room(self, array: np.ndarray) -> bool:
-        """Wait until `array` fits or the disk refuses; return False when only callers could make it fit."""
-        account, cache, nbytes = self._account, self._account.cache, array.nbytes
+    def needs(self, array: np.ndarray) -> int:
+        """Return the bytes that a new array takes, with what it becomes on its way to disk where both can fit."""
         if self._codec is not None:
-            with_encoded = nbytes + self._codec.bound(array)
-            nbytes = with_encoded if with_encoded <= cache.budget_bytes else nbytes
+            with_encoded = array.nbytes + self._codec.bound(array)
+            if with_encoded <= self._account.cache.budget_bytes:
+                return with_encoded
+        return array.nbytes
+
+    def wait_for_room(self, nbytes: int) -> bool:
+        """Wait until so much fits or the disk refuses; return False when only callers could make it fit."""
+        account, cache = self._account, self._account.cache
         if self._paused:
             return True
         if nbytes > cache.budget_bytes:
@@ -284,7 +289,7 @@ class Writer:
         """Find a place for an array and have an I/O thread fill it. Called without the lock."""
         encoding = None if entry.encoded is None else entry.encoded.encoding
         try:
-            extent = self._segments.place(_payload(entry), entry.sequence, entry.label, entry.views, encoding)
+            extent = self._segments.place(_payload(entry), entry.edition, entry.label, entry.views, encoding)
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._directory, caught))
             return

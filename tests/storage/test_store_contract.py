@@ -72,14 +72,15 @@ def assert_same_bytes(got: np.ndarray, wanted: np.ndarray) -> None:
     assert got.tobytes() == wanted.tobytes()
 
 
+@pytest.fixture
+def store(kind: str, directory: Path) -> Iterator[Store]:
+    store = STORES[kind](directory)
+    yield store
+    store.close()
+
+
 @pytest.mark.parametrize("kind", STORES)
 class TestEveryStore:
-    @pytest.fixture
-    def store(self, kind: str, directory: Path) -> Iterator[Store]:
-        store = STORES[kind](directory)
-        yield store
-        store.close()
-
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_an_array_of_any_dtype_comes_back(self, store: Store, dtype: object):
         arrays = [some_array(dtype, shape) for shape in [(), (0,), (17, 5), (30_000,)]]
@@ -255,3 +256,53 @@ class MemoryStoreOf:
 
     def __exit__(self, *error: object) -> None:
         self.store.close()
+
+
+@pytest.mark.parametrize("kind", STORES)
+class TestLastingArrays:
+    def test_a_changed_array_comes_back_as_it_is_now(self, store: Store):
+        first, other = some_array(shape=(5000,)), some_array(shape=(5000,))
+        handle, untouched = store.put(first, lasting=True), store.put(other, lasting=True)
+        wanted, others = first.copy(), other.copy()
+        del first, other
+        for i in range(4):
+            array = store.get(handle)
+            store.begin_change(handle, array)
+            array[i] = wanted[i] = i
+            assert store.get(handle) is array
+            store.end_change(handle)
+            del array
+            if i % 2:
+                store.flush()
+            assert_same_bytes(store.get(handle), wanted)
+            assert_same_bytes(store.get(untouched), others)
+        assert store.check() == []
+
+    def test_memory_of_the_caller_may_change_after_it_was_written(self, store: Store):
+        array = some_array(shape=(5000,))
+        handle = store.put(array, lasting=True)
+        store.flush()
+        store.begin_change(handle, array)
+        array[:] = 3
+        store.end_change(handle)
+        assert (store.get(handle) == 3).all()
+
+    def test_an_array_dropped_while_it_changes_is_gone(self, store: Store):
+        array = some_array(shape=(5000,))
+        handle = store.put(array, lasting=True)
+        store.begin_change(handle, array)
+        store.flush()  # does not wait for it
+        store.drop(handle)
+        del array
+        with pytest.raises(SpillError, match="dropped"):
+            store.get(handle)
+        assert store.stats().live_bytes == 0
+
+    def test_a_step_may_begin_whatever_is_there(self, store: Store):
+        lasting = store.put(some_array(), lasting=True)
+        passing = store.put(some_array())
+        store.begin_step()
+        store.use(lasting)
+        store.drop(passing)
+        store.begin_step()
+        assert_same_bytes(store.get(lasting), store.get(lasting))

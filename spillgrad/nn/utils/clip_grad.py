@@ -34,6 +34,11 @@ def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
     return norms
 
 
+def _in_ram_at_once(gradients: list[Tensor]) -> list[list[Tensor]]:
+    offloaded = [[gradient] for gradient in gradients if gradient.storage.offloaded]
+    return [[gradient for gradient in gradients if not gradient.storage.offloaded], *offloaded]
+
+
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
@@ -42,7 +47,7 @@ def clip_grad_norm_(
     Raises ArgumentError for a norm that is not finite, if asked to; gradients are then left as they are.
     """
     gradients = _gradients(parameters)
-    norms = _norms([gradient.array for gradient in gradients], norm_type)
+    norms = [norm for some in _in_ram_at_once(gradients) for norm in _norms([g.array for g in some], norm_type)]
     if norm_type == 2:
         total = math.sqrt(math.fsum(norm * norm for norm in norms))
     else:

@@ -1,0 +1,290 @@
+"""Models whose parameters, gradients and optimizer state are on disk train as those in RAM do."""
+
+import copy
+import gc
+import pickle
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad import nn
+from spillgrad.errors import ArgumentError, BudgetError, GraphError
+
+BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(5)]
+
+Trained = tuple[list[str], list[np.ndarray]]
+
+
+def build() -> nn.Module:
+    sg.manual_seed(0)
+    return sg.models.build("tiny")  # its embedding is its head
+
+
+def adamw(model: nn.Module) -> sg.optim.Optimizer:
+    return sg.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(
+    model: nn.Module, optimizer: sg.optim.Optimizer, clip: bool = False, accumulate: int = 1, spill: object = None
+) -> Trained:
+    losses = []
+    for i, batch in enumerate(BATCHES):
+        if i % accumulate == 0:
+            optimizer.zero_grad()
+        with sg.enable_grad() if spill is None else spill:  # type: ignore[attr-defined]
+            loss = model(np.ascontiguousarray(batch[:, :-1]), np.ascontiguousarray(batch[:, 1:]))[1]
+        loss.backward()
+        if (i + 1) % accumulate == 0:
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        losses.append(loss.item().hex())
+    return losses, [parameter.numpy().copy() for parameter in model.parameters()]
+
+
+def assert_same(got: Trained, wanted: Trained) -> None:
+    assert got[0] == wanted[0]
+    for mine, theirs in zip(got[1], wanted[1], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 2, 100])
+@pytest.mark.parametrize("how", ["plain", "clip", "accumulate", "step in backward"])
+def test_training_is_bit_for_bit_that_in_ram(tmp_path: Path, share: float, how: str):
+    options = {"clip": {"clip": True}, "accumulate": {"accumulate": 2}}.get(how, {})
+    model = build()
+    wanted = train(model, adamw(model), **options)
+    model = build()
+    optimizer = adamw(model)
+    offload = sg.disk_offload(
+        model,
+        optimizer,
+        tmp_path,
+        ram_budget=int(share * parameter_bytes(model)),
+        step_in_backward=how == "step in backward",
+    )
+    assert_same(train(model, optimizer, **options), wanted)
+    assert (offload.stats().read_bytes > 0) == (share < 100)
+
+
+@pytest.mark.parametrize("make", [sg.optim.SGD, sg.optim.Lion, sg.optim.Adam])
+def test_any_optimizer_goes_on_from_any_state(tmp_path: Path, make: Callable[..., sg.optim.Optimizer]):
+    def start() -> tuple[nn.Module, sg.optim.Optimizer]:
+        model = build()
+        optimizer = make(model.parameters(), lr=1e-3)
+        train(model, optimizer)
+        return model, optimizer
+
+    wanted = train(*start())
+    model, optimizer = start()
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget="100KiB")
+    assert_same(train(model, optimizer), wanted)
+
+
+def test_saved_tensors_may_be_spilled_at_the_same_time(tmp_path: Path):
+    model = build()
+    wanted = train(model, adamw(model))
+    model = build()
+    optimizer = adamw(model)
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget="100KiB")
+    spill = sg.save_on_disk(tmp_path, ram_budget="100KiB")
+    assert_same(train(model, optimizer, spill=spill), wanted)
+    assert spill.stats().written_bytes > 0
+
+
+def test_the_budget_holds_but_for_what_one_module_or_update_needs(tmp_path: Path):
+    model = build()
+    optimizer = adamw(model)
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=4 * largest)
+    train(model, optimizer)
+    stats = offload.stats()
+    assert stats.live_bytes > 12 * largest
+    assert stats.peak_ram_bytes <= 8 * largest
+    assert stats.ram_bytes <= 4 * largest
+
+
+def test_from_the_third_step_on_arrays_are_there_before_they_are_needed(tmp_path: Path):
+    model = build()
+    optimizer = adamw(model)
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=parameter_bytes(model))
+    train(model, optimizer)
+    before = offload.stats()
+    train(model, optimizer)
+    after = offload.stats()
+    assert after.cache_misses - before.cache_misses < 0.5 * (after.cache_hits - before.cache_hits)
+
+
+def test_frozen_parameters_are_written_once(tmp_path: Path):
+    model = build()
+    head = nn.Linear(64, 3)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    optimizer = adamw(head)
+    offload = sg.disk_offload(model, directory=tmp_path, ram_budget=0)
+    written = offload.stats().written_bytes
+    assert written == parameter_bytes(model)
+    for batch in BATCHES:
+        hidden = model(np.ascontiguousarray(batch[:, :-1]))[0]
+        head(hidden[..., :64]).square().mean().backward()
+        optimizer.step()
+    assert offload.stats().written_bytes == written
+
+
+def linear(directory: Path) -> nn.Linear:
+    sg.manual_seed(0)
+    layer = nn.Linear(30, 40)
+    sg.disk_offload(layer, directory=directory, ram_budget=0)
+    return layer
+
+
+def test_what_a_user_does_to_parameters_takes_effect(tmp_path: Path):
+    sg.manual_seed(0)
+    plain = nn.Linear(30, 40)
+    layer = linear(tmp_path)
+    np.testing.assert_array_equal(layer.weight.numpy(), plain.weight.numpy())
+    assert (layer.weight.shape, layer.weight.dtype, layer.weight.numel()) == ((40, 30), sg.float32, 1200)
+    with sg.no_grad():
+        for each in (plain, layer):
+            each.weight.mul_(2).add_(each.weight)
+            each.weight[3] = 7
+            each.weight.view(-1)[5] = 9
+            nn.init.constant_(each.bias, 0.5)
+    for mine, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+    x = sg.randn(5, 30)
+    np.testing.assert_array_equal(layer(x).detach().numpy(), plain(x).detach().numpy())
+
+
+def test_a_view_and_its_parameter_see_each_others_changes(tmp_path: Path):
+    layer = linear(tmp_path)
+    view = layer.weight.detach()[:2]
+    with sg.no_grad():
+        layer.weight.fill_(3)
+    assert (view.numpy() == 3).all()
+    with sg.no_grad():
+        view.fill_(4)
+    assert (layer.weight.numpy()[:2] == 4).all()
+    assert (layer.weight.numpy()[2:] == 3).all()
+
+
+def test_a_parameter_changed_between_forward_and_backward_raises_as_in_ram(tmp_path: Path):
+    layer = linear(tmp_path)
+    x = sg.randn(5, 30, requires_grad=True)
+    loss = layer(x).square().sum()
+    with sg.no_grad():
+        layer.weight.zero_()
+    with pytest.raises(GraphError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_recomputation_finds_the_parameters(tmp_path: Path):
+    def run(offloaded: bool) -> list[np.ndarray]:
+        sg.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(30, 30), nn.GELU(), nn.Linear(30, 30))
+        if offloaded:
+            sg.disk_offload(layers, directory=tmp_path, ram_budget=0)
+        x = sg.randn(5, 30, requires_grad=True)
+        sg.utils.checkpoint.checkpoint(layers, x, use_reentrant=False).square().sum().backward()
+        return [x.grad.numpy(), *[parameter.grad.numpy().copy() for parameter in layers.parameters()]]
+
+    for got, wanted in zip(run(True), run(False), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_buffers_that_a_forward_changes_are_kept(tmp_path: Path):
+    x = sg.randn(20, 6)
+    plain, norm = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+    sg.disk_offload(norm, directory=tmp_path, ram_budget=0)
+    for _ in range(3):
+        np.testing.assert_array_equal(norm(x).detach().numpy(), plain(x).detach().numpy())
+    for name, buffer in plain.named_buffers():
+        np.testing.assert_array_equal(norm.get_buffer(name).numpy(), buffer.numpy())
+
+
+def test_state_is_saved_and_loaded_as_in_ram(tmp_path: Path):
+    model = build()
+    optimizer = adamw(model)
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget="100KiB")
+    train(model, optimizer)
+    saved = pickle.loads(pickle.dumps({name: tensor for name, tensor in model.state_dict().items()}))
+    plain, plain_optimizer = build(), None
+    plain_optimizer = adamw(plain)
+    plain.load_state_dict(saved)
+    plain_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_same(train(model, optimizer), train(plain, plain_optimizer))
+    model.load_state_dict(saved)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), saved[name].numpy())
+
+
+def test_a_deep_copy_and_a_tensor_given_other_memory_are_in_ram(tmp_path: Path):
+    layer = linear(tmp_path)
+    twin = copy.deepcopy(layer.weight)
+    assert not twin.storage.offloaded
+    np.testing.assert_array_equal(twin.numpy(), layer.weight.numpy())
+    layer.weight.data = sg.zeros(40, 30)
+    assert not layer.weight.storage.offloaded
+    assert (layer(sg.ones(1, 30)).detach().numpy() == layer.bias.numpy()).all()
+
+
+def test_evaluation_reads_ahead_and_changes_nothing(tmp_path: Path):
+    model = build()
+    wanted = model(BATCHES[0])[0].detach().numpy()
+    offload = sg.disk_offload(model, directory=tmp_path, ram_budget=parameter_bytes(model) // 2)
+    with sg.no_grad():
+        for _ in range(4):
+            np.testing.assert_array_equal(model(BATCHES[0])[0].numpy(), wanted)
+    stats = offload.stats()
+    assert stats.cache_hits > stats.cache_misses
+    assert stats.written_bytes <= parameter_bytes(model)
+
+
+def test_an_exception_in_a_forward_leaves_a_model_that_works(tmp_path: Path):
+    model = build()
+    wanted = model(BATCHES[0])[0].detach().numpy()
+    sg.disk_offload(model, directory=tmp_path, ram_budget=0)
+    with pytest.raises(Exception, match="context"):
+        model(np.zeros((1, 10_000), np.int64))
+    np.testing.assert_array_equal(model(BATCHES[0])[0].detach().numpy(), wanted)
+
+
+def test_without_the_model_nothing_is_left(tmp_path: Path):
+    model = build()
+    optimizer = adamw(model)
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=0)
+    train(model, optimizer)
+    assert list(tmp_path.iterdir())
+    gone = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model, optimizer, offload
+        assert gone() is None
+        deadline = time.monotonic() + 10
+        while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
+
+
+def test_bad_input_is_refused_in_one_line(tmp_path: Path):
+    layer = nn.Linear(3, 3)
+    with pytest.raises(ArgumentError, match="step_in_backward=True without an optimizer"):
+        sg.disk_offload(layer, directory=tmp_path, ram_budget=0, step_in_backward=True)
+    with pytest.raises(BudgetError, match="got 'much'"):
+        sg.disk_offload(layer, directory=tmp_path, ram_budget="much")
+    other = nn.Linear(3, 3)
+    other.bias.data = layer.bias.data
+    with pytest.raises(ArgumentError, match=r"1\.bias and 0\.bias share memory"):
+        sg.disk_offload(nn.Sequential(layer, other), directory=tmp_path, ram_budget=0)
