@@ -9,6 +9,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.elementwise import add, clamp_min, div, logaddexp, mul, neg, where
 from spillgrad.ops.indexing import gather
@@ -57,6 +58,7 @@ def _labels(targets: Tensor, lengths: np.ndarray, alone: bool) -> np.ndarray:
     return np.where(np.arange(longest) < lengths[:, None], rows, 0).astype(np.int64)
 
 
+@float32_in_autocast
 def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import reduce
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.decompositions import svdvals
 from spillgrad.ops.elementwise import abs, add, div, mul, where
@@ -84,6 +85,7 @@ def norm(
     return vector_norm(A, ord, dim, keepdim, dtype=dtype)
 
 
+@float32_in_autocast
 def cond(A: Tensor, p: Order = None) -> Tensor:
     """Return the condition number: by default the largest singular value over the smallest.
 

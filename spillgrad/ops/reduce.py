@@ -12,6 +12,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
@@ -167,6 +168,7 @@ def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: An
     return div(nansum(input, dim, keepdim, axis=axis), to_dtype(numbers, input.dtype))
 
 
+@float32_in_autocast
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the product over dimensions; integers and bool multiply to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
