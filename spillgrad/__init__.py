@@ -7,12 +7,12 @@ Where to look:
   gradcheck);
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
-* files: `save` and `load`, of tensors in nested containers;
+* files: `save` and `load`, of tensors in nested containers; `save_checkpoint` and `load_checkpoint`, of training runs;
 * spilling: `save_on_disk` for what operations save, `disk_offload` for parameters, gradients and optimizer state, and
   `spillgrad.storage` for the store alone;
+* mixed precision: `autocast`, and `spillgrad.amp`;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`, `spillgrad.checkpoint` (of runs, on
-  disk).
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from numpy import dtype
 
 from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
 from spillgrad import (
+    amp,
     autograd,
     checkpoint,
     cuda,
@@ -47,6 +48,7 @@ from spillgrad.autograd.grad_mode import (
     no_grad,
     set_grad_enabled,
 )  # fmt: skip
+from spillgrad.checkpoint import load_checkpoint, save_checkpoint
 from spillgrad.device import Device as device
 from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
@@ -154,6 +156,13 @@ from spillgrad.ops.array_api_names import (
     unstack,
 )
 from spillgrad.ops.attention import scaled_dot_product_attention
+from spillgrad.ops.autocast import (
+    autocast,
+    clear_autocast_cache,
+    get_autocast_dtype,
+    is_autocast_cache_enabled,
+    is_autocast_enabled,
+)
 from spillgrad.ops.bessel import i0
 from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm

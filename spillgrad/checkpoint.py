@@ -1,9 +1,9 @@
 """Checkpoints of a training run: everything that is needed to go on, bit for bit.
 
 A directory holds `checkpoint.json`, which names the sub-directory of the current version and the checksum of its
-`state.json`; beside that lie `model.safetensors` and `optimizer.safetensors`, whose checksums `state.json` holds. A
-save writes a new sub-directory and replaces `checkpoint.json` last, by one rename: a kill or a full disk at any moment
-leaves the old version valid.
+`state.json`; that holds the checksums of the files beside it: the tensors of model and optimizer as safetensors
+(`spillgrad.tensor_files`), and `config.json` where Hugging Face has such a model. A save writes a new sub-directory and
+replaces `checkpoint.json` last, by one rename: a kill or a full disk at any moment leaves the old version valid.
 """
 
 import dataclasses
@@ -11,130 +11,168 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
-
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.errors import CheckpointError, StateDictError
+from spillgrad import tensor_files
+from spillgrad.data.dataset import DataLoader
+from spillgrad.errors import ArgumentError, CheckpointError, OperandError, StateDictError
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
-from spillgrad.ops import creation
 from spillgrad.optim.lr_scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
+from spillgrad.storage.budget import parse_bytes
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor, damaged, reason
 
 _FORMAT = "spillgrad checkpoint"
 _VERSION = 1
 _POINTER = "checkpoint.json"
 _STATE = "state.json"
-_MODEL = "model.safetensors"
-_OPTIMIZER = "optimizer.safetensors"
-# How many tensors an error names before it only counts.
-_NAMED = 4
-_READ_BYTES = 4 << 20
+_CONFIG = "config.json"
+_MODEL = "model"
+_OPTIMIZER = "optimizer"
+_VERSIONS = "step-*-????????"
 
 
-def save(
+def save_checkpoint(
     directory: str | os.PathLike[str],
     model: Module,
     optimizer: Optimizer | None = None,
     *,
     scheduler: LRScheduler | None = None,
+    data: DataLoader | None = None,
     step: int = 0,
     extra: Mapping[str, Any] | None = None,
+    max_shard_size: int | str = "5GB",
 ) -> Path:
     """Write a checkpoint that replaces the directory's former one, and return the sub-directory with its files.
 
-    `extra` is whatever else JSON can hold. Shared tensors are stored once.
-    Raises CheckpointError when it cannot be written; the former checkpoint then stays valid.
+    Tensors are written one by one: no second one is in memory, whether the model lives there or on disk. Shared ones
+    are stored once. Files of tensors are `model.safetensors`, or, above `max_shard_size`, several and an index, as
+    Hugging Face's loaders look for them; likewise those of the optimizer's state. The random state is saved too, and of
+    `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
+    can hold.
+    Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
+    JSON cannot hold.
     """
     root = Path(directory)
     target = root / f"step-{step:08d}-{secrets.token_hex(4)}"
+    max_shard_bytes = parse_bytes(max_shard_size)
+    if max_shard_bytes < 1:
+        raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
+    tensors, others = _unique_state(model)
+    sets = {_MODEL: tensors}
     state: dict[str, Any] = {
         "step": step,
         "model": type(model).__name__,
         "config": _config(model),
         "rng": dataclasses.asdict(default_generator.get_state()),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "data": None if data is None else data.state_dict(),
         "extra": dict(extra or {}),
+        "model_extra": others,
     }
-    files = {_MODEL: _unique_state(model)}
     if optimizer is not None:
-        state["optimizer"], files[_OPTIMIZER] = _split_optimizer_state(optimizer)
+        state["optimizer"], sets[_OPTIMIZER] = _split_optimizer_state(optimizer)
+    _require_json(state)
     try:
-        target.mkdir(parents=True)
+        _make_directory(root)
+        _remove(_leftovers(root))  # before: they may be what fills the disk
+        target.mkdir()
         try:
-            for name, tensors in files.items():
-                arrays = {key: np.asarray(tensor.array, order="C") for key, tensor in tensors.items()}
-                save_file(arrays, target / name)
-                _sync(target / name)
-            state["checksums"] = {name: _checksum(target / name) for name in files}
-            _write_json(target / _STATE, state)
+            checksums: dict[str, str] = {}
+            for stem, tensors in sets.items():
+                checksums |= tensor_files.write(target, stem, tensors, max_shard_bytes)
+            if hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
+                checksums[_CONFIG] = tensor_files.write_json(target / _CONFIG, model.config.to_hugging_face())
+            state_checksum = tensor_files.write_json(target / _STATE, state | {"checksums": checksums})
             _sync(target)
-            pointer = {
-                "format": _FORMAT,
-                "version": _VERSION,
-                "current": target.name,
-                "checksum": _checksum(target / _STATE),
-            }
-            _write_json(root / f"{_POINTER}.new", pointer)
+            pointer = {"format": _FORMAT, "version": _VERSION, "current": target.name, "checksum": state_checksum}
+            tensor_files.write_json(root / f"{_POINTER}.new", pointer)
             os.replace(root / f"{_POINTER}.new", root / _POINTER)
             _sync(root)
         except BaseException:
             if not _is_current(target):  # an interrupt may come just after the rename
                 shutil.rmtree(target, ignore_errors=True)
             raise
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
-            f"checkpoint: {root} cannot be written ({_reason(error)}); free space there or give another directory"
+            f"checkpoint: {root} cannot be written ({reason(error)}); free space there or give another directory"
         ) from error
-    for former in root.glob("step-????????-????????"):
-        if former != target:
-            shutil.rmtree(former, ignore_errors=True)
+    _remove(_leftovers(root))
     return target
 
 
-def load(
+def load_checkpoint(
     directory: str | os.PathLike[str],
     model: Module | None = None,
     optimizer: Optimizer | None = None,
     *,
     scheduler: LRScheduler | None = None,
+    data: DataLoader | None = None,
+    strict: bool = True,
 ) -> dict[str, Any]:
-    """Read a checkpoint into what is given, and return its state: step, model, config, extra.
+    """Read a checkpoint into what is given, tensor by tensor, and return the rest of it.
 
-    With an optimizer, training is to go on: the random state is restored too.
-    Raises CheckpointError, before anything is changed, for one that is missing, damaged or of another model.
+    That is a dict of `step`, `model` (its class), `config`, `extra`, and of lists as in Hugging Face's loading info:
+    `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the model); with
+    `strict=False` what fits is loaded, and the rest is there. With an optimizer, training is to go on: the random
+    state is restored too.
+    Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
+    damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
     current, state = _open(Path(directory))
-    if model is not None:
-        _verify(current, _MODEL, state)
-        own = _unique_state(model)
-        _check_shapes(current / _MODEL, own)
+    result = {key: state[key] for key in ("step", "model", "config", "extra")}
+    saved = {} if model is None else _read(current, _MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
+    if scheduler is not None and state["scheduler"] is None:
+        raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
+    if data is not None and state.get("data") is None:
+        raise CheckpointError(f"checkpoint: {directory} does not say where its data stood; load it without them")
     try:
         if scheduler is not None:
-            if state["scheduler"] is None:
-                raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
             scheduler.check_state_dict(state["scheduler"])
+        if optimizer is not None and optimizer_state is not None:
+            optimizer.check_state_dict(optimizer_state)
+        if model is not None:
+            result |= load_into(model, saved, strict)
         if optimizer is not None and optimizer_state is not None:
             optimizer.load_state_dict(optimizer_state)
             default_generator.set_state(GeneratorState(**state["rng"]))
         if scheduler is not None:
             scheduler.load_state_dict(state["scheduler"])
+        if data is not None:
+            data.load_state_dict(state["data"])
     except StateDictError as error:
         raise CheckpointError(f"checkpoint: {directory} is of another run: {error}") from error
-    if model is not None:
-        with no_grad():
-            for name, array in _arrays(current / _MODEL):
-                own[name].copy_(creation.tensor(array))
-    return {key: state[key] for key in ("step", "model", "config", "extra")}
+    return result
+
+
+def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str, list[Any]]:
+    """Copy tensors of files into a model, one by one; return lists of the keys that do not fit, by kind.
+
+    A tensor that the model has under several names may be there under one. Raises StateDictError, if `strict`, before
+    anything changes, that lists them all.
+    """
+    own = model.state_dict(keep_vars=True)
+    given = {id(own[name]): value for name, value in saved.items() if name in own and isinstance(own[name], Tensor)}
+    state = {name: given[id(tensor)] for name, tensor in own.items() if id(tensor) in given} | dict(saved)
+    mismatched = [] if strict else [
+        (name, tuple(value.shape), tuple(own[name].shape))
+        for name, value in state.items()
+        if isinstance(value, StoredTensor) and name in own and tuple(value.shape) != tuple(own[name].shape)
+    ]  # fmt: skip
+    for name, *_ in mismatched:
+        del state[name]
+    found = model.load_state_dict(state, strict=strict)
+    skipped = {name for name, *_ in mismatched}
+    return {
+        "missing_keys": [name for name in found.missing_keys if name not in skipped],
+        "unexpected_keys": found.unexpected_keys,
+        "mismatched_keys": mismatched,
+    }
 
 
 def _config(model: Module) -> dict[str, Any] | None:
@@ -142,15 +180,16 @@ def _config(model: Module) -> dict[str, Any] | None:
     return dataclasses.asdict(config) if dataclasses.is_dataclass(config) and not isinstance(config, type) else None
 
 
-def _unique_state(model: Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by path, shared ones under their first path only."""
-    seen: set[int] = set()
-    unique = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            unique[name] = tensor
-    return unique
+def _unique_state(model: Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a model's tensors by path, shared ones under their first path only, and its other state."""
+    unique: dict[int, tuple[str, Tensor]] = {}
+    others = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            unique.setdefault(id(value), (name, value))
+        else:
+            others[name] = value
+    return dict(unique.values()), others
 
 
 def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -164,15 +203,36 @@ def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[s
     return {"state": numbers, "param_groups": state["param_groups"]}, tensors
 
 
+def _require_json(state: dict[str, Any]) -> None:
+    for key, value in state.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise OperandError(
+                f"save_checkpoint: {key} holds what JSON cannot ({error}); give numbers, text, lists and dicts"
+            ) from error
+
+
 def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state dict, whose tensors are still in their files."""
     if "optimizer" not in state:
         raise CheckpointError(f"checkpoint: {current.parent} holds no optimizer state; load the model alone")
-    _verify(current, _OPTIMIZER, state)
     entries = {int(number): dict(values) for number, values in state["optimizer"]["state"].items()}
-    for name, array in _arrays(current / _OPTIMIZER):
+    for name, tensor in _read(current, _OPTIMIZER, state).items():
         number, _, key = name.partition(".")
-        entries[int(number)][key] = creation.tensor(array)
+        entries[int(number)][key] = tensor
     return {"state": entries, "param_groups": state["optimizer"]["param_groups"]}
+
+
+def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a set of tensors, still in their files, whose checksums are right."""
+    for name in state["checksums"]:
+        if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
+            _verify(current, name, state)
+    path = tensor_files.find(current, stem)
+    if path is None:
+        raise damaged(current, f"it lacks {stem}.safetensors")
+    return dict(tensor_files.read(path))
 
 
 def _open(root: Path) -> tuple[Path, dict[str, Any]]:
@@ -181,7 +241,7 @@ def _open(root: Path) -> tuple[Path, dict[str, Any]]:
         raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
     if not (root / _POINTER).is_file():
         raise CheckpointError(f"checkpoint: {root} holds no {_POINTER}; give a directory that a run has saved to")
-    pointer = _read_json(root / _POINTER)
+    pointer = tensor_files.read_json(root / _POINTER)
     if pointer.get("format") != _FORMAT or not {"version", "current", "checksum"} <= pointer.keys():
         raise CheckpointError(f"checkpoint: {root / _POINTER} is not one of a {_FORMAT}; give a directory saved to")
     if pointer["version"] != _VERSION:
@@ -191,78 +251,49 @@ def _open(root: Path) -> tuple[Path, dict[str, Any]]:
         )
     current = root / Path(str(pointer["current"])).name
     _verify(current, _STATE, {"checksums": {_STATE: pointer["checksum"]}})
-    return current, _read_json(current / _STATE)
-
-
-def _is_current(target: Path) -> bool:
-    pointer = target.parent / _POINTER
-    return pointer.is_file() and target.name in pointer.read_text(encoding="utf-8")
+    return current, tensor_files.read_json(current / _STATE)
 
 
 def _verify(current: Path, name: str, state: dict[str, Any]) -> None:
     path = current / name
     try:
-        got = _checksum(path)
+        got = tensor_files.checksum(path)
     except OSError as error:
-        raise _damaged(path, _reason(error)) from error
+        raise damaged(path, reason(error)) from error
     wanted = state["checksums"].get(name)
     if got != wanted:
-        raise _damaged(path, f"its checksum is {got}, {wanted} was written")
+        raise damaged(path, f"its checksum is {got}, {wanted} was written")
 
 
-def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint: {path} is damaged ({reason}); use another checkpoint")
+def current_version(root: Path) -> Path | None:
+    """Return the sub-directory of the current version, None where there is no checkpoint. Raises CheckpointError."""
+    return _open(root)[0] if (root / _POINTER).is_file() else None
 
 
-def _check_shapes(path: Path, own: dict[str, Tensor]) -> None:
-    with safe_open(path, framework="np") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    differing = [
-        f"{name} ({shapes.get(name, 'missing')}, wanted {tuple(tensor.shape)})"
-        for name, tensor in own.items()
-        if shapes.get(name) != tuple(tensor.shape)
-    ] + [f"{name} ({shape}, not in the model)" for name, shape in shapes.items() if name not in own]
-    if differing:
-        named = ", ".join(differing[:_NAMED]) + (", …" if len(differing) > _NAMED else "")
-        raise CheckpointError(
-            f"checkpoint: {path.parent.parent} is of another model: {len(differing)} tensors differ: {named}; "
-            "build the model it was saved from"
-        )
+def _is_current(version: Path) -> bool:
+    pointer = version.parent / _POINTER
+    return pointer.is_file() and version.name in pointer.read_text(encoding="utf-8", errors="replace")
 
 
-def _arrays(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors of a safetensors file one by one, so that only one is in memory."""
-    try:
-        with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                yield name, file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, _reason(error)) from error
+def _leftovers(root: Path) -> list[Path]:
+    """Return the versions that are not the current one: the former, and what killed saves left."""
+    versions = list(root.glob(_VERSIONS))
+    left = [version for version in versions if not _is_current(version)]
+    # A damaged pointer names none of them: then it is not for us to choose.
+    return left if len(left) < len(versions) or not (root / _POINTER).exists() else []
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+def _remove(versions: list[Path]) -> None:
+    for version in versions:
+        shutil.rmtree(version, ignore_errors=True)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, _reason(error)) from error
-    if not isinstance(value, dict):
-        raise _damaged(path, "it holds no JSON object")
-    return value
-
-
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that they are there after a crash too."""
+    made = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in made:
+        _sync(directory.parent)
 
 
 def _sync(path: Path) -> None:
@@ -271,7 +302,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

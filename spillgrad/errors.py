@@ -87,7 +87,7 @@ class StateDictError(SpillgradError, RuntimeError):
     """A state dict that is not that of this module, optimizer or scheduler."""
 
 
-class CheckpointError(SpillgradError, ValueError):
+class CheckpointError(SpillgradError, ValueError, RuntimeError):
     """A checkpoint that is missing, damaged or of another model."""
 
 

@@ -1,13 +1,16 @@
 """Ready-made hooks that spill saved tensors to HDF5 files under a RAM budget: `save_on_cpu`'s sibling for disks."""
 
+import dataclasses
 import functools
 import math
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,10 @@ import numpy as np
 from spillgrad import labels
 from spillgrad.autograd import hooks
 from spillgrad.errors import SavedTensorError
+from spillgrad.nn.module import around_forward
+from spillgrad.ops.autocast import CastOf
+from spillgrad.ops.convert import to_dtype
+from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
@@ -77,6 +84,57 @@ class Spilled:
         return f"<Spilled {self._handle!r}>"
 
 
+class _Kept:
+    """What a tensor that stays in RAM leaves in the graph: itself."""
+
+    __slots__ = ("__weakref__", "_tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def storage(self) -> Storage:
+        """The memory that stays."""
+        return self._tensor.storage
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        return self._tensor
+
+
+@dataclass(frozen=True)
+class SpillStats(StoreStats):
+    """What the store did and holds; `kept_bytes` are in RAM by the policy, beside what the budget bounds."""
+
+    kept_bytes: int = 0
+
+
+class _Conversion:
+    """What a parameter's conversion to another dtype leaves in the graph: the parameter, and where in it to look."""
+
+    __slots__ = ("_array", "_cast", "_label", "_offset")
+
+    def __init__(self, cast: CastOf, array: np.ndarray, offset: int) -> None:
+        self._cast = cast.source, cast.source_version
+        self._array = array.dtype, array.shape, array.strides
+        self._offset = offset
+        self._label = hooks.packing()
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
+        source, version = self._cast
+        dtype, shape, strides = self._array
+        if source.storage.version != version:
+            operation, slot = self._label
+            raise SavedTensorError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{operation} saved a parameter of {source.shape} as '{slot}', which is at version "
+                f"{source.storage.version}; expected version {version} instead: go backward before it changes"
+            )
+        converted = to_dtype(source, dtype)
+        return Tensor.wrap(np.ndarray(shape, dtype, converted.array, self._offset, strides), converted.storage)
+
+
 class save_on_disk(hooks.saved_tensors_hooks):
     """Keep what operations inside save for backward on disk, and at most `ram_budget` bytes of it in RAM.
 
@@ -101,7 +159,16 @@ class save_on_disk(hooks.saved_tensors_hooks):
     finite stays exact. The lossy ones leave all other dtypes as they are; gradients are as inexact as what they come
     from. `encrypt=True` encrypts files with a key that only this object has; it needs the package cryptography.
 
-    `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`.
+    `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`. Of that, `policy` says what
+    becomes: "spill", "keep" (it stays in RAM, beside the budget: `stats().kept_bytes`), or "recompute" (not saved at
+    all: a module's forward runs again in backward, as by `checkpoint`, and only its arguments are saved; alone it means
+    the layers that a `ModuleList` or `Sequential` repeats). Or a mapping, or function, from the paths of modules
+    (patterns, of `fnmatch`) and the names of operations to these:
+
+        policy={"h.*.mlp": "recompute", "h.0": "keep", "softmax": "keep"}
+
+    An operation's own choice goes first, then that of the innermost module; of a mapping's patterns the first that
+    fits. What none names is spilled. Operations alone cannot be recomputed. Gradients are the same, bit for bit.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
@@ -121,9 +188,12 @@ class save_on_disk(hooks.saved_tensors_hooks):
         codec: str | None = None,
         encrypt: bool = False,
         only: hooks.Predicate | None = None,
+        policy: str | Mapping[str, str] | Chooser = "spill",
     ) -> None:
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
         self.only = hooks.checked_predicate("save_on_disk", only)
+        self._policy = None if policy == "spill" else Policy(policy)
+        self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._min_bytes = parse_bytes(min_bytes)
         self._store = DiskStore(
             directory,
@@ -146,6 +216,20 @@ class save_on_disk(hooks.saved_tensors_hooks):
                 stacklevel=2,
             )
 
+    def __enter__(self) -> Any:
+        super().__enter__()
+        around_forward(self, None if self._policy is None else self._policy.around).__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        around_forward(self, None).__exit__()
+        super().__exit__(kind, error, trace)
+
     def pack_hook(self, tensor: Tensor) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
         storage, array = tensor.storage, tensor.array
@@ -153,7 +237,14 @@ class save_on_disk(hooks.saved_tensors_hooks):
             return tensor
         if array.nbytes < self._min_bytes:
             return Tensor.wrap(memory.copy(array))  # a view would keep its whole storage in RAM
+        operation, slot = hooks.packing()
+        if self._policy is not None and self._policy.keeps(operation, labels.current.module or ""):
+            kept = _Kept(tensor)
+            self._kept.add(kept)
+            return kept
         offset = _address(array) - _address(storage.array) if array.size else 0
+        if isinstance(storage, CastOf) and not storage.version:
+            return _Conversion(storage, array, offset)
         key, strides = _key(storage), array.strides
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
@@ -165,7 +256,6 @@ class save_on_disk(hooks.saved_tensors_hooks):
                 0,
                 tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
             )
-        operation, slot = hooks.packing()
         label = Label(operation or None, slot or None, labels.current.module, labels.current.step)
         version = storage.version
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
@@ -180,11 +270,15 @@ class save_on_disk(hooks.saved_tensors_hooks):
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor() if isinstance(packed, Spilled) else packed
+        return packed.tensor() if isinstance(packed, Spilled | _Kept | _Conversion) else packed
 
-    def stats(self) -> StoreStats:
-        """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited."""
-        return self._store.stats()
+    def stats(self) -> SpillStats:
+        """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.
+
+        And the bytes that the policy keeps now, each memory once.
+        """
+        kept = {id(storage): storage.array.nbytes for storage in [entry.storage for entry in list(self._kept)]}
+        return SpillStats(**dataclasses.asdict(self._store.stats()), kept_bytes=sum(kept.values()))
 
     def flush(self) -> None:
         """Return when every live spilled tensor is in the files. Raises SpillError when one could not be written."""

@@ -29,16 +29,11 @@ from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.tensor import Storage, Tensor, native
+from spillgrad.tensor_files import START_BYTES, known_dtype, reason, refuse_pickles
 from spillgrad_kernels import memory
 
 _VERSION = 1
 _KEY = "spillgrad"
-# What safetensors calls dtypes, of streams; from files it reads arrays itself.
-_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-    "C64": "complex64",
-}  # fmt: skip
 
 
 def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
@@ -71,7 +66,7 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
             raise
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(
-            f"save: {path} cannot be written ({_reason(error)}); free space there or give another path"
+            f"save: {path} cannot be written ({reason(error)}); free space there or give another path"
         ) from error
 
 
@@ -275,18 +270,16 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         if path.is_dir():
-            raise CheckpointError(
-                f"load: {path} is a directory; spillgrad.checkpoint.load() reads the checkpoints of runs"
-            )
+            raise CheckpointError(f"load: {path} is a directory; load_checkpoint() reads the checkpoints of runs")
         if not path.exists():
             raise MissingFileError(f"load: {path} does not exist; give a file that save() wrote")
         try:
             with path.open("rb") as file:
-                _refuse_pickles(file.read(4), self.name)
+                refuse_pickles(file.read(START_BYTES), self.name)
             with safetensors.safe_open(path, framework="np") as file:
                 self.metadata: dict[str, str] = file.metadata() or {}
         except (OSError, safetensors.SafetensorError) as error:
-            raise _damaged(self.name, _reason(error)) from error
+            raise _damaged(self.name, reason(error)) from error
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each array by its name, over memory of its own."""
@@ -295,7 +288,7 @@ class _File:
                 for name in file.keys():  # noqa: SIM118 - no mapping
                     yield name, memory.copy(file.get_tensor(name))
         except (OSError, safetensors.SafetensorError) as error:
-            raise _damaged(self.name, _reason(error)) from error
+            raise _damaged(self.name, reason(error)) from error
 
 
 class _Stream:
@@ -303,29 +296,19 @@ class _Stream:
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name = name
-        _refuse_pickles(content[:4], name)
+        refuse_pickles(content[:START_BYTES], name)
         try:
             self._entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
         except safetensors.SafetensorError as error:
-            raise _damaged(name, _reason(error)) from error
+            raise _damaged(name, reason(error)) from error
         length = int.from_bytes(content[:8], "little")
         self.metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each array by its name, over memory of its own."""
         for name, entry in self._entries:
-            if entry["dtype"] not in _DTYPES:
-                raise CheckpointError(f"load: '{name}' in {self.name} has dtype {entry['dtype']}, which no tensor has")
-            values = np.frombuffer(entry["data"], dtypes.as_dtype(_DTYPES[entry["dtype"]]))
+            values = np.frombuffer(entry["data"], known_dtype(entry["dtype"], f"'{name}' in {self.name}"))
             yield name, memory.copy(values.reshape(entry["shape"]))
-
-
-def _refuse_pickles(start: bytes, name: str) -> None:
-    if start.startswith((b"PK\x03\x04", b"\x80")):
-        raise CheckpointError(
-            f"load: {name} is a file of PyTorch's (pickle) format, and reading one can run code; in PyTorch, write its "
-            "tensors with safetensors.torch.save_file(torch.load(path), new_path)"
-        )
 
 
 def _checksum(content: Any) -> str:
@@ -336,7 +319,3 @@ def _checksum(content: Any) -> str:
 
 def _damaged(name: str, reason: str) -> CheckpointError:
     return CheckpointError(f"load: {name} is damaged, or no safetensors file ({reason}); use another copy")
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -18,7 +18,7 @@ PACKAGES = {
     "spillgrad_tools": REPOSITORY / "tools/spillgrad_tools",
 }
 # Imported for the optional extras `cuda`, `torch` and `peers`.
-OPTIONAL = {"cryptography", "torch", "paddle", "numba_cuda"}
+OPTIONAL = {"cryptography", "tokenizers", "torch", "paddle", "numba_cuda"}
 # Imported with Numba, which pins it to the one release it works with.
 COMES_WITH_NUMBA = {"llvmlite"}
 

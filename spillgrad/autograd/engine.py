@@ -96,6 +96,8 @@ def run_backward(
     ready = [(node.rank, -node.sequence, node) for node, uses in waiting.items() if uses == 0]
     heapq.heapify(ready)
     grad_mode, state.enabled = state.enabled, create_graph
+    # Derivatives run in the dtypes of the forward.
+    autocast, state.autocast = state.autocast, None
     pairs = hooks.stack.pairs
     run = Run(waiting, needed, targets)
     outer, _thread.run = _thread.run, run
@@ -138,7 +140,7 @@ def run_backward(
         run.at_end.clear()  # they refer to the run
         _thread.run = outer
         _thread.level -= 1
-        state.enabled = grad_mode
+        state.enabled, state.autocast = grad_mode, autocast
         if hooks.stack.pairs is not pairs:  # a hook has entered or left a context, and forgot it
             hooks.restore(pairs)
     return captured

@@ -24,6 +24,7 @@ _Mode = Callable[[], Any]  # makes a context manager
 class _GradMode(threading.local):
     enabled = True
     inference = False
+    autocast: Any = None  # what products convert their operands to; see `spillgrad.ops.autocast`
 
 
 state = _GradMode()
@@ -65,7 +66,7 @@ class _Context:
         state.enabled, state.inference = self._before.pop()
 
     def __call__(self, function: _Function) -> _Function:
-        return _decorated(function, self._again)  # type: ignore[return-value]
+        return decorated(function, self._again)  # type: ignore[return-value]
 
 
 class set_grad_enabled(_Context):
@@ -132,7 +133,8 @@ class inference_mode(_Context):
         state.enabled, state.inference = not self._mode, self._mode
 
 
-def _decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
+def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
+    """Return a function that runs in a new context `mode()`, a generator or coroutine whenever it runs."""
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)

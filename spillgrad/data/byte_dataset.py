@@ -1,91 +1,24 @@
-"""Windows of a text, byte by byte, for training a language model."""
-
-import itertools
-from collections.abc import Iterator
+"""Windows of a text, byte by byte."""
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, DataError
-
-Batch = tuple[np.ndarray, np.ndarray]
+from spillgrad.data.token_dataset import TokenDataset
 
 
-class ByteDataset:
-    """Cut a text into windows of `context` bytes and the same windows one byte later, `batch` at a time.
+class ByteDataset(TokenDataset):
+    """A `TokenDataset` whose tokens are the bytes of a text. Raises DataError when it is too short."""
 
-    The last `held_out_fraction` of the text is held out (at least one window). An epoch covers the training bytes in
-    windows that do not overlap, shuffled, cut from another start than the epoch before. Which windows a step gets is a
-    pure function of (seed, step): training resumes at any step without replaying the ones before.
-
-    Shapes: batches are int64 arrays x, y of (batch, context).
-    Raises DataError when the text is too short for one training and one held-out window.
-    """
+    _unit = "bytes"
 
     def __init__(self, text: bytes, context: int, batch: int, seed: int, held_out_fraction: float = 0.1) -> None:
-        if context < 1 or batch < 1:
-            raise ArgumentError(f"ByteDataset: got context {context} and batch {batch}; both must be at least 1")
-        if not 0 < held_out_fraction < 1:
-            raise ArgumentError(f"ByteDataset: got held_out_fraction {held_out_fraction}; it must lie between 0 and 1")
-        window = context + 1
-        if len(text) < 2 * window:
-            raise DataError(
-                f"data: got {len(text)} bytes of text; context {context} needs at least {2 * window} "
-                "(a window to train on and one to hold out); use more text or a smaller context"
-            )
-        held_out = min(max(int(len(text) * held_out_fraction), window), len(text) - window)
-        data = np.frombuffer(text, np.uint8)
-        self._train = data[: len(text) - held_out]
-        self._held_out = data[len(text) - held_out :]
-        self.context = context
-        self.batch = batch
-        self.seed = seed
-        # A start between 0 and context - 1 is skipped in each epoch; every start leaves this many windows.
-        self._windows = max(1, (len(self._train) - context) // context)
-        self._latest_epoch = (0, self._shuffle(0))
+        super().__init__(np.frombuffer(text, np.uint8), context, batch, seed, held_out_fraction)
 
     @property
     def train_bytes(self) -> int:
         """Return how many bytes are trained on."""
-        return len(self._train)
+        return self.train_tokens
 
     @property
     def held_out_bytes(self) -> int:
         """Return how many bytes are held out."""
-        return len(self._held_out)
-
-    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield training batches for ever, the first being that of `start_step`."""
-        return (self._train_batch(step) for step in itertools.count(start_step))
-
-    def held_out_batches(self) -> Iterator[Batch]:
-        """Yield the held-out windows in order, in whole batches; less than one only if that is all there is."""
-        starts = np.arange((len(self._held_out) - 1) // self.context) * self.context
-        batches = max(1, len(starts) // self.batch)
-        for index in range(batches):
-            yield self._cut(self._held_out, starts[index * self.batch : (index + 1) * self.batch])
-
-    def _train_batch(self, step: int) -> Batch:
-        numbers = range(step * self.batch, (step + 1) * self.batch)
-        starts = [self._starts(number // self._windows)[number % self._windows] for number in numbers]
-        return self._cut(self._train, np.array(starts))
-
-    def _starts(self, epoch: int) -> np.ndarray:
-        latest, starts = self._latest_epoch
-        if latest != epoch:
-            starts = self._shuffle(epoch)
-            self._latest_epoch = (epoch, starts)
-        return starts
-
-    def _shuffle(self, epoch: int) -> np.ndarray:
-        """Return the starts of an epoch's windows in the order of their use.
-
-        Source: raw Philox words (Salmon et al. 2011), sorted: unlike `Generator.permutation` the same in every NumPy.
-        """
-        words = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64)).random_raw(self._windows + 1)
-        slack = len(self._train) - 1 - self._windows * self.context
-        first = int(words[-1] % np.uint64(min(self.context, slack + 1)))
-        return first + np.argsort(words[:-1], kind="stable") * self.context
-
-    def _cut(self, data: np.ndarray, starts: np.ndarray) -> Batch:
-        windows = data[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
-        return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
+        return self.held_out_tokens

@@ -1,6 +1,6 @@
 """Indexed samples, and batches of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +38,7 @@ class DataLoader:
     """Iterate over a dataset in batches; each pass is one epoch, whose order is a pure function of (seed, epoch).
 
     Samples may be tensors, arrays, numbers, and tuples, lists or dicts of them; a batch has their structure, stacked.
-    `epoch` counts the passes begun and may be set, to resume.
+    `epoch` counts the passes begun and may be set; `state_dict` says where the latest one stands, to resume there.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class DataLoader:
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
+        self._first = 0  # the batch with which the next pass begins
+        self._taken: int | None = None  # batches of the latest pass, unless it has ended
 
     def __len__(self) -> int:
         """Return how many batches an epoch has."""
@@ -62,10 +64,26 @@ class DataLoader:
         rows = len(self.dataset)
         order = np.random.default_rng((self.seed, self.epoch)).permutation(rows) if self.shuffle else np.arange(rows)
         self.epoch += 1
-        return (
-            collate([self.dataset[int(row)] for row in order[batch * self.batch_size : (batch + 1) * self.batch_size]])
-            for batch in range(len(self))
-        )
+        self._taken, self._first = self._first, 0
+        return self._batches(order, range(self._taken, len(self)))
+
+    def _batches(self, order: np.ndarray, numbers: range) -> Iterator[Any]:
+        for number in numbers:
+            rows = order[number * self.batch_size : (number + 1) * self.batch_size]
+            samples = [self.dataset[int(row)] for row in rows]
+            self._taken = number + 1
+            yield collate(samples)
+        self._taken = None
+
+    def state_dict(self) -> dict[str, int]:
+        """Return which batch comes next: that of the latest pass, or the first of another where that has no more."""
+        if self._taken is None or self._taken >= len(self):
+            return {"epoch": self.epoch, "batch": self._first}
+        return {"epoch": self.epoch - 1, "batch": self._taken}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Let the next pass begin where `state_dict` was taken; the one after it begins with its first batch."""
+        self.epoch, self._first, self._taken = state_dict["epoch"], state_dict["batch"], None
 
 
 def collate(samples: list[Any]) -> Any:

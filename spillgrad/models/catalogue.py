@@ -6,15 +6,61 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError, UnknownModelError
 from spillgrad.models.gpt import GPT, GPTConfig
+from spillgrad.models.language_model import LanguageModel
+from spillgrad.models.llama import Llama, LlamaConfig
 
-# Parameters: tiny 0.12 M, small 3.3 M (both of bytes), gpt2 124 M, gpt2-medium 355 M, gpt2-large 774 M, gpt2-xl 1558 M.
-_CONFIGS = {
+Config = GPTConfig | LlamaConfig
+
+_LLAMA3_SCALING = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+# Parameters: tiny and llama-tiny 0.12 M, small 3.3 M (all of bytes), gpt2 124 M, gpt2-medium 355 M, gpt2-large 774 M,
+# gpt2-xl 1558 M, tinyllama 1100 M, llama-3.2-1b 1236 M, llama-3.1-8b 8030 M.
+_CONFIGS: dict[str, Config] = {
     "tiny": GPTConfig(vocab_size=256, context=64, n_layer=2, n_head=4, n_embd=64),
     "small": GPTConfig(vocab_size=256, context=256, n_layer=4, n_head=4, n_embd=256),
     "gpt2": GPTConfig(),
     "gpt2-medium": GPTConfig(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPTConfig(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600),
+    "llama-tiny": LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    ),
+    "tinyllama": LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_key_value_heads=4,
+        rms_norm_eps=1e-5,
+    ),
+    "llama-3.2-1b": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling=_LLAMA3_SCALING | {"factor": 32.0},
+        tie_word_embeddings=True,
+    ),
+    "llama-3.1-8b": LlamaConfig(
+        vocab_size=128256,
+        intermediate_size=14336,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling=_LLAMA3_SCALING | {"factor": 8.0},
+    ),
 }
 
 
@@ -23,8 +69,8 @@ def names() -> list[str]:
     return list(_CONFIGS)
 
 
-def config(name: str, context: int | None = None, **overrides: Any) -> GPTConfig:
-    """Return the sizes of a model, with some replaced.
+def config(name: str, context: int | None = None, **overrides: Any) -> Config:
+    """Return the sizes of a model, with some replaced; `context` is the largest number of positions.
 
     Raises UnknownModelError for a name that is not in the list, ArgumentError for a size that does not exist.
     """
@@ -32,18 +78,20 @@ def config(name: str, context: int | None = None, **overrides: Any) -> GPTConfig
         near = difflib.get_close_matches(name, _CONFIGS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownModelError(f"models: got {name!r}; known are {', '.join(_CONFIGS)}{hint}")
+    chosen = _CONFIGS[name]
     if context is not None:
-        overrides["context"] = context
-    fields = [field.name for field in dataclasses.fields(GPTConfig)]
+        overrides["context" if isinstance(chosen, GPTConfig) else "max_position_embeddings"] = context
+    fields = [field.name for field in dataclasses.fields(chosen)]
     unknown = [key for key in overrides if key not in fields]
     if unknown:
         raise ArgumentError(f"models: got {', '.join(unknown)}; what may be set is {', '.join(fields)}")
-    return dataclasses.replace(_CONFIGS[name], **overrides)
+    return dataclasses.replace(chosen, **overrides)
 
 
-def build(name: str, context: int | None = None, **overrides: Any) -> GPT:
-    """Build a freshly initialised model by name; keywords replace fields of its `GPTConfig`.
+def build(name: str, context: int | None = None, **overrides: Any) -> LanguageModel:
+    """Build a freshly initialised model by name; keywords replace fields of its `GPTConfig` or `LlamaConfig`.
 
     Raises UnknownModelError for a name that is not in the list, ArgumentError for a size that does not exist.
     """
-    return GPT(config(name, context, **overrides))
+    chosen = config(name, context, **overrides)
+    return GPT(chosen) if isinstance(chosen, GPTConfig) else Llama(chosen)

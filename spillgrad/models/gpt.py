@@ -4,13 +4,15 @@ Source: Radford et al. 2019, "Language models are unsupervised multitask learner
 """
 
 import math
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
-
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.models import pretrained
+from spillgrad.models.language_model import LanguageModel
 from spillgrad.nn import init
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
@@ -19,8 +21,9 @@ from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import attention, creation, linalg, losses
+from spillgrad.ops import attention, creation, linalg
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class GPTConfig:
     n_head: int = 12
     n_embd: int = 768
     dropout: float = 0.0
+    layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "n_layer", "n_head", "n_embd"):
@@ -42,6 +46,43 @@ class GPTConfig:
             raise ArgumentError(
                 f"GPTConfig: got n_embd {self.n_embd} and n_head {self.n_head}; the heads must share the width evenly"
             )
+
+    @classmethod
+    def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
+        """Return the config that a `config.json` means. Raises CheckpointError for models that are no such GPT-2."""
+        accepted = {
+            "model_type": ("gpt2",),
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "n_inner": (None, 4 * description.get("n_embd", cls.n_embd)),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+            "tie_word_embeddings": (True,),
+        }
+        pretrained.require(description, accepted)
+        drops = {description.get(f"{place}_pdrop", 0.1) for place in ("embd", "attn", "resid")}
+        if len(drops) > 1:
+            raise CheckpointError(
+                f"config.json: got embd_pdrop, attn_pdrop and resid_pdrop of {', '.join(map(str, sorted(drops)))}; GPT "
+                "has one dropout: give a config"
+            )
+        own = {name: description[name] for name in _SHARED_FIELDS if name in description}
+        return cls(**own, context=description.get("n_positions", cls.context), dropout=drops.pop())
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return what `config.json` holds for this model, which is `GPT2LMHeadModel` there."""
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            **{name: getattr(self, name) for name in _SHARED_FIELDS},
+            "n_positions": self.context,
+            "embd_pdrop": self.dropout,
+            "attn_pdrop": self.dropout,
+            "resid_pdrop": self.dropout,
+        }
+
+
+_SHARED_FIELDS = ("vocab_size", "n_layer", "n_head", "n_embd", "layer_norm_epsilon")
 
 
 class Conv1D(Module):
@@ -116,9 +157,9 @@ class Block(Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(config.n_embd)
+        self.ln_1 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = Attention(config)
-        self.ln_2 = LayerNorm(config.n_embd)
+        self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,7 +180,7 @@ class Transformer(Module):
         self.wpe = Embedding(config.context, config.n_embd)
         self.drop = Dropout(config.dropout)
         self.h = ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = LayerNorm(config.n_embd)
+        self.ln_f = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         init.normal_(self.wte.weight, std=0.02)
         init.normal_(self.wpe.weight, std=0.02)
 
@@ -151,7 +192,7 @@ class Transformer(Module):
         return result
 
 
-class GPT(Module):
+class GPT(LanguageModel):
     """A language model: `transformer`, and `lm_head`, whose weight is the token embedding's."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -161,58 +202,9 @@ class GPT(Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(
-        self, idx: Tensor | np.ndarray, targets: Tensor | np.ndarray | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return (logits of each next token, None), or (None, mean cross-entropy) when `targets` are given.
-
-        The loss needs no memory for the logits, which are the model's largest tensor.
-        Shapes: idx and targets int64 (B, T), logits (B, T, vocab_size), loss ().
-        """
-        hidden = self.transformer(self._tokens(idx))
-        if targets is None:
-            return self.lm_head(hidden), None
-        return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, creation.as_tensor(targets))
-
-    def generate(
-        self,
-        idx: Tensor | np.ndarray,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        seed: int = 0,
-    ) -> Tensor:
-        """Continue token sequences by sampling; temperature 0 always takes the likeliest token.
-
-        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens). Only the last `context` tokens are looked at.
-        """
-        if temperature < 0 or (top_k is not None and top_k < 1):
-            raise ArgumentError(
-                f"generate: got temperature {temperature} and top_k {top_k}; wanted at least 0, and None or at least 1"
-            )
-        tokens = np.array(creation.as_tensor(idx).numpy(), np.int64)
-        uniform = np.random.Generator(np.random.Philox(seed))
-        was_training = self.training
-        self.eval()
-        try:
-            with no_grad():
-                for _ in range(max_new_tokens):
-                    hidden = self.transformer(self._tokens(tokens[:, -self.config.context :]))
-                    logits = self.lm_head(hidden[:, -1]).numpy().astype(np.float64)
-                    following = _sample(logits, temperature, top_k, uniform.random(len(logits)))
-                    tokens = np.concatenate([tokens, following[:, None]], axis=1)
-        finally:
-            self.train(was_training)
-        return creation.tensor(tokens)
-
-    def _tokens(self, idx: Tensor | np.ndarray) -> Tensor:
-        idx = creation.as_tensor(idx)
-        if idx.ndim != 2 or not 1 <= idx.shape[1] <= self.config.context:
-            raise ShapeError(
-                f"GPT: got tokens of shape {tuple(idx.shape)}, wanted (batch, 1 to {self.config.context}); "
-                "use shorter sequences, or a model with a larger context"
-            )
-        return idx
+    def hidden_states(self, idx: Tensor) -> Tensor:
+        """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, n_embd)."""
+        return self.transformer(idx)  # type: ignore[no-any-return]
 
 
 def _residual_std(config: GPTConfig) -> float:
@@ -220,13 +212,45 @@ def _residual_std(config: GPTConfig) -> float:
     return 0.02 / math.sqrt(2 * config.n_layer)
 
 
-def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> Any:
-    """Return one token for each row of logits, by inversion of the distribution at a uniform number."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = np.partition(logits, -top_k, axis=-1)[:, [-top_k]]
-        logits = np.where(logits < least, -np.inf, logits)
-    weights = np.exp((logits - logits.max(-1, keepdims=True)) / temperature)
-    cumulative = weights.cumsum(-1)
-    return (cumulative <= uniform[:, None] * cumulative[:, [-1]]).sum(-1)
+def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = None, *, model: GPT | None = None) -> GPT:
+    """Return a GPT with the weights of a safetensors file, an index of several, or a folder as Hugging Face's.
+
+    They are read one by one, into a new model or into `model`. Names are those of `GPT2LMHeadModel` or, without
+    "transformer.", of `GPT2Model`; masks ("attn.bias") are left out. Without `config`, it is that of `config.json`
+    beside the file, or inferred from the weights: heads of 64, as all published ones have. As in Hugging Face's
+    libraries, the model is in evaluation mode.
+    Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
+    """
+    saved, description = pretrained.read(path)
+    saved = {_own_name(name): tensor for name, tensor in saved.items() if not _MASK.search(name)}
+    saved = pretrained.without_tied_head(saved, "transformer.wte.weight", path)
+    if model is None:
+        config = config or (_inferred(saved, path) if description is None else GPTConfig.from_hugging_face(description))
+        model = pretrained.build(GPT, config)
+    return pretrained.fill(model, saved, path)
+
+
+_MASK = re.compile(r"\.attn\.(masked_)?bias$")
+
+
+def _own_name(name: str) -> str:
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+def _inferred(saved: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> GPTConfig:
+    """Return the config that the weights' shapes leave possible."""
+    tables = [saved.get(f"transformer.{name}.weight") for name in ("wte", "wpe")]
+    numbers = [int(found[1]) for name in saved if (found := re.match(r"transformer\.h\.(\d+)\.", name))]
+    shapes = [table.shape for table in tables if table is not None and table.ndim == 2]
+    if len(shapes) != 2 or not numbers:
+        raise CheckpointError(f"from_safetensors: {path} holds no GPT-2: wanted wte.weight, wpe.weight and h.0.…")
+    (vocab_size, width), (context, _) = shapes
+    if width % _HEAD_WIDTH:
+        raise CheckpointError(
+            f"from_safetensors: {path} has no config.json, and its width of {width} is no multiple of {_HEAD_WIDTH}, "
+            "the width of GPT-2's heads; give a config"
+        )
+    return GPTConfig(vocab_size, context, max(numbers) + 1, width // _HEAD_WIDTH, width)
+
+
+_HEAD_WIDTH = 64

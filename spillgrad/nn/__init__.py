@@ -52,6 +52,7 @@ from spillgrad.nn.group_norm import GroupNorm, LocalResponseNorm
 from spillgrad.nn.identity import Identity
 from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.linear import Linear
+from spillgrad.nn.lora import LoRAConv1D, LoRALinear, load_lora_state_dict, lora, lora_state_dict, merge_lora
 from spillgrad.nn.loss import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -220,6 +221,8 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LoRAConv1D",
+    "LoRALinear",
     "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
@@ -291,5 +294,9 @@ __all__ = [
     "ZeroPad3d",
     "functional",
     "init",
+    "load_lora_state_dict",
+    "lora",
+    "lora_state_dict",
+    "merge_lora",
     "utils",
 ]

@@ -1,6 +1,9 @@
 """Initial values of parameters, drawn in place from the default generator."""
 
+import contextlib
 import math
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,22 +17,39 @@ _LINEAR = ("linear", *(f"conv{kind}{dims}d" for kind in ("", "_transpose") for d
 _GAINS = {**dict.fromkeys(_LINEAR, 1.0), "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
 
 
+class _Skipping(threading.local):
+    now = False
+
+
+_skipping = _Skipping()
+
+
+@contextlib.contextmanager
+def skipped() -> Iterator[None]:
+    """Let what layers begin with leave tensors as they are, in this thread: their weights come from elsewhere."""
+    former, _skipping.now = _skipping.now, True
+    try:
+        yield
+    finally:
+        _skipping.now = former
+
+
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill with draws from U(a, b)."""
     with no_grad():
-        return creation.uniform_(tensor, a, b, generator=generator)
+        return tensor if _skipping.now else creation.uniform_(tensor, a, b, generator=generator)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill with draws from N(mean, std²)."""
     with no_grad():
-        return creation.normal_(tensor, mean, std, generator=generator)
+        return tensor if _skipping.now else creation.normal_(tensor, mean, std, generator=generator)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Fill with one value."""
     with no_grad():
-        return inplace.fill_(tensor, val)
+        return tensor if _skipping.now else inplace.fill_(tensor, val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:

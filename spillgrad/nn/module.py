@@ -14,6 +14,7 @@ from spillgrad.nn.module_backward import ModuleBackward
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor
 
 
 class IncompatibleKeys(NamedTuple):
@@ -28,13 +29,43 @@ class IncompatibleKeys(NamedTuple):
         return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 
 
+# Runs a sub-module's forward: given its path, the forward and its arguments.
+Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
 class _Running(threading.local):
-    """In a thread that runs a model: the path of each of its sub-modules."""
+    """In a thread that runs a model: the path of each of its sub-modules, and what stands around their forwards."""
 
     paths: "dict[Module, str] | None" = None
+    around: Around | None = None
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Any, Around | None]] = []
 
 
 _running = _Running()
+
+
+class around_forward:
+    """Let `around` run the forwards of sub-modules in this thread, inside their hooks; None lets them run as ever.
+
+    The innermost context applies. `owner` tells contexts apart: what it has entered last is left.
+    """
+
+    def __init__(self, owner: Any, around: Around | None) -> None:
+        self._owner = owner
+        self._around = around
+
+    def __enter__(self) -> None:
+        _running.entered.append((self._owner, self._around))
+        _running.around = self._around
+
+    def __exit__(self, *_: object) -> None:
+        entered = _running.entered
+        places = [place for place, (owner, _) in enumerate(entered) if owner is self._owner]
+        if places:
+            del entered[places[-1] :]
+        _running.around = entered[-1][1] if entered else None
 
 
 class Module:
@@ -103,14 +134,21 @@ class Module:
                 args, kwargs = (args, kwargs) if replaced is None else replaced
         if self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
             return self._call_watched(args, kwargs)
-        return self.forward(*args, **kwargs)
+        return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
+
+    def _run_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run forward, as a sub-module within what stands around it."""
+        path = None if _running.paths is None else _running.paths.get(self)
+        if _running.around is None or path is None:
+            return self.forward(*args, **kwargs)
+        return _running.around(path, self.forward, args, kwargs)
 
     def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
         watch = ModuleBackward(self, *backward) if any(backward) else None
         called = set()
         try:
-            result = self.forward(*(args if watch is None else watch.inputs(args)), **kwargs)
+            result = self._run_within(args if watch is None else tuple(watch.inputs(args)), kwargs)
             for key, hook in list(self._forward_hooks.items()):
                 called.add(key)
                 replaced = hook(self, args, kwargs, result)
@@ -463,8 +501,12 @@ class Module:
                 f"Error(s) in loading state_dict for {type(self).__name__}:{listed}\nNothing was loaded; give the "
                 "state of the same model (strict=False skips missing and unexpected keys)"
             )
+        loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
         for key, (module, name) in found.items():
-            module._load(name, state[key], assign)
+            pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
+            if assign or pair not in loaded:
+                module._load(name, state[key], assign)
+                loaded.add(pair)
         result = IncompatibleKeys(missing, unexpected)
         for _, module in reversed(modules):
             for hook in list(module._load_post_hooks.values()):
@@ -479,11 +521,15 @@ class Module:
             self.set_extra_state(value)
             return
         own = getattr(self, name)
-        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
         if not assign:
+            if isinstance(value, StoredTensor):
+                value.copy_to(own)
+                return
             with no_grad():
                 own.copy_(value)
-        elif name in self._parameters:
+            return
+        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
+        if name in self._parameters:
             same = isinstance(value, Parameter)
             self._parameters[name] = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
         else:

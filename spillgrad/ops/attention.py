@@ -10,6 +10,7 @@ from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.autocast import product_dtype
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.choice import where
 from spillgrad.ops.define import Composed, operation
@@ -165,7 +166,7 @@ def _masked(scores: Any, mask: Tensor) -> tuple[Tensor, np.ndarray]:
 
 def _check_mask(mask: Tensor, dtype: dtypes.DType, shape: tuple[int, ...]) -> None:
     """Raise DtypeError or ShapeError unless the mask goes with scores of this dtype and shape."""
-    if mask.dtype not in (dtypes.bool_, dtype):
+    if mask.dtype != dtypes.bool_ and product_dtype(mask.dtype) != product_dtype(dtype):
         raise DtypeError(
             f"scaled_dot_product_attention: got a mask of {mask.dtype} for queries of {dtype}; "
             "wanted bool or the same dtype"
@@ -195,7 +196,8 @@ def _checked_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]
         batch = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except ValueError as error:
         raise ShapeError(f"{shapes}; leading dimensions must broadcast") from error
-    if not query.is_floating_point() or not query.dtype == key.dtype == value.dtype:
+    dtypes_found = {product_dtype(x.dtype) for x in (query, key, value)}
+    if not query.is_floating_point() or len(dtypes_found) > 1:
         raise DtypeError(
             f"scaled_dot_product_attention: got query {query.dtype}, key {key.dtype} and value {value.dtype}; "
             "wanted one floating-point dtype: convert with .to(dtype)"

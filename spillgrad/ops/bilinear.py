@@ -4,12 +4,14 @@ import math
 
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, mul
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import permute, reshape, unsqueeze
 from spillgrad.tensor import Tensor
 
 
+@float32_in_autocast
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return input1 A input2 + bias for each of the matrices A in `weight`.
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.recomputation import is_recomputing
-from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add, div, mul, pow, rsqrt, square, sub
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.normalization import run_on_tensors
+from spillgrad.ops.normalization import require_parameter_dtype, run_on_tensors
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import avg_pool2d
@@ -96,7 +96,7 @@ def _fused(
         by_parameters = (part.sum(0).reshape(-1).astype(x.dtype) for part in (weighted, plain))
         return by_input.reshape(x.shape), *by_parameters
 
-    results = run_on_tensors(gradients, g, input, weight, mean, rstd)
+    results = run_on_tensors(gradients, g, input, weight, mean, rstd, exact_aux=True)
     return tuple(result if need else None for result, need in zip(results, needs, strict=True))
 
 
@@ -140,10 +140,8 @@ def _checked(name: str, input: Tensor, **parameters: Tensor | None) -> int:
                 f"{name}: got input {input.shape} and {what} {parameter.shape}; wanted one number for each of "
                 f"{channels} channels"
             )
-        if what in ("weight", "bias") and parameter.dtype != input.dtype:
-            raise DtypeError(
-                f"{name}: got input {input.dtype} and {what} {parameter.dtype}; convert one with .to(dtype)"
-            )
+        if what in ("weight", "bias"):
+            require_parameter_dtype(name, input, what, parameter)
     return channels
 
 

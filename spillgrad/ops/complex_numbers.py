@@ -11,6 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops import arithmetic, choice, elementwise, inplace, rounding, trigonometry
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.shape import select, stack, transpose
@@ -100,6 +101,7 @@ def view_as_real(input: Tensor) -> Tensor:
     return stack([_real(input), _imag(input)], -1)
 
 
+@float32_in_autocast
 def view_as_complex(input: Tensor) -> Tensor:
     """Return complex numbers of the pairs along the last dimension, as a copy (PyTorch's is a view)."""
     if not input.ndim or input.shape[-1] != 2:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add
+from spillgrad.ops.autocast import require_products_dtype
 from spillgrad.ops.convert import contiguous
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import on_floats, require_floats
@@ -224,9 +225,7 @@ def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | Non
     if groups < 1:
         raise ArgumentError(f"{name}: got groups {groups}; wanted an integer from 1 on")
     require_floats(name, input.dtype)
-    for what, operand in (("weight", weight), ("bias", bias)):
-        if operand is not None and operand.dtype != input.dtype:
-            raise DtypeError(f"{name}: got input {input.dtype} and {what} {operand.dtype}; convert one with .to(dtype)")
+    require_products_dtype(name, input, weight=weight, bias=bias)
 
 
 def _convolved(

@@ -10,6 +10,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.choice import clamp_min, where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.exponential import logaddexp
@@ -59,6 +60,7 @@ def _labels(targets: Tensor, lengths: np.ndarray, alone: bool) -> np.ndarray:
     return np.where(np.arange(longest) < lengths[:, None], rows, 0).astype(np.int64)
 
 
+@float32_in_autocast
 def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,

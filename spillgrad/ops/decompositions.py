@@ -7,6 +7,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops.arithmetic import add, mul, sub
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.linalg import matmul
@@ -36,6 +37,7 @@ _cholesky: Callable[..., Tensor] = operation(
 )
 
 
+@float32_in_autocast
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     """Return the lower triangular L with L Lᵀ = A, or `upper` its transpose.
 
@@ -82,6 +84,7 @@ _complete_qr: Any = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def qr(A: Tensor, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangular R with Q R = A.
 
@@ -134,6 +137,7 @@ _eigh: Any = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     """Return eigenvalues and eigenvectors of symmetric matrices, of which the lower or upper ("U") triangle is read.
 
@@ -148,6 +152,7 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     return Eigh(*_eigh(A, UPLO.upper()))
 
 
+@float32_in_autocast
 def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
     """Return the eigenvalues of symmetric matrices in ascending order (see `eigh`)."""
     return eigh(A, UPLO).eigenvalues
@@ -212,6 +217,7 @@ _full_svd: Any = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> SVD:
     """Return U and Vh with orthonormal columns and rows, and the singular values in descending order.
 
@@ -225,6 +231,7 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> 
     return SVD(*(_full_svd if full_matrices and rows != columns else _svd)(A))
 
 
+@float32_in_autocast
 def svdvals(A: Tensor, *, driver: str | None = None) -> Tensor:
     """Return the singular values in descending order. Shapes: A (..., m, n), result (..., min(m, n))."""
     return svd(A, full_matrices=False).S

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, sub
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.choice import clamp_min, where
 from spillgrad.ops.define import operation
 from spillgrad.ops.linalg import matmul
@@ -91,6 +92,7 @@ def _second_gradient(g: Any, x1: Any, x2: Any, result: Any) -> Tensor:
 _cdist: Callable[..., Tensor] = operation("cdist", _euclidean, x1=_first_gradient, x2=_second_gradient)
 
 
+@float32_in_autocast
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
     """Return the p-norm of the difference of every row of `x1` and every row of `x2`.
 

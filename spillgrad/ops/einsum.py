@@ -10,6 +10,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul, sub
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.reduce import sum
@@ -260,6 +261,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | N
     return sub(mul(roll(input, -1, place), roll(other, -2, place)), mul(roll(input, -2, place), roll(other, -1, place)))
 
 
+@float32_in_autocast
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
     if input.ndim != 1 or input.shape != other.shape:

@@ -1,13 +1,15 @@
-"""Stand between callers and operations: what selective checkpoints need.
+"""Stand between callers and operations: what selective checkpoints and mixed precision need.
 
 While no context is active in any thread, operations are called as ever: their calls cost nothing more.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any
 
+from spillgrad.autograd.grad_mode import state
 from spillgrad.ops import define
 from spillgrad.ops.define import Operation
 from spillgrad.ops.symbol import Symbol
@@ -27,8 +29,40 @@ _intercepted: "list[_Intercepted]" = []
 
 
 def is_active() -> bool:
-    """Return whether a handler stands before the operations of this thread."""
-    return _active.handler is not None
+    """Return whether a handler stands before the operations of this thread, or mixed precision."""
+    return _active.handler is not None or state.autocast is not None
+
+
+@contextlib.contextmanager
+def without_handler() -> Iterator[None]:
+    """Let operations of this thread run as ever within the block."""
+    handler, _active.handler = _active.handler, None
+    try:
+        yield
+    finally:
+        _active.handler = handler
+
+
+class Interception:
+    """Operations of these names, all with None, are looked at before they run, until `end`."""
+
+    def __init__(self, names: Collection[str] | None) -> None:
+        global _entered
+        with _lock:
+            _entered += 1
+            for operation in list(define.operations):
+                if not operation.view and (names is None or operation.name in names):
+                    _Intercepted.put_before(operation)
+
+    def end(self) -> None:
+        """Give operations back their own code, if nobody else looks."""
+        global _entered
+        with _lock:
+            _entered -= 1
+            if _entered == 0:
+                for intercepted in _intercepted:
+                    intercepted.restore()
+                _intercepted.clear()
 
 
 class intercept:
@@ -41,33 +75,24 @@ class intercept:
     def __init__(self, handler: Handler, names: Collection[str] | None = None) -> None:
         self._handler = handler
         self._names = names
-        self._before: list[Handler | None] = []
+        self._before: list[tuple[Handler | None, Interception]] = []
 
     def __enter__(self) -> None:
-        global _entered
-        with _lock:
-            _entered += 1
-            for operation in list(define.operations):
-                if not operation.view and (self._names is None or operation.name in self._names):
-                    _Intercepted.put_before(operation)
-        self._before.append(_active.handler)
+        self._before.append((_active.handler, Interception(self._names)))
         _active.handler = self._handler
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _entered
-        _active.handler = self._before.pop()
-        with _lock:
-            _entered -= 1
-            if _entered == 0:
-                for intercepted in _intercepted:
-                    intercepted.restore()
-                _intercepted.clear()
+        _active.handler, interception = self._before.pop()
+        interception.end()
 
 
 class _Intercepted:
-    """What an operation runs while a context is active: the thread's handler, or else its own code."""
+    """What an operation runs while a context is active: the thread's handler, or else its own code.
+
+    Mixed precision comes first: handlers see operands as the operation computes with them.
+    """
 
     def __init__(self, operation: Operation, run: Callable[..., Any] | None) -> None:
         self._operation = operation
@@ -82,16 +107,20 @@ class _Intercepted:
             _intercepted.append(intercepted)
 
     def __call__(self, *arguments: Any) -> Any:
-        handler = _active.handler
-        if handler is None or any(isinstance(argument, Symbol) for argument in arguments):
-            if self._run is None:
-                self._run = Operation.run.func(self._operation)  # type: ignore[attr-defined]
-            return self._run(*arguments)
-        _active.handler = None
-        try:
+        handler, casting = _active.handler, state.autocast
+        if (handler is None and casting is None) or any(isinstance(argument, Symbol) for argument in arguments):
+            return self._run_own(arguments)
+        if casting is not None:
+            arguments = casting.operands(self._operation, arguments)
+        if handler is None:
+            return self._run_own(arguments)
+        with without_handler():
             return handler(self._operation, arguments)
-        finally:
-            _active.handler = handler
+
+    def _run_own(self, arguments: tuple[Any, ...]) -> Any:
+        if self._run is None:
+            self._run = Operation.run.func(self._operation)  # type: ignore[attr-defined]
+        return self._run(*arguments)
 
     def restore(self) -> None:
         """Give the operation back its own code."""

@@ -6,6 +6,7 @@ from typing import Any
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.activations import logsigmoid
 from spillgrad.ops.arithmetic import add, div, mul, square
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.choice import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.exponential import exp, log
@@ -22,6 +23,7 @@ def _require_alike(name: str, input: Tensor, target: Tensor) -> None:
         raise ShapeError(f"{name}: got input {input.shape} and target {target.shape}; they must be equal")
 
 
+@float32_in_autocast
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -45,6 +47,7 @@ def _kl_div(input: Any, target: Any, log_target: bool) -> Any:
     return exp(target) * (target - input) if log_target else xlogy(target, target) - target * input
 
 
+@float32_in_autocast
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """Return the Kullback-Leibler divergence of `target` from the logarithms `input`, elementwise.
 
@@ -66,6 +69,7 @@ def _poisson_nll_loss(input: Any, target: Any, log_input: bool, full: bool, eps:
     return losses + where(target > 1, stirling, 0.0)
 
 
+@float32_in_autocast
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8,
     reduction: str = "mean",
@@ -83,6 +87,7 @@ def _gaussian_nll_loss(input: Any, target: Any, var: Any, constant: Any) -> Any:
     return 0.5 * (log(var) + square(input - target) / var) + constant
 
 
+@float32_in_autocast
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
@@ -110,12 +115,14 @@ def gaussian_nll_loss(
     return reduced("gaussian_nll_loss", losses, reduction)
 
 
+@float32_in_autocast
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * input)) for targets of 1 and -1."""
     _require_alike("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
 
 
+@float32_in_autocast
 def multilabel_soft_margin_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:

@@ -11,6 +11,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import numeric
 from spillgrad.ops.arithmetic import add, mul
+from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, product_dtype, require_products_dtype
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.choice import where
 from spillgrad.ops.define import Operation, operation
@@ -151,7 +152,7 @@ def _checked(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
             raise ShapeError(
                 f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast"
             ) from error
-    if input.dtype != other.dtype:
+    if input.dtype != other.dtype and product_dtype(input.dtype) != product_dtype(other.dtype):
         raise DtypeError(f"matmul: got {input.dtype} and {other.dtype}; convert one with .to(dtype)")
     return input, other
 
@@ -177,12 +178,14 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     return _bmm.run(input, mat2)  # type: ignore[no-any-return]
 
 
+@float32_in_autocast
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """Return the product of a matrix and a vector. Raises ShapeError for anything else."""
     _require_dims("mv", ((input, 2), (vec, 1)))
     return matmul(input, vec)
 
 
+@float32_in_autocast
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
     _require_dims("dot", ((input, 1), (tensor, 1)))
@@ -201,16 +204,19 @@ def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Te
     return add(expand_to(scaled, product.shape), product, alpha=alpha)
 
 
+@half_in_autocast
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * mat1 @ mat2; with beta 0 the input does not count, be it NaN."""
     return _added_to(input, mm(mat1, mat2), beta, alpha)
 
 
+@half_in_autocast
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * batch1 @ batch2 for batches of matrices (see `addmm`)."""
     return _added_to(input, bmm(batch1, batch2), beta, alpha)
 
 
+@half_in_autocast
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * the sum of batch1 @ batch2 over batches of matrices (see `addmm`)."""
     _require_dims("addbmm", ((batch1, 3), (batch2, 3)))
@@ -221,6 +227,7 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, a
     return _added_to(input, mm(first, second), beta, alpha)
 
 
+@float32_in_autocast
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * mat @ vec for a matrix and a vector (see `addmm`)."""
     return _added_to(input, mv(mat, vec), beta, alpha)
@@ -328,9 +335,7 @@ def _check_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, res
             f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
             f"({weight.shape[0]},)"
         )
-    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if operand is not None and operand.dtype != input.dtype:
-            raise DtypeError(f"linear: got input {input.dtype} and {name} {operand.dtype}; convert one with .to(dtype)")
+    require_products_dtype("linear", input, weight=weight, bias=bias, residual=residual)
 
 
 def _fused_linear(

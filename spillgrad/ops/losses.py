@@ -11,6 +11,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.activations import relu, sigmoid, softplus
 from spillgrad.ops.arithmetic import abs, div, mul, square, sub
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.choice import clamp, where
 from spillgrad.ops.define import Composed, Operation, operation
@@ -89,6 +90,7 @@ _cross_entropy: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -212,6 +214,7 @@ _linear_cross_entropy_made_ahead: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def linear_cross_entropy(
     input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
     ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -336,6 +339,7 @@ def _target_weights(classes: Tensor, weight: Tensor | None, ignore_index: int) -
     return np.where(kept, weight.array[np.where(kept, classes.array, 0)].astype(np.float64), 0.0)
 
 
+@float32_in_autocast
 def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -409,6 +413,7 @@ _plain_cross_entropy = _reduced_operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -471,16 +476,19 @@ _huber, _smooth_l1 = (
 )  # fmt: skip
 
 
+@float32_in_autocast
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the squared differences."""
     return _run_reduced(_mse, _mse_loss, input, target, reduction)
 
 
+@float32_in_autocast
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the absolute differences."""
     return reduced("l1_loss", _l1_loss(input, target), reduction)
 
 
+@float32_in_autocast
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """Return half the squared differences up to `delta`, and delta (|difference| - delta / 2) beyond.
 
@@ -491,6 +499,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     return _run_reduced(_huber, _huber_loss, input, target, reduction, float(delta), float(delta))
 
 
+@float32_in_autocast
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """Return the Huber loss divided by `beta`, its delta; the absolute differences where that is 0.
 

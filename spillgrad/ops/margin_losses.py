@@ -7,6 +7,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, pow, sqrt
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.choice import clamp_min, minimum, where
 from spillgrad.ops.distance import pairwise_distance
 from spillgrad.ops.indexing import check_index, gather, index_select
@@ -17,6 +18,7 @@ from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
 
 
+@float32_in_autocast
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -25,12 +27,14 @@ def margin_ranking_loss(
     return reduced("margin_ranking_loss", losses, reduction)
 
 
+@float32_in_autocast
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """Return the distances `input` where the target is 1, and max(0, margin - input) where it is -1."""
     alike, apart = where(target != -1, input, 0.0), where(target != 1, clamp_min(margin - input, 0.0), 0.0)
     return reduced("hinge_embedding_loss", alike + apart, reduction)
 
 
+@float32_in_autocast
 def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -49,6 +53,7 @@ def cosine_embedding_loss(
     return reduced("cosine_embedding_loss", losses, reduction)
 
 
+@float32_in_autocast
 def triplet_margin_with_distance_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, *,
     distance_function: Callable[[Tensor, Tensor], Tensor] | None = None, margin: float = 1.0, swap: bool = False,
@@ -68,6 +73,7 @@ def triplet_margin_with_distance_loss(
     return reduced("triplet_margin_loss", losses, reduction)
 
 
+@float32_in_autocast
 def triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
     swap: bool = False, reduction: str = "mean",
@@ -82,6 +88,7 @@ def triplet_margin_loss(
     )  # fmt: skip
 
 
+@float32_in_autocast
 def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
     reduction: str = "mean",
@@ -110,6 +117,7 @@ def multi_margin_loss(
     return reduced("multi_margin_loss", div(sum(where(others, losses, 0.0), -1), classes), reduction)
 
 
+@float32_in_autocast
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the sum over target classes j and others i of max(0, 1 - input[j] + input[i]), divided by C.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.dtypes import HALF, float32
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops.arithmetic import mul, rsqrt, square, sub
 from spillgrad.ops.broadcast import sum_to
@@ -21,9 +22,12 @@ from spillgrad_kernels import normalization as kernels
 Shape = tuple[int, ...]
 
 
-def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None) -> Any:
-    """Call a fused backward kernel on tensors; return its gradients as tensors of the first one's dtype."""
-    results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors))
+def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None, exact_aux: bool = False) -> Any:
+    """Call a fused backward kernel on tensors; return its gradients as tensors of the first one's dtype.
+
+    With `exact_aux` only the first gradient is; the others, of parameters, are not rounded to half precision.
+    """
+    results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors), exact_aux=exact_aux)
     return tuple(map(Tensor.wrap, results)) if isinstance(results, tuple) else Tensor.wrap(results)
 
 
@@ -87,7 +91,8 @@ def _layer_norm_fused(
     normalized_shape: Shape,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    return _wanted(run_on_tensors(kernels.layer_norm_backward, g, input, weight, mean, rstd), normalized_shape, needs)
+    gradients = run_on_tensors(kernels.layer_norm_backward, g, input, weight, mean, rstd, exact_aux=True)
+    return _wanted(gradients, normalized_shape, needs)
 
 
 def _layer_norm_composed(
@@ -136,6 +141,12 @@ def layer_norm(
     return _layer_norm(input, weight, bias, shape, float(eps))
 
 
+def require_parameter_dtype(name: str, input: Tensor, what: str, parameter: Tensor) -> None:
+    """Raise DtypeError unless a normalization's parameter has the input's dtype, or float32 beside half precision."""
+    if parameter.dtype != input.dtype and not (input.dtype in HALF and parameter.dtype == float32):
+        raise DtypeError(f"{name}: got input {input.dtype} and {what} {parameter.dtype}; convert one with .to(dtype)")
+
+
 def _checked_rows(
     name: str, input: Tensor, normalized_shape: int | Sequence[int], **parameters: Tensor | None
 ) -> Shape:
@@ -151,10 +162,8 @@ def _checked_rows(
             raise ShapeError(
                 f"{name}: got {parameter_name} {parameter.shape} and normalized_shape {shape}; they must be equal"
             )
-        if parameter is not None and parameter.dtype != input.dtype:
-            raise DtypeError(
-                f"{name}: got input {input.dtype} and {parameter_name} {parameter.dtype}; convert one with .to(dtype)"
-            )
+        if parameter is not None:
+            require_parameter_dtype(name, input, parameter_name, parameter)
     return shape
 
 
@@ -168,7 +177,8 @@ def _rms_norm_forward(
 def _rms_norm_fused(
     g: Tensor, input: Tensor, weight: Tensor | None, rstd: Tensor, normalized_shape: Shape, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    return _wanted(run_on_tensors(kernels.rms_norm_backward, g, input, weight, rstd), normalized_shape, needs)
+    gradients = run_on_tensors(kernels.rms_norm_backward, g, input, weight, rstd, exact_aux=True)
+    return _wanted(gradients, normalized_shape, needs)
 
 
 def _rms_norm_composed(

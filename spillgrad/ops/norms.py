@@ -9,6 +9,7 @@ import numpy as np
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import reduce
 from spillgrad.ops.arithmetic import abs, add, div, mul
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.choice import where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.decompositions import svdvals
@@ -85,6 +86,7 @@ def norm(
     return vector_norm(A, ord, dim, keepdim, dtype=dtype)
 
 
+@float32_in_autocast
 def cond(A: Tensor, p: Order = None) -> Tensor:
     """Return the condition number: by default the largest singular value over the smallest.
 

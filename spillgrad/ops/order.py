@@ -11,6 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import gather, scattered_into_zeros
 from spillgrad.ops.numeric import require_floats
@@ -247,6 +248,7 @@ def _quantile(
     return result if parts.ndim else reshape(result, shape)
 
 
+@float32_in_autocast
 def quantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
     axis: int | None = None,
@@ -259,6 +261,7 @@ def quantile(
     return _quantile("quantile", input, q, axis if dim is None else dim, keepdim, interpolation, ignore_nan=False)
 
 
+@float32_in_autocast
 def nanquantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
     axis: int | None = None,

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import clone
 from spillgrad.ops.define import operation
@@ -193,6 +194,7 @@ _trace: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def trace(input: Tensor) -> Tensor:
     """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
     if input.ndim != 2:

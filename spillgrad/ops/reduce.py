@@ -13,6 +13,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.arithmetic import abs, div, mul, pow
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.choice import maximum, minimum, where
 from spillgrad.ops.comparison import isnan
@@ -171,6 +172,7 @@ def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: An
     return div(nansum(input, dim, keepdim, axis=axis), to_dtype(numbers, input.dtype))
 
 
+@float32_in_autocast
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the product over dimensions; integers and bool multiply to int64."""
     input = input if dtype is None else to_dtype(input, dtype)

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
+from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone
@@ -38,6 +39,7 @@ _inv: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def inv(A: Tensor) -> Tensor:
     """Return the inverse of square matrices.
 
@@ -77,6 +79,7 @@ def _require_rows(name: str, A: Tensor, B: Tensor) -> None:
         )
 
 
+@float32_in_autocast
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """Return X with A X = B, or, not `left`, with X A = B.
 
@@ -102,6 +105,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return _solve(A, B)
 
 
+@float32_in_autocast
 def solve_triangular(
     A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:  # fmt: skip
@@ -122,6 +126,7 @@ def solve_triangular(
     return result if left else mT(result)
 
 
+@float32_in_autocast
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     """Return X with L Lᵀ X = B; `upper` says that the factor is Lᵀ. Shapes: B (..., n, k), L (..., n, n)."""
     factor = mT(L) if upper else L
@@ -129,12 +134,14 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     return solve_triangular(mT(factor), below, upper=True)
 
 
+@float32_in_autocast
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     """Return the inverse of L Lᵀ; `upper` says that the factor is Lᵀ. Shapes: L (..., n, n)."""
     require_square("cholesky_inverse", L)
     return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
 
 
+@float32_in_autocast
 def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
     """Return X with tensordot(A, X, X.ndim) = B. Shapes: A (*B.shape, *X.shape), where both products are equal."""
     if dims is not None:
@@ -148,6 +155,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Te
     return reshape(solve(reshape(A, (B.numel(), -1)), reshape(B, -1)), unknown)
 
 
+@float32_in_autocast
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
     """Return the inverse of A as a map from its dimensions behind `ind` to those before."""
     if ind < 1 or math.prod(A.shape[:ind]) != math.prod(A.shape[ind:]):
@@ -207,6 +215,7 @@ _det: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def det(A: Tensor) -> Tensor:
     """Return the determinant of square matrices; its gradient is right where it is zero, too.
 
@@ -229,6 +238,7 @@ _slogdet: Callable[..., Any] = operation(
 )  # fmt: skip
 
 
+@float32_in_autocast
 def slogdet(A: Tensor) -> SignAndLogarithm:
     """Return the sign of the determinant and the logarithm of its absolute value, without overflow.
 
@@ -239,6 +249,7 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
     return SignAndLogarithm(*_slogdet(A))
 
 
+@float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
     """Return the logarithm of the determinant; NaN where that is negative. Shapes: input (..., n, n), result (...)."""
     require_square("logdet", input)
@@ -282,6 +293,7 @@ def _pinv_gradient(g: Tensor, A: Tensor, result: Tensor) -> Tensor:
 _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_gradient)
 
 
+@float32_in_autocast
 def pinv(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
 ) -> Tensor:  # fmt: skip
@@ -294,6 +306,7 @@ def pinv(
     return _pinv(A, atol, rtol, hermitian)
 
 
+@float32_in_autocast
 def matrix_rank(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
 ) -> Tensor:  # fmt: skip
@@ -318,6 +331,7 @@ class LeastSquares(NamedTuple):
     singular_values: Tensor
 
 
+@float32_in_autocast
 def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
     """Return X that makes the squares of A X - B least, and of such X the smallest.
 
@@ -368,6 +382,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
     return matmul(square, A) if n % 2 else square
 
 
+@float32_in_autocast
 def matrix_exp(A: Tensor) -> Tensor:
     """Return the exponential of square matrices: a Taylor series of A / 2ˢ, then squared s times.
 

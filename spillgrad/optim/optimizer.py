@@ -10,6 +10,7 @@ from spillgrad.autograd.grad_mode import enable_grad, no_grad
 from spillgrad.errors import ArgumentError, StateDictError
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor
 
 Group = dict[str, Any]
 State = dict[str, Any]
@@ -101,40 +102,47 @@ class Optimizer:
             ],
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over state and options, as `state_dict` returned them, by the parameters' order; tensors are copied.
-
-        Raises StateDictError, before anything changes, when groups or shapes are not this optimizer's.
-        """
-        saved = state_dict["param_groups"]
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise StateDictError when groups or shapes in a state dict are not this optimizer's."""
         sizes = [len(group["params"]) for group in self.param_groups]
-        saved_sizes = [len(group["params"]) for group in saved]
+        saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         name = f"{type(self).__name__}.load_state_dict"
         if sizes != saved_sizes:
             raise StateDictError(
                 f"{name}: got groups of {saved_sizes} parameters, wanted {sizes}; give the state of the same model"
             )
-        params = [param for group in self.param_groups for param in group["params"]]
-        numbers = [number for group in saved for number in group["params"]]
-        by_number = dict(zip(numbers, params, strict=True))
+        by_number = self._by_number(state_dict)
         unknown = [str(number) for number in state_dict["state"] if number not in by_number]
         misshapen = [
             f"{number}.{key} (got {tuple(value.shape)}, wanted {tuple(by_number[number].shape)})"
             for number, state in state_dict["state"].items()
             if number in by_number
             for key, value in state.items()
-            if isinstance(value, Tensor) and value.ndim and tuple(value.shape) != tuple(by_number[number].shape)
+            if isinstance(value, Tensor | StoredTensor)
+            if value.ndim and tuple(value.shape) != tuple(by_number[number].shape)
         ]
         if unknown or misshapen:
             listed = ", ".join([f"{number} (no such parameter)" for number in unknown] + misshapen)
             raise StateDictError(f"{name}: got state that does not fit: {listed}; give the state of the same model")
+
+    def _by_number(self, state_dict: Mapping[str, Any]) -> dict[int, Tensor]:
+        params = [param for group in self.param_groups for param in group["params"]]
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        return dict(zip(numbers, params, strict=True))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over state and options, as `state_dict` returned them, by the parameters' order; tensors are copied.
+
+        Raises StateDictError, before anything changes, when groups or shapes are not this optimizer's.
+        """
+        self.check_state_dict(state_dict)
+        by_number = self._by_number(state_dict)
         self.state.clear()
         for number, state in state_dict["state"].items():
-            self.state[by_number[number]] = {
-                key: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-                for key, value in state.items()
-            }
-        for group, new in zip(self.param_groups, saved, strict=True):
+            param = by_number[number]
+            with self.around_update(param):  # puts the state away again where that lives on disk
+                self.state[param] = {key: _copied(value) for key, value in state.items()}
+        for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
@@ -145,3 +153,9 @@ class Optimizer:
             lines.append(f"Parameter Group {index}")
             lines += [f"    {key}: {value}" for key, value in sorted(group.items()) if key != "params"]
         return "\n".join([*lines, ")"])
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value.tensor() if isinstance(value, StoredTensor) else copy.deepcopy(value)

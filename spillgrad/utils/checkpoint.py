@@ -25,6 +25,7 @@ from spillgrad.autograd.saved import SavedTensor
 from spillgrad.errors import ArgumentError, GraphError, RecomputationError
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.sequential import Sequential
+from spillgrad.ops import autocast
 from spillgrad.tensor import Tensor
 from spillgrad.utils.selective_checkpoint import (
     CheckpointPolicy,
@@ -130,6 +131,7 @@ class _Region:
         self._arguments = _mapped((arguments, keywords), Tensor, _save)
         self._context = context
         self._state = state
+        self._autocast = autocast.present()
         self._describe = describe
         self._early_stop = early_stop
         self._is_verbose = is_verbose
@@ -165,7 +167,7 @@ class _Region:
         replay = contextlib.nullcontext() if self._state is None else default_generator.replay(self._state)
         try:
             hooked = saved_tensors_hooks(filling.pack, lambda tensor: tensor)
-            with enable_grad(), hooked, replay, recomputing(), self._context:
+            with enable_grad(), hooked, replay, recomputing(), self._autocast, self._context:
                 self._function(*arguments, **keywords)
             filling.check_count(self.is_complete)
         except _Stop as stop:
@@ -285,10 +287,11 @@ def checkpoint(
     `save_on_disk` they go to disk. A tensor that the function takes from elsewhere must not change before backward.
     In `no_grad` the function just runs.
 
-    The recomputation draws the same random numbers from the default generator, unless not `preserve_rng_state`, and
-    with `early_stop` it ends with the last value that backward needs. `context_fn` returns two context managers, for
-    the function and for its recomputations: see `create_selective_checkpoint_contexts`. Running
-    statistics of `batch_norm` move once, unlike PyTorch's; what else the function changes outside, it changes again.
+    The recomputation draws the same random numbers from the default generator, unless not `preserve_rng_state`, in the
+    forward's mode of `autocast`; with `early_stop` it ends with the last value that backward needs. `context_fn`
+    returns two context managers, for the function and for its recomputations: see
+    `create_selective_checkpoint_contexts`. Running statistics of `batch_norm` move once, unlike PyTorch's; what else
+    the function changes outside, it changes again.
 
     `determinism_check`: "default" compares operation, shape, dtype and device of everything saved; "values" also a
     checksum of each, which finds a function that computes something else from values that changed; "none" nothing.

@@ -58,3 +58,29 @@ def test_tensors_of_different_lengths_are_refused():
 def test_a_batch_size_below_one_is_refused():
     with pytest.raises(ArgumentError, match="batch_size 0"):
         DataLoader(dataset(), batch_size=0)
+
+
+@pytest.mark.parametrize("taken", range(8))
+def test_a_pass_goes_on_where_its_state_was_taken(taken):
+    def loader():
+        return DataLoader(TensorDataset(sg.arange(9)), batch_size=4, shuffle=True, seed=5)
+
+    def endless(loader):
+        while True:
+            for (batch,) in loader:
+                yield batch.tolist()
+
+    straight, other = loader(), loader()
+    batches = endless(straight)
+    for _ in range(taken):
+        next(batches)
+    other.load_state_dict(straight.state_dict())
+    assert [batch for batch, _ in zip(endless(other), range(7), strict=False)] == [next(batches) for _ in range(7)]
+
+
+def test_a_pass_that_nothing_was_taken_of_begins_again():
+    data = DataLoader(TensorDataset(sg.arange(4)), batch_size=2)
+    iter(data)
+    assert data.state_dict() == {"epoch": 0, "batch": 0}
+    assert len(list(data)) == 2
+    assert data.state_dict() == {"epoch": 2, "batch": 0}

@@ -7,7 +7,12 @@ from spillgrad.errors import ArgumentError, UnknownModelError
 
 
 def size(config):
-    """Return how many parameters a GPT of these sizes has; the tied head adds none."""
+    """Return how many parameters a model of these sizes has; a tied head adds none."""
+    if isinstance(config, models.LlamaConfig):
+        width, shared = config.hidden_size, config.key_value_heads * config.head_width
+        block = 2 * width * (width + shared) + 3 * width * config.intermediate_size + 2 * width
+        tables = 1 if config.tie_word_embeddings else 2
+        return tables * config.vocab_size * width + config.num_hidden_layers * block + width
     width = config.n_embd
     block = 12 * width * width + 13 * width
     return (config.vocab_size + config.context) * width + config.n_layer * block + 2 * width
@@ -22,6 +27,10 @@ def size(config):
         ("gpt2-medium", 354.8),
         ("gpt2-large", 774.0),
         ("gpt2-xl", 1557.6),
+        ("llama-tiny", 0.109),
+        ("tinyllama", 1100.0),
+        ("llama-3.2-1b", 1235.8),
+        ("llama-3.1-8b", 8030.3),
     ],
 )
 def test_models_have_the_size_their_name_says(name, millions):
@@ -29,8 +38,9 @@ def test_models_have_the_size_their_name_says(name, millions):
     assert size(models.config(name)) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
-def test_a_model_is_built_by_name():
-    model = models.build("tiny")
+@pytest.mark.parametrize("name", ["tiny", "llama-tiny"])
+def test_a_model_is_built_by_name(name):
+    model = models.build(name)
     assert sum(math.prod(parameter.shape) for parameter in model.parameters()) == size(model.config)
 
 
@@ -41,11 +51,18 @@ def test_sizes_can_be_replaced():
     assert len(model.transformer.h) == 1
 
 
+def test_the_context_of_a_llama_can_be_replaced():
+    model = models.build("llama-tiny", context=8, vocab_size=9)
+    assert (model.config.context, model.config.max_position_embeddings) == (8, 8)
+    assert model.lm_head.weight.shape == (9, 64)
+
+
 def test_an_unknown_name_lists_the_known_and_the_nearest():
     with pytest.raises(UnknownModelError) as caught:
         models.build("gpt2-x1")
     assert str(caught.value) == (
-        "models: got 'gpt2-x1'; known are tiny, small, gpt2, gpt2-medium, gpt2-large, gpt2-xl; did you mean 'gpt2-xl'?"
+        "models: got 'gpt2-x1'; known are tiny, small, gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama-tiny, tinyllama, "
+        "llama-3.2-1b, llama-3.1-8b; did you mean 'gpt2-xl'?"
     )
     with pytest.raises(UnknownModelError, match="known are tiny"):
         models.build("zzz")

@@ -24,6 +24,10 @@ TORCH: dict[str, dict[str, str]] = {
         "torch.nn.functional.cross_entropy(x, torch.tensor([1, 0]))": _FUSED,
         "torch.nn.functional.layer_norm(x, (3,), v, v)": _ORDER + "; its bias is not saved",
     },
+    "autocast.the_dtype_of_each_operation": dict.fromkeys(
+        ("torch.mv(x, v)", "torch.dot(v, v)"),
+        "they compute in float32 whatever they are given; PyTorch mixes no dtypes",
+    ),
     "saved_tensors.unpacking_happens_in_backward_once_a_use_in_reverse": {"pack": _ORDER, "unpack": _ORDER},
     "saved_tensors.an_unpack_hook_may_register_a_hook_on_the_running_node": {
         "node hook": "it sees the gradients of the outputs as any node hook does; PyTorch has let them go by then"
@@ -112,6 +116,7 @@ TORCH_OPERATIONS: dict[str, str] = {
     },
 }
 # Names both have which no row of the table of operations calls.
+_AUTOCAST = "autocast clear_autocast_cache get_autocast_dtype is_autocast_cache_enabled is_autocast_enabled"
 _MODES = "enable_grad inference_mode is_grad_enabled is_inference is_inference_mode_enabled no_grad set_grad_enabled"
 _ANOMALIES = "is_anomaly_check_nan_enabled is_anomaly_enabled"
 _RANDOM = "get_rng_state initial_seed manual_seed rand rand_like randint randn randn_like randperm set_rng_state"
@@ -125,7 +130,7 @@ _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version l
 _COMPLEX = "complex imag real view_as_complex view_as_real"
 _GRAPH = "backward data_ptr register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad"
 NOT_COMPARED: dict[str, str] = {
-    **dict.fromkeys(f"{_MODES} {_ANOMALIES} {_GRAPH}".split(), "programs compare it"),
+    **dict.fromkeys(f"{_AUTOCAST} {_MODES} {_ANOMALIES} {_GRAPH}".split(), "programs compare it"),
     **dict.fromkeys(f"{_RANDOM} {_DRAWN} {_DRAWN_TOO}".split(), "random numbers are each library's own"),
     **dict.fromkeys(_SETTINGS.split(), "a setting"),
     **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),

@@ -1,5 +1,6 @@
 """Training from the command line: what is printed, saved, interrupted and resumed."""
 
+import dataclasses
 import io
 import os
 import re
@@ -76,10 +77,12 @@ def test_a_sample_has_the_asked_length_and_is_the_same_again():
     assert training.sample(20) == sample
 
 
-def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path):
-    whole = Training(SETTINGS, TEXT)
+@pytest.mark.parametrize("model", ["tiny", "llama-tiny"])
+def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, model: str):
+    settings = dataclasses.replace(SETTINGS, model=model)
+    whole = Training(settings, TEXT)
     losses = [record.loss for record in whole.steps()]
-    stopped = Training(SETTINGS, TEXT)
+    stopped = Training(settings, TEXT)
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(3)]
     stopped.save(tmp_path)
@@ -194,7 +197,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     training = Training(TrainSettings(model="tiny", steps=6, batch=2, context=32), TEXT)
     training.step = 6
     training.save(here / "done")
-    sg.checkpoint.save(here / "model_only", training.model)
+    sg.save_checkpoint(here / "model_only", training.model)
     (here / "other.txt").write_bytes(TEXT[::-1])
     assert main(["train", *arguments]) == 2
     printed = capsys.readouterr()
@@ -219,7 +222,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     assert (process.returncode, complaints) == (130, "")
     assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
     assert "go on with: spillgrad train --data text.txt --resume out" in printed
-    state = sg.checkpoint.load(here / "out")
+    state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
     assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}
 
@@ -270,3 +273,55 @@ def test_a_sample_cannot_command_the_terminal():
     console = Console(file=io.StringIO(), width=200)
     show_sample(console, "plain\n\x1b[2J[red]text")
     assert "plain\n\N{REPLACEMENT CHARACTER}[2J[red]text" in console.file.getvalue()
+
+
+def test_accumulated_batches_are_one_larger_batch_up_to_rounding():
+    whole = Training(SETTINGS, TEXT)
+    parts = Training(TrainSettings(**{**vars(SETTINGS), "batch": 1, "accumulate": 2}), TEXT)
+    for one, other in zip(whole.steps(), parts.steps(), strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+        assert one.tokens == other.tokens
+    assert whole.held_out_loss() == pytest.approx(parts.held_out_loss(), rel=1e-4)
+
+
+def test_the_gradient_of_accumulated_batches_is_their_mean():
+    whole = Training(SETTINGS, TEXT)
+    parts = Training(TrainSettings(**{**vars(SETTINGS), "batch": 1, "accumulate": 2}), TEXT)
+    for training in (whole, parts):
+        next(training.steps())
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        np.testing.assert_allclose(one.grad.numpy(), other.grad.numpy(), rtol=1e-3, atol=1e-6)
+
+
+def test_a_resumed_run_with_accumulated_batches_goes_through_the_same_numbers(tmp_path: Path):
+    settings = TrainSettings(**{**vars(SETTINGS), "batch": 2, "accumulate": 3})
+    whole = Training(settings, TEXT)
+    losses = [record.loss for record in whole.steps()]
+    stopped = Training(settings, TEXT)
+    steps = stopped.steps()
+    first = [next(steps).loss for _ in range(2)]
+    stopped.save(tmp_path)
+    resumed = Training(Training.settings_of(tmp_path), TEXT, tmp_path)
+    assert first + [record.loss for record in resumed.steps()] == losses
+    assert weights(resumed) == weights(whole)
+
+
+def test_the_command_accumulates(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--steps", "1", "--accumulate", "3", "--no-spill", "--out", "out"]) == 0
+    assert "step 1/1" in capsys.readouterr().out
+    assert Training.settings_of(here / "out").accumulate == 3
+
+
+@pytest.mark.parametrize("policy", ["keep", "spill", "recompute"])
+def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, here: Path):
+    budget = ["--ram-budget", "0"]
+    assert main([*ARGUMENTS, "--steps", "2", *budget, "--out", "plain"]) == 0
+    assert main([*ARGUMENTS, "--steps", "2", *budget, "--policy", policy, "--out", policy]) == 0
+    plain, other = saved_model(here / "plain"), saved_model(here / policy)
+    assert {name: array.tobytes() for name, array in plain.items()} == {n: a.tobytes() for n, a in other.items()}
+    wait_until(lambda: not list(here.rglob("*.h5")))
+
+
+def test_a_policy_without_spilling_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--no-spill", "--policy", "recompute"]) == 2
+    assert "--policy recompute with --no-spill" in capsys.readouterr().err

@@ -72,6 +72,8 @@ def run(
     Raises UnknownModelError for a model that is not in the catalogue, ArgumentError when the page would lack PyTorch.
     """
     config = sg.models.config(model, context=context)
+    if not isinstance(config, sg.models.GPTConfig):
+        raise sg.errors.ArgumentError(f"bench: got model {model}; PyTorch's twin is a GPT-2: take gpt2 or a size of it")
     libraries = ["ours", *(["torch"] if importlib.util.find_spec("torch") else [])]
     if page and "torch" not in libraries:
         raise sg.errors.ArgumentError("bench: a page gets PyTorch's times; pip install torch")

@@ -77,6 +77,14 @@ class OnFull(enum.StrEnum):
     RAM = "ram"
 
 
+class Policy(enum.StrEnum):
+    """What may happen to saved tensors."""
+
+    SPILL = "spill"
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+
+
 @app.command()
 def train(
     data: Annotated[
@@ -90,6 +98,9 @@ def train(
     batch: Annotated[int | None, _setting("batch", "Sequences in a batch.", min=1)] = None,
     context: Annotated[int | None, _setting("context", "Bytes in a sequence.", min=1)] = None,
     lr: Annotated[float | None, _setting("lr", "Highest learning rate.", min=0)] = None,
+    accumulate: Annotated[
+        int | None, _setting("accumulate", "Batches of each step, one after the other: as one so much larger.", min=1)
+    ] = None,
     seed: Annotated[int | None, _setting("seed", "Seed of weights, batches and sample.", min=0)] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the checkpoint.", show_default="a new one in runs/")
@@ -109,6 +120,10 @@ def train(
     on_full: Annotated[
         OnFull, typer.Option(help="When the disk is full: stop, or keep what it refuses in RAM.")
     ] = OnFull.RAISE,
+    policy: Annotated[
+        Policy,
+        typer.Option(help="Saved tensors: spill beyond the budget, keep in RAM, or recompute those of blocks."),
+    ] = Policy.SPILL,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")
     ] = False,
@@ -120,8 +135,9 @@ def train(
     from spillgrad_tools.train_command import run
 
     settings = {"model": model, "steps": steps, "batch": batch, "context": context, "lr": lr, "seed": seed}
+    settings["accumulate"] = accumulate
     named = {name: value for name, value in settings.items() if value is not None}
-    chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt}
+    chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt, "policy": policy.value}
     finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget if spill else None, chosen))
     if not finished:
         raise typer.Exit(INTERRUPTED)

@@ -59,7 +59,9 @@ class Training:
         self.settings = settings
         self.spill: sg.save_on_disk | None = None
         self.step = 0
-        self.data = sg.data.ByteDataset(text, settings.context, settings.batch, settings.seed)
+        # A step's batches lie in one, so that steps, their data and resuming know nothing of them.
+        step_batch = settings.batch * settings.accumulate
+        self.data = sg.data.ByteDataset(text, settings.context, step_batch, settings.seed)
         self.model = sg.models.build(settings.model, context=settings.context, vocab_size=256)
         self.optimizer = sg.optim.AdamW(self.model.parameters(), lr=settings.lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
         warmup_steps = round(settings.steps * WARMUP_SHARE)
@@ -83,10 +85,11 @@ class Training:
         total, count = 0.0, 0
         self.model.eval()
         with sg.no_grad():
-            for x, y in self.data.held_out_batches():
-                _, loss = self.model(x, y)
-                total += loss.item() * y.size
-                count += y.size
+            for batch in self.data.held_out_batches():
+                for x, y in self._parts(*batch):
+                    _, loss = self.model(x, y)
+                    total += loss.item() * y.size
+                    count += y.size
         self.model.train()
         return total / count
 
@@ -102,7 +105,7 @@ class Training:
         Raises CheckpointError when it cannot be written.
         """
         extra = {"settings": dataclasses.asdict(self.settings), "text": self._text_hash}
-        sg.checkpoint.save(directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra)
+        sg.save_checkpoint(directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra)
 
     @staticmethod
     def settings_of(directory: Path) -> TrainSettings:
@@ -110,7 +113,7 @@ class Training:
 
         Raises CheckpointError when there is none, or none of a run.
         """
-        extra = sg.checkpoint.load(directory)["extra"]
+        extra = sg.load_checkpoint(directory)["extra"]
         if not {"settings", "text"} <= extra.keys():
             raise CheckpointError(
                 f"resume: {directory} holds a model, but no run; give a folder that a run has saved to"
@@ -118,24 +121,27 @@ class Training:
         return TrainSettings(**extra["settings"])
 
     def _resume(self, directory: Path) -> None:
-        state = sg.checkpoint.load(directory)
+        state = sg.load_checkpoint(directory)
         if state["extra"]["text"] != self._text_hash:
             raise CheckpointError(f"resume: {directory} was trained on another text; name that one with --data")
-        sg.checkpoint.load(directory, self.model, self.optimizer, scheduler=self.schedule)
+        sg.load_checkpoint(directory, self.model, self.optimizer, scheduler=self.schedule)
         self.step = state["step"]
 
     def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
         started, waited_before_s = time.perf_counter(), self._waited_s()
         labels.set_step(self.step + 1)
         self.optimizer.zero_grad()
-        with self.spill or contextlib.nullcontext():
-            _, loss = self.model(x, y)
-        loss.backward()
+        value = 0.0
+        for part_x, part_y in self._parts(x, y):
+            with self.spill or contextlib.nullcontext():
+                _, loss = self.model(part_x, part_y)
+            share = part_x.shape[0] / x.shape[0]
+            (loss if share == 1 else loss * share).backward()
+            value += loss.item() * share
         sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
         self.optimizer.step()
         self.schedule.step()
         self.step += 1
-        value = loss.item()
         if not math.isfinite(value):
             raise ArgumentError(
                 f"train: got a loss of {value} in step {self.step}, wanted a finite one; lower --lr {self.settings.lr}"
@@ -149,6 +155,11 @@ class Training:
             rss_bytes=self._process.memory_info().rss,
             written_bytes=self.spill.stats().written_bytes if self.spill else 0,
         )
+
+    def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the batches, one after the other, of which the model sees one at a time."""
+        size = self.settings.batch
+        return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
 
     def _waited_s(self) -> float:
         if self.spill is None:

@@ -60,6 +60,10 @@ def run(options: TrainOptions) -> bool:
     console = Console()
     budget_bytes = None if options.ram_budget is None else parse_bytes(options.ram_budget)
     settings = _settings(options)
+    if budget_bytes is None and options.spill.get("policy", "spill") != "spill":
+        raise ArgumentError(
+            f"train: got --policy {options.spill['policy']} with --no-spill, which keeps all in RAM; leave one out"
+        )
     with show_preparation(console):
         training = Training(settings, sg.data.load_text(options.data), options.resume)
     if training.step >= settings.steps:

@@ -15,6 +15,8 @@ class TrainSettings:
     context: int = 256
     lr: float = 2e-3
     seed: int = 1
+    accumulate: int = 1
+    """Batches of each step: gradients are those of one `accumulate` times as large."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""Mixed precision under the names of `torch.amp`: `autocast`, and decorators for custom functions.
+
+`custom_fwd` and `custom_bwd` go on the static methods `forward` and `backward` of an `autograd.Function`: the backward
+then runs in the mode of the forward.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError
+from spillgrad.ops.autocast import autocast, is_autocast_enabled, present
+from spillgrad.ops.convert import to_dtype
+from spillgrad.tensor import Tensor
+
+__all__ = ["autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
+
+
+def is_autocast_available(device_type: str) -> bool:
+    """Return whether `autocast` does something for tensors on a device."""
+    return device_type == "cpu"
+
+
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None, *, device_type: str = "cpu", cast_inputs: Any = None
+) -> Callable[..., Any]:
+    """Let a custom function's forward note the mode of `autocast` for its backward, which has `custom_bwd`.
+
+    With `cast_inputs`, a dtype, it runs outside of `autocast`, on floating-point tensors of that dtype, but float64.
+    Raises ArgumentError for another device.
+    """
+    _require_cpu("custom_fwd", device_type)
+    if fwd is None:
+        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+    dtype = None if cast_inputs is None else dtypes.as_dtype(cast_inputs)
+
+    @functools.wraps(fwd)
+    def forward(ctx: Any, *arguments: Any, **options: Any) -> Any:
+        if dtype is None or not is_autocast_enabled():
+            ctx._autocast = present()
+            return fwd(ctx, *arguments, **options)
+        ctx._autocast = autocast(enabled=False)
+        with ctx._autocast:
+            return fwd(ctx, *_converted(arguments, dtype), **_converted(options, dtype))
+
+    return forward
+
+
+def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str = "cpu") -> Callable[..., Any]:
+    """Let a custom function's backward run in the mode of `autocast` that its forward, which has `custom_fwd`, ran in.
+
+    Raises ArgumentError for another device.
+    """
+    _require_cpu("custom_bwd", device_type)
+    if bwd is None:
+        return functools.partial(custom_bwd, device_type=device_type)
+
+    @functools.wraps(bwd)
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        with ctx._autocast:
+            return bwd(ctx, *gradients)
+
+    return backward
+
+
+def _require_cpu(name: str, device_type: str) -> None:
+    if device_type != "cpu":
+        raise ArgumentError(f'{name}: got device_type={device_type!r}; wanted "cpu": tensors are there')
+
+
+def _converted(value: Any, dtype: dtypes.DType) -> Any:
+    if isinstance(value, Tensor):
+        return to_dtype(value, dtype) if value.is_floating_point() and value.dtype != dtypes.float64 else value
+    if isinstance(value, dict):
+        return {key: _converted(part, dtype) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_converted(part, dtype) for part in value])
+    return value

@@ -1,0 +1,128 @@
+"""Text as byte-pair tokens, through the package `tokenizers` (`pip install 'spillgrad[text]'`)."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from spillgrad.data.token_dataset import TokenDataset
+from spillgrad.errors import ArgumentError, DataError
+
+_BYTES = 256
+
+
+class BPETokenizer:
+    """Turns text into token numbers and back; without loss, for one that was trained here or for GPT-2 or Llama 3.
+
+    `tokenizer` is a `tokenizers.Tokenizer`, which `train` and `load` make.
+    Source: Sennrich, Haddow, Birch 2015, "Neural machine translation of rare words with subword units"; on bytes, as
+    Radford et al. 2019.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def train(
+        cls, text: str | bytes | Iterable[str], vocab_size: int = 4096, special_tokens: Sequence[str] = ()
+    ) -> Self:
+        """Learn at most `vocab_size` tokens from a text or several: special ones first, then all bytes, then pairs.
+
+        The same text gives the same tokens. Raises ArgumentError for fewer tokens than that, or without the package.
+        """
+        package = _package()
+        least = _BYTES + len(special_tokens)
+        if vocab_size < least:
+            raise ArgumentError(
+                f"BPETokenizer.train: got vocab_size {vocab_size}; all bytes and special tokens take {least}"
+            )
+        byte_level = package.pre_tokenizers.ByteLevel
+        tokenizer = package.Tokenizer(package.models.BPE())
+        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        tokenizer.decoder = package.decoders.ByteLevel()
+        trainer = package.trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=list(special_tokens), initial_alphabet=byte_level.alphabet(),
+            show_progress=False,
+        )  # fmt: skip
+        texts = [_decoded(text)] if isinstance(text, str | bytes) else text
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a `tokenizer.json`, or the one in a folder, as Hugging Face lays it out.
+
+        Raises DataError for what is none, ArgumentError without the package.
+        """
+        package = _package()
+        file = Path(path)
+        file = file / "tokenizer.json" if file.is_dir() else file
+        try:
+            content = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"data: {file} cannot be read ({reason}); give a tokenizer.json") from error
+        try:
+            return cls(package.Tokenizer.from_str(content))
+        except Exception as error:  # the package raises this very class
+            raise DataError(f"data: {file} is no tokenizer.json ({error}); give one") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a `tokenizer.json`, which Hugging Face's libraries read too."""
+        Path(path).write_text(self.tokenizer.to_str(pretty=True), encoding="utf-8")
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many tokens there are; a model needs as many rows."""
+        return int(self.tokenizer.get_vocab_size())
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Return the numbers of a text's tokens, none added before or after. Shapes: result int64 (N,)."""
+        return np.array(self.tokenizer.encode(_decoded(text), add_special_tokens=False).ids, np.int64)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of token numbers: a list, an array or a tensor of shape (N,)."""
+        return str(self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(vocab_size={self.vocab_size})"
+
+
+class BPEDataset(TokenDataset):
+    """A `TokenDataset` of a text's byte-pair tokens.
+
+    `tokenizer` is a `BPETokenizer`, the path of a `tokenizer.json`, or how many tokens to learn from the text itself.
+    Raises DataError for a text that is too short or not UTF-8, or a file that is no tokenizer.
+    """
+
+    def __init__(
+        self, text: str | bytes, tokenizer: BPETokenizer | str | os.PathLike[str] | int, context: int, batch: int,
+        seed: int, held_out_fraction: float = 0.1,
+    ) -> None:  # fmt: skip
+        if isinstance(tokenizer, int):
+            tokenizer = BPETokenizer.train(text, tokenizer)
+        self.tokenizer = tokenizer if isinstance(tokenizer, BPETokenizer) else BPETokenizer.load(tokenizer)
+        # As narrow as they go: windows become int64 when they are cut.
+        tokens = self.tokenizer.encode(text).astype(np.min_scalar_type(max(self.tokenizer.vocab_size - 1, 0)))
+        super().__init__(tokens, context, batch, seed, held_out_fraction)
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ArgumentError(
+            "data: byte-pair tokens need the package tokenizers; pip install 'spillgrad[text]'"
+        ) from error
+    return tokenizers
+
+
+def _decoded(text: str | bytes) -> str:
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"data: the text is not UTF-8 ({error}); convert it, or take ByteDataset") from error

@@ -1,0 +1,88 @@
+"""What language models share: logits or a loss from token numbers, and text that they make up."""
+
+from typing import Any
+
+import numpy as np
+
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.nn.linear import Linear
+from spillgrad.nn.module import Module
+from spillgrad.ops import creation, losses
+from spillgrad.tensor import Tensor
+
+
+class LanguageModel(Module):
+    """Predicts each next token. Subclasses define `hidden_states`, and set `lm_head` and a `config` with `context`."""
+
+    config: Any
+    lm_head: Linear
+
+    def hidden_states(self, idx: Tensor) -> Tensor:
+        """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, width)."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no hidden_states")
+
+    def forward(
+        self, idx: Tensor | np.ndarray, targets: Tensor | np.ndarray | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return (logits of each next token, None), or (None, mean cross-entropy) when `targets` are given.
+
+        The loss needs no memory for the logits, which are the model's largest tensor.
+        Shapes: idx and targets int64 (B, T), logits (B, T, vocab_size), loss ().
+        """
+        hidden = self.hidden_states(self._tokens(idx))
+        if targets is None:
+            return self.lm_head(hidden), None
+        return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, creation.as_tensor(targets))
+
+    def generate(
+        self,
+        idx: Tensor | np.ndarray,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> Tensor:
+        """Continue token sequences by sampling; temperature 0 always takes the likeliest token.
+
+        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens). Only the last `context` tokens are looked at.
+        """
+        if temperature < 0 or (top_k is not None and top_k < 1):
+            raise ArgumentError(
+                f"generate: got temperature {temperature} and top_k {top_k}; wanted at least 0, and None or at least 1"
+            )
+        tokens = np.array(creation.as_tensor(idx).numpy(), np.int64)
+        uniform = np.random.Generator(np.random.Philox(seed))
+        was_training = self.training
+        self.eval()
+        try:
+            with no_grad():
+                for _ in range(max_new_tokens):
+                    hidden = self.hidden_states(self._tokens(tokens[:, -self.config.context :]))
+                    logits = self.lm_head(hidden[:, -1]).numpy().astype(np.float64)
+                    following = _sample(logits, temperature, top_k, uniform.random(len(logits)))
+                    tokens = np.concatenate([tokens, following[:, None]], axis=1)
+        finally:
+            self.train(was_training)
+        return creation.tensor(tokens)
+
+    def _tokens(self, idx: Tensor | np.ndarray) -> Tensor:
+        idx = creation.as_tensor(idx)
+        if idx.ndim != 2 or not 1 <= idx.shape[1] <= self.config.context:
+            raise ShapeError(
+                f"{type(self).__name__}: got tokens of shape {tuple(idx.shape)}, wanted (batch, 1 to "
+                f"{self.config.context}); use shorter sequences, or a model with a larger context"
+            )
+        return idx
+
+
+def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> Any:
+    """Return one token for each row of logits, by inversion of the distribution at a uniform number."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = np.partition(logits, -top_k, axis=-1)[:, [-top_k]]
+        logits = np.where(logits < least, -np.inf, logits)
+    weights = np.exp((logits - logits.max(-1, keepdims=True)) / temperature)
+    cumulative = weights.cumsum(-1)
+    return (cumulative <= uniform[:, None] * cumulative[:, [-1]]).sum(-1)

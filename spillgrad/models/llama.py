@@ -1,0 +1,297 @@
+"""Llama: a decoder-only transformer, with the parameter names and shapes of Hugging Face's `LlamaForCausalLM`.
+
+Source: Touvron et al. 2023, "LLaMA: open and efficient foundation language models"; Llama 3.1 and 3.2.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.models import pretrained
+from spillgrad.models.language_model import LanguageModel
+from spillgrad.nn import init
+from spillgrad.nn.embedding import Embedding
+from spillgrad.nn.linear import Linear
+from spillgrad.nn.module import Module
+from spillgrad.nn.module_list import ModuleList
+from spillgrad.nn.rms_norm import RMSNorm
+from spillgrad.ops import activations, attention, creation, shape
+from spillgrad.tensor import Tensor
+
+Rotation = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of a Llama, with Hugging Face's names, meanings and defaults.
+
+    `num_key_value_heads` None means one for each head, `head_dim` None an even share of the width. `rope_scaling` None
+    leaves the rotations as they are; a dict with `rope_type` "linear" divides all frequencies by `factor`, "llama3" the
+    low ones.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                     "max_position_embeddings", "key_value_heads", "head_width"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"LlamaConfig: got {name} {getattr(self, name)}; it must be at least 1")
+        heads = self.num_attention_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ArgumentError(
+                f"LlamaConfig: got hidden_size {self.hidden_size} and num_attention_heads {heads}; the heads must "
+                "share the width evenly, or head_dim say theirs"
+            )
+        if heads % self.key_value_heads:
+            raise ArgumentError(
+                f"LlamaConfig: got num_attention_heads {heads} and num_key_value_heads {self.key_value_heads}; as many "
+                "heads must share each of the latter"
+            )
+        if self.head_width % 2:
+            raise ArgumentError(f"LlamaConfig: got heads of {self.head_width}; rotations need an even width")
+        if self.rope_scaling is not None:
+            _check_scaling(self.rope_scaling)
+
+    @property
+    def context(self) -> int:
+        """The largest number of positions."""
+        return self.max_position_embeddings
+
+    @property
+    def key_value_heads(self) -> int:
+        """How many heads keys and values have."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def head_width(self) -> int:
+        """How wide each head is."""
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+
+    @classmethod
+    def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
+        """Return the config that a `config.json` means. Raises CheckpointError for models that are no such Llama."""
+        pretrained.require(description, {"model_type": ("llama",), "hidden_act": ("silu",), "pretraining_tp": (1,)})
+        own = {field.name: description[field.name] for field in dataclasses.fields(cls) if field.name in description}
+        if own.get("rope_theta") is None:
+            own.pop("rope_theta", None)
+        # Newer files have everything about rotations in one place.
+        rotations = dict(description.get("rope_parameters") or own.get("rope_scaling") or {})
+        own |= {"rope_theta": rotations.pop("rope_theta")} if "rope_theta" in rotations else {}
+        rotations.setdefault("rope_type", rotations.pop("type", "default"))
+        own["rope_scaling"] = None if rotations["rope_type"] == "default" else rotations
+        try:
+            pretrained.require(rotations, {"partial_rotary_factor": (1.0,)})
+            return cls(**own)
+        except ArgumentError as error:
+            raise CheckpointError(f"config.json: {error}") from error
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return what `config.json` holds for this model, which is `LlamaForCausalLM` there."""
+        own = dataclasses.asdict(self) | {"num_key_value_heads": self.key_value_heads, "head_dim": self.head_width}
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **own}
+
+
+_SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def _check_scaling(scaling: Mapping[str, Any]) -> None:
+    kind = scaling.get("rope_type")
+    if kind not in _SCALINGS:
+        raise ArgumentError(f"LlamaConfig: got a rope_scaling of type {kind!r}; accepted are {', '.join(_SCALINGS)}")
+    missing = [name for name in _SCALINGS[kind] if name not in scaling]
+    if missing:
+        raise ArgumentError(f"LlamaConfig: got a rope_scaling of type {kind!r} without {', '.join(missing)}; give them")
+
+
+def _frequencies(config: LlamaConfig) -> np.ndarray:
+    """Return the angle from a position to the next of each pair of a head's elements. Shapes: result (head_width / 2,).
+
+    Source: Su et al. 2021, "RoFormer", section 3.2.2; for "llama3", Llama 3.1's reference implementation.
+    """
+    width = config.head_width
+    frequencies: np.ndarray = config.rope_theta ** -(np.arange(0, width, 2) / width)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    slow: np.ndarray = frequencies / scaling["factor"]
+    if scaling["rope_type"] == "linear":
+        return slow
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    # How often a pair turns within the context of the first training, from `low` (0) to `high` (1).
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    share: np.ndarray = np.clip((turns - low) / (high - low), 0, 1)
+    mixed: np.ndarray = slow + share * (frequencies - slow)
+    return mixed
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each pair (i, i + E/2) of a head's elements by its position's angle: Llama's half-split rotation.
+
+    Shapes: x (..., T, E), cosines and sines (T, E/2), result (..., T, E).
+    """
+    cosines, sines = rotation
+    first, second = x.chunk(2, -1)
+    return shape.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+
+
+class Attention(Module):
+    """Causal self-attention over rotated positions, in which neighbouring heads share one of keys and values."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        self.attention_dropout = config.attention_dropout
+        width, bias = config.hidden_size, config.attention_bias
+        inner, shared = (heads * self.head_width for heads in (config.num_attention_heads, config.key_value_heads))
+        self.q_proj = Linear(width, inner, bias=bias)
+        self.k_proj = Linear(width, shared, bias=bias)
+        self.v_proj = Linear(width, shared, bias=bias)
+        self.o_proj = Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            projection(x).view(batch, length, -1, self.head_width).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        heads = attention.scaled_dot_product_attention(
+            rotate(q, rotation), rotate(k, rotation), v, dropout_p=dropout, is_causal=True,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        return self.o_proj(heads.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+
+
+class MLP(Module):
+    """SwiGLU: two projections, one through SiLU, multiplied and projected back.
+
+    Source: Shazeer 2020, "GLU variants improve transformer".
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(activations.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Block(Module):
+    """Attention, then MLP, each on the normalised stream and added to it."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class Transformer(Module):
+    """Embedding, blocks, and the last normalisation: from token numbers to hidden states.
+
+    Shapes: idx int64 (B, T), result (B, T, hidden_size).
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.frequencies = _frequencies(config)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.embed_tokens(idx)
+        # In float64, in which angles of far positions are still exact.
+        angles = np.arange(idx.shape[1])[:, np.newaxis] * self.frequencies
+        rotation = tuple(creation.tensor(part, dtype=x.dtype) for part in (np.cos(angles), np.sin(angles)))
+        for block in self.layers:
+            x = block(x, rotation)
+        result: Tensor = self.norm(x)
+        return result
+
+
+class Llama(LanguageModel):
+    """A language model: `model`, and `lm_head`, whose weight is the token embedding's where the config ties them."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Transformer(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        for module in self.modules():
+            if isinstance(module, Linear | Embedding):
+                init.normal_(module.weight, std=config.initializer_range)
+            if isinstance(module, Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+
+    def hidden_states(self, idx: Tensor) -> Tensor:
+        """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, hidden_size)."""
+        return self.model(idx)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def from_safetensors(
+        path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: "Llama | None" = None
+    ) -> "Llama":
+        """Return a Llama with the weights of a file; see `from_safetensors`."""
+        return from_safetensors(path, config, model=model)
+
+
+def from_safetensors(
+    path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: Llama | None = None
+) -> Llama:
+    """Return a Llama with the weights of a safetensors file, an index of several, or a folder as Hugging Face's.
+
+    They are read one by one, into a new model or into `model`. Names are those of `LlamaForCausalLM`, with or without
+    "model."; tables of frequencies ("rotary_emb.inv_freq") are left out. Without `config`, it is that of `config.json`
+    beside the file: shapes do not tell how many heads there are. As in Hugging Face's libraries, the model is in
+    evaluation mode.
+    Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
+    """
+    saved, description = pretrained.read(path)
+    saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
+    if model is None:
+        if config is None and description is None:
+            raise CheckpointError(f"from_safetensors: {path} has no config.json beside it; give a config")
+        model = pretrained.build(Llama, config or LlamaConfig.from_hugging_face(description or {}))
+    if model.config.tie_word_embeddings:
+        saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
+    return pretrained.fill(model, saved, path)
+
+
+def _own_name(name: str) -> str:
+    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"

@@ -1,0 +1,88 @@
+"""Weights that others have trained: models out of safetensors files in Hugging Face's layout."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spillgrad import tensor_files
+from spillgrad.checkpoint import current_version, load_into
+from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
+from spillgrad.nn import init
+from spillgrad.nn.module import Module
+from spillgrad.tensor_files import StoredTensor
+
+M = TypeVar("M", bound=Module)
+Weights = dict[str, StoredTensor]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
+    """Return the tensors at a path, none of them read yet, and what `config.json` beside them says, if there is one.
+
+    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to.
+    Raises MissingFileError, CheckpointError.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = _file_in(current_version(file) or file)
+    if not file.is_file():
+        raise MissingFileError(
+            f"from_safetensors: {file} does not exist; give a .safetensors file, its index, or a folder with them"
+        )
+    config = file.with_name("config.json")
+    return tensor_files.read(file), tensor_files.read_json(config) if config.is_file() else None
+
+
+def _file_in(folder: Path) -> Path:
+    found = tensor_files.find(folder, "model")
+    if found is not None:
+        return found
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    holds = f"{len(files)} .safetensors files" if files else "neither"
+    raise CheckpointError(
+        f"from_safetensors: {folder} holds {holds}, wanted model.safetensors or model.safetensors.index.json; in "
+        "PyTorch, write other files anew with model.save_pretrained(folder)"
+    )
+
+
+def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise CheckpointError, with all of them, for entries of a `config.json` whose value is none of those accepted."""
+    wrong = [
+        f"{name} {description[name]!r} (accepted: {', '.join(map(repr, values))})"
+        for name, values in accepted.items()
+        if name in description and description[name] not in values
+    ]
+    if wrong:
+        raise CheckpointError(f"config.json: got {'; '.join(wrong)}; such a model is not known here")
+
+
+def without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[str]) -> Weights:
+    """Return the weights without the head's own copy of the embedding. Raises CheckpointError when it is no copy."""
+    head = saved.get("lm_head.weight")
+    if head is None or embedding not in saved:
+        return saved
+    if not head.equals(saved[embedding]):
+        raise CheckpointError(
+            f"from_safetensors: in {path}, lm_head.weight is not {embedding}; a model that ties them cannot hold both"
+        )
+    return {name: tensor for name, tensor in saved.items() if name != "lm_head.weight"}
+
+
+def build(model: Callable[[Any], M], config: Any) -> M:
+    """Return a new model whose weights are still to come."""
+    with init.skipped():
+        return model(config)
+
+
+def fill(model: M, saved: Weights, path: str | os.PathLike[str]) -> M:
+    """Read weights into a model, one by one, and return it in evaluation mode.
+
+    Raises CheckpointError, before anything changes, with every tensor that is missing, unexpected or of another shape.
+    """
+    try:
+        load_into(model, saved, strict=True)
+    except StateDictError as error:
+        raise CheckpointError(f"from_safetensors: {path} is of another model: {error}") from error
+    return model.eval()

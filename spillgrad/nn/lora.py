@@ -1,0 +1,251 @@
+"""Low-rank adapters: train two thin matrices beside each frozen weight instead of the weight.
+
+Source: Hu et al. 2021, "LoRA: low-rank adaptation of large language models", equation 3; names are those of
+Hugging Face's peft.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
+from spillgrad.errors import ArgumentError, GraphError, StateDictError
+from spillgrad.models.gpt import Conv1D
+from spillgrad.nn import init
+from spillgrad.nn.dropout import Dropout
+from spillgrad.nn.linear import Linear
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import linalg
+from spillgrad.ops.arithmetic import add, mul
+from spillgrad.ops.elementwise import call
+from spillgrad.ops.shape import transpose
+from spillgrad.tensor import Tensor
+
+# What peft's files put before every name.
+_PEFT_PREFIX = "base_model.model."
+
+
+class LoRALayer(Module):
+    """What a layer with a frozen weight and adapters has; `weight`, `bias` and hooks are those of the `base` layer.
+
+    Nothing writes to them but `merge` and `unmerge`.
+    """
+
+    base_class: ClassVar[type[Module]]
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, base: Module, rank: int, alpha: float | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        vars(self).update(vars(base) | {"_modules": dict(base._modules)})
+        outputs, inputs = self._out_in(self.weight).shape
+        self.rank = rank
+        self.scaling = (rank if alpha is None else alpha) / rank
+        self.merged = False
+        self.lora_dropout = Dropout(dropout)
+        self.lora_A = Linear(inputs, rank, bias=False, dtype=self.weight.dtype)  # U(±1/√inputs), Kaiming's with a=√5
+        self.lora_B = Linear(rank, outputs, bias=False, dtype=self.weight.dtype)
+        init.zeros_(self.lora_B.weight)
+        self.lora_dropout.train(base.training)
+
+    @staticmethod
+    def _out_in(weight: Tensor) -> Tensor:
+        """Return the weight, or a matrix shaped like it, as a view with a row for each output; and back again."""
+        return weight
+
+    def merge(self) -> None:
+        """Add scaling · B · A to the weight, so that forward costs what it did without adapters."""
+        if not self.merged:
+            self._shift(self.scaling)
+            self.merged = True
+
+    def unmerge(self) -> None:
+        """Subtract what `merge` added; the weight comes back up to rounding, not bit for bit."""
+        if self.merged:
+            self._shift(-self.scaling)
+            self.merged = False
+
+    def _shift(self, scaling: float) -> None:
+        with no_grad():
+            self.weight.add_(self._out_in(self.lora_B.weight @ self.lora_A.weight), alpha=scaling)
+
+    def unloaded(self) -> Module:
+        """Return a layer of the base's class over the merged weight, without adapters."""
+        self.merge()
+        base = self.base_class.__new__(self.base_class)
+        ours = ("rank", "scaling", "merged")
+        kept = {name: child for name, child in self._modules.items() if not name.startswith("lora_")}
+        vars(base).update({name: value for name, value in vars(self).items() if name not in ours}, _modules=kept)
+        return base
+
+    def _product(self, x: Tensor) -> Tensor:
+        """Return the product with the weight, plus the bias, plus what the adapters make of `x`."""
+        base = linalg.linear(x, self._out_in(self.weight), self.bias)
+        if self.merged:
+            if self.training and is_grad_enabled() and self.lora_A.weight.requires_grad:
+                raise GraphError(
+                    f"{type(self).__name__}: got a training step while merged, in which adapters get no gradient; "
+                    "unmerge() first, or evaluate with eval() or in no_grad()"
+                )
+            return base
+        down = self.lora_A(self.lora_dropout(x))
+        return linalg.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
+
+    def state_dict(self, **options: Any) -> dict[str, Any]:
+        """Return the state, as any module's. Raises GraphError while merged: loaded, it would be merged twice."""
+        if self.merged:
+            raise GraphError(
+                f"{type(self).__name__}: got state_dict() while merged; unmerge() first, or take the adapters away for "
+                "good with merge_lora(model)"
+            )
+        return super().state_dict(**options)
+
+    def extra_repr(self) -> str:
+        extra = self.base_class.extra_repr(self)
+        return f"{extra}, rank={self.rank}, scaling={self.scaling:g}{', merged' if self.merged else ''}"
+
+
+class LoRALinear(LoRALayer):
+    """Compute `x @ weight.T + bias + scaling · B(A(dropout(x)))`, of which A and B are trained.
+
+    Shapes: x (..., in_features), result (..., out_features), lora_A.weight (rank, in_features), lora_B.weight
+    (out_features, rank); B begins with zeros.
+    """
+
+    base_class = Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._product(x)
+
+
+class LoRAConv1D(LoRALayer):
+    """The same for GPT-2's layer, whose weight lies the other way round, and which may end in an activation."""
+
+    base_class = Conv1D
+    activation: str | None
+
+    @staticmethod
+    def _out_in(weight: Tensor) -> Tensor:
+        return transpose(weight, 0, 1)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the layer's result, added to `residual` where one is given."""
+        result = self._product(x)
+        if self.activation is not None:
+            result = call(self.activation, result)
+        return result if residual is None else add(residual, result)
+
+
+_LAYERS: tuple[type[LoRALayer], ...] = (LoRALinear, LoRAConv1D)
+
+
+def lora(
+    model: Module,
+    rank: int = 8,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    target: str | Sequence[str] | None = None,
+) -> Module:
+    """Freeze a model and put adapters of a rank beside its linear layers, in place; return the model.
+
+    A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` is by default the rank. Only A and B require
+    gradients: `optimizer = AdamW(p for p in model.parameters() if p.requires_grad)`. Frozen weights get no gradients
+    and are kept for backward only where the layer's input needs one; nothing writes to them, except `merge()`.
+    `lora_state_dict` returns the adapters alone.
+
+    `target` chooses among `Linear` layers and GPT-2's `Conv1D`: names, each the end of a path such as "attn.c_proj", or
+    a string, also a regular expression for whole paths. Layers whose weight is tied to another's stay as they are.
+    A model that is itself such a layer is returned as the new one.
+
+    Raises ArgumentError, before anything changes, for a rank below 1, a name that no layer has, when no layer is left,
+    or for a model with adapters. Source: Hu et al. 2021, equation 3.
+    """
+    if not isinstance(rank, int) or rank < 1:
+        raise ArgumentError(f"lora: got rank {rank!r}; wanted an integer from 1 on")
+    if not 0 <= dropout < 1:
+        raise ArgumentError(f"lora: got dropout {dropout}; wanted a probability from 0 to below 1")
+    if any(True for _ in _layers(model)):
+        raise ArgumentError("lora: got a model that has adapters; take them away with merge_lora(model) first")
+    chosen = _chosen(model, target)
+    model.requires_grad_(False)
+    model.zero_grad()
+    return _replaced(model, {base: layer(base, rank, alpha, dropout) for base, layer in chosen.items()})
+
+
+def merge_lora(model: Module) -> Module:
+    """Merge all adapters into their weights and take them away, in place; return the model, which stays frozen."""
+    return _replaced(model, {layer: layer.unloaded() for _, layer in list(_layers(model))})
+
+
+def lora_state_dict(model: Module) -> dict[str, Tensor]:
+    """Return the adapters' weights by path, such as "h.0.attn.c_attn.lora_A.weight"; they share the model's memory."""
+    return {
+        f"{path}.{name}.weight" if path else f"{name}.weight": getattr(layer, name).weight.detach()
+        for path, layer in _layers(model)
+        for name in ("lora_A", "lora_B")
+    }
+
+
+def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
+    """Copy what `lora_state_dict` returned into a model's adapters; names may begin as in peft's files.
+
+    Raises StateDictError, before anything is copied, that lists what is missing, unexpected or of another shape;
+    GraphError while a layer is merged.
+    """
+    if any(layer.merged for _, layer in _layers(model)):
+        raise GraphError("load_lora_state_dict: got a merged model; unmerge() its layers first")
+    state = {key.removeprefix(_PEFT_PREFIX): value for key, value in state_dict.items()}
+    known = lora_state_dict(model)
+    missing, unexpected = sorted(known.keys() - state.keys()), sorted(state.keys() - known.keys())
+    if missing or unexpected:
+        raise StateDictError(
+            f"load_lora_state_dict: missing {', '.join(missing) or 'nothing'}; unexpected "
+            f"{', '.join(unexpected) or 'nothing'}; give the adapters of the same layers"
+        )
+    model.load_state_dict(state, strict=False)
+
+
+def _layers(model: Module) -> Iterator[tuple[str, LoRALayer]]:
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, LoRALayer))
+
+
+def _chosen(model: Module, target: str | Sequence[str] | None) -> dict[Module, type[LoRALayer]]:
+    """Return the layers to adapt, with the class to replace each by."""
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    found: dict[str, tuple[Module, type[LoRALayer]]] = {}
+    tied = []
+    for path, module in model.named_modules():
+        # A subclass that computes something else would lose it.
+        layer = next((layer for layer in _LAYERS if type(module).forward is layer.base_class.forward), None)
+        if layer is not None and any(uses[id(p)] > 1 for p in module._parameters.values() if p is not None):
+            tied.append(path)
+        elif layer is not None:
+            found[path] = module, layer
+    names = [] if target is None else [target] if isinstance(target, str) else list(target)
+    unknown = [name for name in names if not any(_matches(path, name, isinstance(target, str)) for path in found)]
+    if unknown or not found:
+        stay = f", and with tied weights, which stay as they are, {', '.join(tied)}" if tied else ""
+        raise ArgumentError(
+            f"lora: got target {', '.join(map(repr, unknown)) or target}; {type(model).__name__} has the layers "
+            f"{', '.join(found) or 'none'}{stay}: name some of the former"
+        )
+    wanted = found if target is None else {
+        path: entry for path, entry in found.items()
+        if any(_matches(path, name, isinstance(target, str)) for name in names)
+    }  # fmt: skip
+    return dict(wanted.values())
+
+
+def _matches(path: str, name: str, is_pattern: bool) -> bool:
+    return path == name or path.endswith(f".{name}") or (is_pattern and re.fullmatch(name, path) is not None)
+
+
+def _replaced(model: Module, others: Mapping[Module, Module]) -> Module:
+    """Put other modules in the place of some, wherever these are; return the model, or its own replacement."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in others:
+                parent.register_module(name, others[child])
+    return others.get(model, model)

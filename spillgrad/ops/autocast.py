@@ -1,0 +1,253 @@
+"""Mixed precision: within `autocast`, products compute in half precision, and what loses too much by it in float32.
+
+One look before an operation does it: entering puts it before products, as `intercept` does, so that operations cost
+nothing more while no thread is inside. What else must stay float32 is made of several operations; those functions say
+so with `float32_in_autocast`. Derivatives never convert: each runs in the dtypes of the operation it belongs to.
+"""
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd import hooks
+from spillgrad.autograd.grad_mode import decorated, is_grad_enabled, state
+from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.define import Operation
+from spillgrad.ops.intercept import Interception, without_handler
+from spillgrad.tensor import Storage, Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_PRODUCTS = frozenset(
+    ("mm", "bmm", "mv", "dot", "matmul", "linear", "convolution", "conv_transpose", "scaled_dot_product_attention")
+)
+# float64 stays, as in PyTorch.
+_CONVERTED = dtypes.HALF | {dtypes.float32}
+
+
+class CastOf(Storage):
+    """The storage of a parameter's conversion: `source`, without graph, is what it can be made from again."""
+
+    def __init__(self, array: np.ndarray, source: Tensor) -> None:
+        super().__init__(array)
+        self.source = source
+        self.source_version = source.storage.version
+
+
+class _Known(NamedTuple):
+    """A parameter's conversion, made when the parameter had this memory, at this version."""
+
+    parameter: weakref.ref[Tensor]
+    array: np.ndarray
+    version: int
+    is_recorded: bool
+    converted: Tensor
+
+    def is_for(self, parameter: Tensor) -> bool:
+        return (
+            self.parameter() is parameter
+            and self.array is parameter._array
+            and self.version == parameter._storage.version
+            and (self.is_recorded or not is_grad_enabled())
+        )
+
+
+class _Region(threading.local):
+    """How deep this thread is within `autocast`, and the conversions made since it entered the outermost."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.known: dict[tuple[int, dtypes.DType], _Known] = {}
+
+
+_region = _Region()
+
+
+class Casting(NamedTuple):
+    """What products convert their operands to, and whether parameters' conversions are kept."""
+
+    dtype: dtypes.DType
+    cache_enabled: bool
+
+    def operands(self, operation: Operation, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return an operation's arguments, those of a product as it computes with them."""
+        if operation.name not in _PRODUCTS:
+            return arguments
+        with without_handler():
+            return tuple([self._converted(argument) for argument in arguments])
+
+    def _converted(self, argument: Any) -> Any:
+        if not isinstance(argument, Tensor) or argument.dtype not in _CONVERTED or argument.dtype == self.dtype:
+            return argument
+        if not argument.storage.trainable:
+            return to_dtype(argument, self.dtype)
+        if not self.cache_enabled or argument._base is not None or not argument.is_leaf:
+            return _parameter_as(argument, self.dtype)
+        key = id(argument), self.dtype
+        known = _region.known.get(key)
+        if known is not None and known.is_for(argument):
+            return known.converted
+        converted = _parameter_as(argument, self.dtype)
+        if not hooks.depth():  # these may send the graph's copy elsewhere: then none is to stay here
+            _region.known[key] = _Known(
+                weakref.ref(argument), argument._array, argument._storage.version, converted.requires_grad, converted
+            )
+        return converted
+
+
+def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
+    converted = to_dtype(parameter, dtype)
+    converted._storage = CastOf(converted._array, Tensor.wrap(parameter._array, parameter._storage))
+    return converted
+
+
+def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
+    """Return the dtype in which products take operands of `dtype` here."""
+    casting = state.autocast
+    return casting.dtype if casting is not None and dtype in _CONVERTED else dtype
+
+
+def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) -> None:
+    """Raise DtypeError unless a product's operands have one dtype, or are going to."""
+    for what, other in others.items():
+        if other is None or other.dtype == first.dtype or product_dtype(other.dtype) == product_dtype(first.dtype):
+            continue
+        raise DtypeError(f"{name}: got input {first.dtype} and {what} {other.dtype}; convert one with .to(dtype)")
+
+
+class autocast:
+    """Compute products in half precision inside, in this thread; a decorator too.
+
+        with sg.autocast("cpu"):
+            loss = model(x, y)
+        loss.backward()
+
+    `matmul mm bmm linear addmm baddbmm einsum conv…` and `scaled_dot_product_attention` convert floating-point operands
+    (but float64) to `dtype`, sum in float32 and round once. Losses, `linear_cross_entropy` among them, `mv`,
+    `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses, determinants and factorizations of
+    `sg.linalg` convert half precision to float32. All else
+    computes in the dtype it is given, and rows are normalized by float32 parameters whatever their own dtype.
+    Parameters stay as they are, and so do their gradients. They are converted once in the outermost region, unless not
+    `cache_enabled`, or where hooks on saved tensors are active; `save_on_disk` keeps the parameter instead of the copy.
+    What changes a parameter, or `no_grad`, never leaves a stale copy. Backward computes in the dtypes of the forward,
+    inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs `dtype=bfloat16`
+    or scaled losses: gradients below 6e-8 are 0 in float16.
+
+    With a dtype that is neither bfloat16 nor float16 it warns and does nothing, as PyTorch does; so does "cuda".
+    Raises ArgumentError for another `device_type`.
+    Source: Micikevicius et al. 2018, "Mixed precision training"; torch.autocast.
+    """
+
+    def __init__(
+        self, device_type: str = "cpu", dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if not isinstance(device_type, str) or device_type.split(":")[0] not in ("cpu", "cuda"):
+            raise ArgumentError(f'autocast: got device_type={device_type!r}; wanted a string, "cpu"')
+        self.device = device_type
+        self.fast_dtype = dtypes.bfloat16 if dtype is None else dtypes.as_dtype(dtype)
+        if enabled and self.fast_dtype not in dtypes.HALF:
+            warnings.warn(
+                f"autocast: got dtype={self.fast_dtype}; products can be in bfloat16 or float16. Disabling autocast",
+                stacklevel=2,
+            )
+            enabled = False
+        if enabled and device_type != "cpu":
+            warnings.warn(f"autocast: got device_type={device_type!r}; tensors are on the CPU. Disabling", stacklevel=2)
+            enabled = False
+        self._enabled = bool(enabled)
+        self._cache_enabled = is_autocast_cache_enabled() if cache_enabled is None else bool(cache_enabled)
+        self._before: list[tuple[Casting | None, Interception | None]] = []
+
+    def _again(self) -> "autocast":
+        return autocast(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+
+    def __enter__(self) -> "autocast":
+        interception = Interception(_PRODUCTS) if self._enabled else None
+        self._before.append((state.autocast, interception))
+        _region.depth += 1
+        state.autocast = Casting(self.fast_dtype, self._cache_enabled) if self._enabled else None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        state.autocast, interception = self._before.pop()
+        if interception is not None:
+            interception.end()
+        _region.depth -= 1
+        if _region.depth == 0:
+            clear_autocast_cache()
+
+    def __call__(self, function: _Function) -> _Function:
+        return decorated(function, self._again)  # type: ignore[return-value]
+
+
+def present() -> autocast:
+    """Return a context that restores this thread's present mode."""
+    casting: Casting | None = state.autocast
+    return autocast(enabled=False) if casting is None else autocast("cpu", casting.dtype, True, casting.cache_enabled)
+
+
+def is_autocast_enabled(device_type: str = "cpu") -> bool:
+    """Return whether products of this thread compute in half precision."""
+    return device_type == "cpu" and state.autocast is not None
+
+
+def get_autocast_dtype(device_type: str = "cpu") -> dtypes.DType:
+    """Return the dtype in which products compute within `autocast`: the present one's, or else the default."""
+    return dtypes.bfloat16 if state.autocast is None else state.autocast.dtype
+
+
+def is_autocast_cache_enabled() -> bool:
+    """Return whether parameters' conversions are kept until the outermost region ends."""
+    return state.autocast is None or state.autocast.cache_enabled
+
+
+def clear_autocast_cache() -> None:
+    """Forget the conversions of parameters made so far in this thread."""
+    _region.known.clear()
+
+
+def float32_in_autocast(function: _Function) -> _Function:
+    """Let a function take float32 for half precision within `autocast`, and its products compute in float32."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        casting = state.autocast
+        if casting is None:
+            return function(*arguments, **options)
+        state.autocast = None
+        try:
+            return function(
+                *[_as(argument, dtypes.HALF, dtypes.float32) for argument in arguments],
+                **{name: _as(option, dtypes.HALF, dtypes.float32) for name, option in options.items()},
+            )
+        finally:
+            state.autocast = casting
+
+    return call  # type: ignore[return-value]
+
+
+def half_in_autocast(function: _Function) -> _Function:
+    """Let a function take half precision for float32 within `autocast`: one that does more than multiply."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        casting = state.autocast
+        if casting is not None:
+            arguments = tuple([_as(argument, _CONVERTED, casting.dtype) for argument in arguments])
+        return function(*arguments, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _as(argument: Any, sources: frozenset[dtypes.DType], dtype: dtypes.DType) -> Any:
+    return to_dtype(argument, dtype) if isinstance(argument, Tensor) and argument.dtype in sources else argument

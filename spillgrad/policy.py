@@ -1,0 +1,107 @@
+"""What happens to saved tensors within `save_on_disk`: spilled, kept, or recomputed, by module or operation."""
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.nn import module
+from spillgrad.ops import define
+from spillgrad.utils.checkpoint import checkpoint
+
+CHOICES = ("spill", "keep", "recompute")
+
+# A name, of an operation or a module's path, to a choice; None leaves it to others.
+Chooser = Callable[[str], str | None]
+
+
+class Policy:
+    """A choice for every saved value: its operation's own comes first, then those of modules from the innermost out.
+
+    What nobody chose is spilled. Raises ArgumentError for what is no policy.
+    """
+
+    def __init__(self, policy: str | Mapping[str, str] | Chooser) -> None:
+        if isinstance(policy, str):
+            _require_choice(policy)
+            self._of_module: Chooser = _of_repeated if policy == "recompute" else lambda path: policy
+            self._of_operation: Chooser = lambda name: None
+        elif isinstance(policy, Mapping):
+            choices = dict(policy)
+            names = {operation.name for operation in define.operations}
+            for key, choice in choices.items():
+                _require_choice(choice)
+                if choice == "recompute" and key in names:
+                    raise _no_recomputation(key)
+            fits = fnmatch.fnmatchcase
+            self._of_module = lambda path: next((choice for key, choice in choices.items() if fits(path, key)), None)
+            self._of_operation = choices.get
+        elif callable(policy):
+            self._of_module = self._of_operation = _checked(policy)
+        else:
+            raise ArgumentError(
+                f"save_on_disk: got policy {policy!r}; wanted one of {', '.join(CHOICES)}, or a mapping or function "
+                "from the path of a module, or an operation's name, to one of them"
+            )
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def keeps(self, operation: str, path: str) -> bool:
+        """Return whether what an operation saves, within the module at a path, stays in RAM."""
+        known = self._known.get((operation, path))
+        if known is None:
+            known = self._known[operation, path] = self._keeps(operation, path)
+        return known
+
+    def _keeps(self, operation: str, path: str) -> bool:
+        choice = self._of_operation(operation)
+        if choice == "recompute":
+            raise _no_recomputation(operation)
+        if choice is not None:
+            return choice == "keep"
+        for outer in _outward(path):
+            choice = self._of_module(outer)
+            # Of a recomputed module, its arguments are saved: they belong to who called it.
+            if choice is not None and choice != "recompute":
+                return choice == "keep"
+        return False
+
+    def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward of the module at a path, so that it is recomputed if that was chosen."""
+        if self._of_module(path) != "recompute":
+            return forward(*args, **kwargs)
+        with module.around_forward(self, None):  # what is inside comes again with it
+            return checkpoint(forward, *args, **kwargs)
+
+
+def _outward(path: str) -> Iterator[str]:
+    """Yield the path of a module and of those around it; that of the outermost is empty."""
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _of_repeated(path: str) -> str | None:
+    return "recompute" if path.rpartition(".")[2].isdigit() else None
+
+
+def _require_choice(choice: Any) -> None:
+    if choice not in CHOICES:
+        raise ArgumentError(f"save_on_disk: got {choice!r} as a policy; accepted are {', '.join(CHOICES)}")
+
+
+def _checked(policy: Chooser) -> Chooser:
+    def choose(name: str) -> str | None:
+        choice = policy(name)
+        if choice is not None:
+            _require_choice(choice)
+        return choice
+
+    return choose
+
+
+def _no_recomputation(operation: str) -> ArgumentError:
+    return ArgumentError(
+        f"save_on_disk: got 'recompute' for the operation {operation}; operations are kept or spilled: recompute a "
+        "module around it, by its path"
+    )

@@ -1,0 +1,287 @@
+"""Tensors in safetensors files, one after the other: never is more than one of them in memory.
+
+A set of tensors is one file `model.safetensors`, or, above a size, several (`model-00001-of-00003.safetensors` …)
+and an index that says which file holds which tensor, as Hugging Face's libraries write and look for them.
+
+Source: the safetensors format: 8 bytes of length, a JSON header, the tensors' bytes in the order of the header.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError, safe_open
+
+from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.errors import CheckpointError, MissingFileError
+from spillgrad.ops import inplace
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import memory
+
+NAMES = {
+    "F64": dtypes.float64, "F32": dtypes.float32, "F16": dtypes.float16, "BF16": dtypes.bfloat16,
+    "I64": dtypes.int64, "I32": dtypes.int32, "I16": dtypes.int16, "I8": dtypes.int8, "U64": dtypes.uint64,
+    "U32": dtypes.uint32, "U16": dtypes.uint16, "U8": dtypes.uint8, "BOOL": dtypes.bool_, "C64": dtypes.complex64,
+}  # fmt: skip
+_DTYPE_NAMES = {dtype: name for name, dtype in NAMES.items()}
+# What is digested while it is in the processor's cache.
+_PIECE_BYTES = 1 << 20
+_ALIGNMENT = 8
+
+
+class StoredTensor:
+    """A tensor in a file; it is read, into memory of its own, when it is asked for as an array."""
+
+    def __init__(self, path: Path, dtype: dtypes.DType, shape: tuple[int, ...], offset: int) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.shape = shape
+        self.offset = offset
+        self.nbytes = math.prod(shape) * dtype.itemsize
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        # Not from the pool of buffers, which would keep the memory for a next tensor of this very size.
+        array = np.empty(self.shape, self.dtype)
+        self._read_into(array)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def tensor(self) -> Tensor:
+        """Read the tensor."""
+        array = memory.empty(self.shape, self.dtype)
+        self._read_into(array)
+        return Tensor.wrap(array)
+
+    def _read_into(self, array: np.ndarray) -> None:
+        content = _bytes_of(array)
+        with open_for_reading(self.path) as file:
+            file.seek(self.offset)
+            if file.readinto(content) != len(content):
+                raise damaged(self.path, "it ends too early")
+
+    def copy_to(self, tensor: Tensor) -> None:
+        """Overwrite a tensor in place: of the same dtype and dense, with no memory beside its own."""
+        with no_grad():
+            array = tensor.array  # held, so that one that lives on disk is read once
+            if array.dtype != self.dtype or not array.flags.c_contiguous:
+                inplace.copy_(tensor, self)
+                return
+            inplace.begin_write(tensor, "copy_", self.shape, self.dtype)
+            self._read_into(array)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the tensor's bytes in order."""
+        with open_for_reading(self.path) as file:
+            file.seek(self.offset)
+            for start in range(0, self.nbytes, _PIECE_BYTES):
+                yield file.read(min(_PIECE_BYTES, self.nbytes - start))
+
+    def equals(self, other: "StoredTensor") -> bool:
+        """Return whether both have the same dtype, shape and bytes."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        return all(mine == its for mine, its in zip(self.pieces(), other.pieces(), strict=True))
+
+
+def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> dict[str, str]:
+    """Write tensors into new files of a folder, and return the checksum of each file by its name.
+
+    Each tensor's memory is looked at once, in the order of `tensors` within a dtype's width. Files are on the disk when
+    this returns; their names are when the folder is synchronised.
+    Raises CheckpointError, before anything is written, for dtypes the format lacks, and OSError.
+    """
+    foreign = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in _DTYPE_NAMES]
+    if foreign:
+        raise CheckpointError(
+            f"checkpoint: safetensors files cannot hold {', '.join(foreign)}; convert them, or write them with save()"
+        )
+    shards = _shards(tensors, max_shard_bytes)
+    single = f"{stem}.safetensors"
+    if len(shards) == 1:
+        return {single: _write_file(folder / single, tensors)}
+    checksums: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        checksums[file] = _write_file(folder / file, {name: tensors[name] for name in names})
+        weight_map |= dict.fromkeys(names, file)
+    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    return checksums | {f"{single}.index.json": write_json(folder / f"{single}.index.json", index)}
+
+
+def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
+    """Return the names of each file: as many as fit, in order, at least one."""
+    shards: list[list[str]] = [[]]
+    filled_bytes = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and filled_bytes + tensor.nbytes > max_shard_bytes:
+            shards.append([])
+            filled_bytes = 0
+        shards[-1].append(name)
+        filled_bytes += tensor.nbytes
+    return shards
+
+
+def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    # Wide elements first, so that all are aligned.
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
+    # Hugging Face's loaders refuse files that do not say whose format their tensors have.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.nbytes
+        dtype = _DTYPE_NAMES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    digest = xxhash.xxh3_128()
+    with path.open("xb") as file:
+        for part in (len(text).to_bytes(8, "little"), text):
+            digest.update(part)
+            file.write(part)
+        for name in names:
+            _write_array(file, digest, tensors[name])
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _write_array(file: Any, digest: Any, tensor: Tensor) -> None:
+    content = _bytes_of(np.asarray(tensor.array, order="C"))
+    for start in range(0, len(content), _PIECE_BYTES):
+        piece = content[start : start + _PIECE_BYTES]
+        digest.update(piece)
+        file.write(piece)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def read(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, or of those that an index names; none of them is read yet.
+
+    Raises CheckpointError for files that are missing, damaged or of another format.
+    """
+    if path.name.endswith(".index.json"):
+        return _read_index(path)
+    try:
+        with open_for_reading(path) as file:
+            start = file.read(START_BYTES)
+        refuse_pickles(start, str(path))
+        offset = 8 + int.from_bytes(start[:8], "little")
+        found = {}
+        # It checks the header, and that tensors lie side by side. Not its arrays: memory of the file that it maps
+        # counts as this process's for as long as it is open.
+        with safe_open(path, framework="np") as file:
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                dtype = known_dtype(part.get_dtype(), f"'{name}' in {path}")
+                found[name] = StoredTensor(path, dtype, tuple(part.get_shape()), offset)
+                offset += found[name].nbytes
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, reason(error)) from error
+    return found
+
+
+def known_dtype(name: str, where: str) -> dtypes.DType:
+    """Return what safetensors calls by this name. Raises CheckpointError for what no tensor has."""
+    if name not in NAMES:
+        raise CheckpointError(
+            f"load: {where} has dtype {name}, which no tensor has; convert it to one of {', '.join(NAMES)}"
+        )
+    return NAMES[name]
+
+
+START_BYTES = 9
+
+
+def refuse_pickles(start: bytes, name: str) -> None:
+    """Raise CheckpointError for a file whose first `START_BYTES` are those of a pickle, or of an archive of some."""
+    # The length of a safetensors header may begin with the same byte; but then come zeros, and the header's brace.
+    if start.startswith((b"PK\x03\x04", b"\x80")) and start[4:] != b"\0\0\0\0{":
+        raise CheckpointError(
+            f"load: {name} is a file of PyTorch's (pickle) format, and reading one can run code; in PyTorch, write its "
+            "tensors with safetensors.torch.save_file(torch.load(path), new_path)"
+        )
+
+
+def _read_index(path: Path) -> dict[str, StoredTensor]:
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise damaged(path, "it has no weight_map")
+    files = {str(file): read(path.parent / Path(str(file)).name) for file in dict.fromkeys(weight_map.values())}
+    missing = [f"{name} ({file})" for name, file in weight_map.items() if name not in files[str(file)]]
+    if missing:
+        raise damaged(path, f"the files lack tensors it names: {', '.join(missing)}")
+    return {name: files[str(file)][name] for name, file in weight_map.items()}
+
+
+def find(folder: Path, stem: str) -> Path | None:
+    """Return the file with all tensors, or else the index of several, or None where there is neither."""
+    single = folder / f"{stem}.safetensors"
+    index = folder / f"{stem}.safetensors.index.json"
+    return single if single.is_file() else index if index.is_file() else None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> str:
+    """Write a JSON object; return its checksum when it is on the disk."""
+    content = json.dumps(value, indent=1).encode()
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object. Raises CheckpointError when the file holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(path, reason(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(path, "it holds no JSON object")
+    return value
+
+
+def checksum(path: Path) -> str:
+    """Return the checksum of a file. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def open_for_reading(path: Path) -> Any:
+    """Return a file to read bytes from. Raises MissingFileError, CheckpointError."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise MissingFileError(f"load: {path} does not exist; give another copy") from error
+    except OSError as error:
+        raise damaged(path, reason(error)) from error
+
+
+def damaged(path: Path, why: str) -> CheckpointError:
+    """Return the error for a file that cannot be used."""
+    return CheckpointError(f"checkpoint: {path} is damaged ({why}); use another copy")
+
+
+def reason(error: Exception) -> str:
+    """Return what went wrong without the path, which our messages name."""
+    return getattr(error, "strerror", None) or str(error)
