@@ -492,6 +492,7 @@ from spillgrad.tensor import (
     Tensor,
     is_complex,
     is_floating_point,
+    is_inference,
     is_tensor,
     numel,
 )  # fmt: skip

@@ -102,8 +102,8 @@ class UnknownModelError(SpillgradError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-class OperandError(SpillgradError, TypeError):
-    """An operand that is no tensor, number or array."""
+class OperandError(SpillgradError, TypeError, RuntimeError):
+    """An operand that is no tensor, number or array (PyTorch raises TypeError or RuntimeError)."""
 
 
 class FusionError(SpillgradError, TypeError, RuntimeError):

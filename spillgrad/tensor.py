@@ -205,6 +205,10 @@ class Tensor:
         """Return whether the elements are complex numbers."""
         return dtypes.is_complex(self.dtype)
 
+    def is_inference(self) -> bool:
+        """Return False: what `inference_mode` makes is a tensor like any other, to record and change later."""
+        return False
+
     def is_signed(self) -> bool:
         """Return whether the elements can be negative."""
         return self.dtype.kind not in "ub"
@@ -273,9 +277,10 @@ class Tensor:
 
     def __bool__(self) -> bool:
         if self._array.size != 1:
+            count = "more than one value" if self._array.size else "no values"
             raise ArgumentError(
-                f"bool: the truth of a tensor of shape {self.shape} is ambiguous; use any() or all(), or "
-                f"compare one element"
+                f"bool: Boolean value of Tensor with {count} is ambiguous: got shape {self.shape}; use any(), all() or "
+                "compare one element"
             )
         return bool(self._array.reshape(())[()])
 
@@ -328,7 +333,10 @@ class Tensor:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tensor":
         if not self.is_leaf:
-            raise GraphError("deepcopy: only leaf tensors can be deep-copied; detach() this one first")
+            raise GraphError(
+                "deepcopy: Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol; "
+                "detach() this one first"
+            )
         copied = _rebuild(type(self), self._array.copy(), self._requires_grad, self.__dict__.get("name"))
         if self._grad is not None:
             copied._grad = self._grad.__deepcopy__(memo)
@@ -353,7 +361,7 @@ class Tensor:
             )
         if not value and not self.is_leaf:
             raise GraphError(
-                "requires_grad: you can only change requires_grad flags of leaf tensors; use detach() to get "
+                "requires_grad: you can only change requires_grad flags of leaf variables; use detach() to get "
                 "one without graph"
             )
         self._requires_grad = bool(value)
@@ -411,6 +419,10 @@ class Tensor:
                     f"grad: got {value.shape} {value.dtype}; a gradient is of its tensor's {self.shape} {self.dtype}"
                 )
         self._grad = value
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._grad = None
 
     @property
     def data(self) -> "Tensor":
@@ -470,7 +482,7 @@ class Tensor:
     def detach_(self) -> Self:
         """Cut the graph at this tensor: it becomes a leaf without gradient."""
         if self._base is not None and self.grad_fn is not None:
-            raise GraphError("detach_: a view cannot be detached in place; use detach()")
+            raise GraphError("detach_: Can't detach views in-place. Use detach() instead")
         self._cut()
         self._detached = True
         return self
@@ -520,7 +532,7 @@ class Tensor:
         Raises GraphError without gradient.
         """
         if not self.requires_grad:
-            raise GraphError("retain_grad: can't retain_grad on a tensor that has requires_grad=False")
+            raise GraphError("retain_grad: can't retain_grad on Tensor that has requires_grad=False")
         if self.grad_fn is None:
             return
         tensor = weakref.ref(self)
@@ -619,6 +631,11 @@ def is_floating_point(input: Tensor) -> bool:
 def is_complex(input: Tensor) -> bool:
     """Return whether the elements are complex numbers."""
     return input.is_complex()
+
+
+def is_inference(input: Tensor) -> bool:
+    """Return False: what `inference_mode` makes is a tensor like any other."""
+    return input.is_inference()
 
 
 def native(array: np.ndarray) -> np.ndarray:

@@ -59,7 +59,11 @@ def test_conversions_to_python_numbers():
     [
         (lambda: sg.ones(2).item(), ArgumentError, r"item: a tensor of shape \(2,\) has 2 elements"),
         (lambda: sg.zeros(0).item(), ArgumentError, "has 0 elements"),
-        (lambda: bool(sg.ones(2)), ArgumentError, r"truth of a tensor of shape \(2,\) is ambiguous; use any"),
+        (
+            lambda: bool(sg.ones(2)),
+            ArgumentError,
+            r"Boolean value of Tensor with more than one value is ambiguous: got shape \(2,\); use any",
+        ),
         (lambda: bool(sg.zeros(0)), RuntimeError, "ambiguous"),
         (lambda: int(sg.ones(2)), ArgumentError, "only one can become a number"),
         (lambda: operator.index(sg.tensor(1.0)), DtypeError, "only integer tensors"),
@@ -188,7 +192,7 @@ def test_a_deep_copy_has_its_own_memory_gradient_and_class():
     assert (type(y), y.requires_grad, y.name) == (sg.nn.Parameter, True, "weight")
     a, b = copy.deepcopy([x, x])
     assert a is b
-    with pytest.raises(GraphError, match=r"only leaf tensors can be deep-copied; detach\(\)"):
+    with pytest.raises(GraphError, match=r"\(graph leaves\) support the deepcopy protocol; detach\(\)"):
         copy.deepcopy(x * 2)
 
 
@@ -237,12 +241,12 @@ def _view_of_what_became_trainable():
     [
         (lambda: sg.tensor([1]).requires_grad_(), DtypeError, "requires_grad: got a tensor of int64"),
         (lambda: setattr(sg.tensor([True]), "requires_grad", True), RuntimeError, "only Tensors of floating point"),
-        (lambda: (sg.ones(1, requires_grad=True) * 2).requires_grad_(False), GraphError, "flags of leaf tensors"),
+        (lambda: (sg.ones(1, requires_grad=True) * 2).requires_grad_(False), GraphError, "flags of leaf variables"),
         (lambda: setattr(sg.ones(2), "grad", sg.ones(3)), GraphError, r"grad: got \(3,\) float32"),
         (lambda: setattr(sg.ones(2), "grad", 3), TypeError, "grad: got int; wanted a Tensor or None"),
         (lambda: setattr(sg.ones(2), "data", 3), TypeError, "data: got int"),
         (lambda: setattr(sg.ones(2, requires_grad=True), "data", sg.tensor([1])), DtypeError, "data: got int64"),
-        (lambda: _view_of_what_became_trainable().requires_grad_(False), GraphError, "flags of leaf tensors"),
+        (lambda: _view_of_what_became_trainable().requires_grad_(False), GraphError, "flags of leaf variables"),
         (lambda: sg.ones(2).register_hook(print), GraphError, "doesn't require gradient"),
     ],
 )

@@ -4,6 +4,8 @@ Names load on first use: the tensor class itself is built on modules of this pac
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
         no_grad,
         set_grad_enabled,
     )
+    from spillgrad.autograd.gradcheck import gradcheck, gradgradcheck
     from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
     from spillgrad.autograd.lazy_jacobian import hessian, jacobian
-    from spillgrad.autograd.numerical import gradcheck, gradgradcheck
     from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
     from spillgrad.autograd.saved import SavedTensor
     from spillgrad.autograd.variable import Variable
@@ -37,8 +39,8 @@ _HOME = {
     "set_grad_enabled": "grad_mode",
     "hessian": "lazy_jacobian",
     "jacobian": "lazy_jacobian",
-    "gradcheck": "numerical",
-    "gradgradcheck": "numerical",
+    "gradcheck": "gradcheck",
+    "gradgradcheck": "gradcheck",
     "disable_saved_tensors_hooks": "hooks",
     "saved_tensors_hooks": "hooks",
     "Function": "pylayer",
@@ -96,3 +98,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """Keeps `gradcheck` the function when the module of that name is imported, as in PyTorch."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.gradcheck if name == "gradcheck" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -27,7 +27,10 @@ def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
     if isinstance(value, GradientEdge) and value.node is not None:
         return value, value.node.output(value.output_nr)
     if not isinstance(value, Tensor):
-        raise OperandError(f"{name}: got {type(value).__name__}; wanted tensors, or what get_gradient_edge() returns")
+        raise OperandError(
+            f"{name}: all inputs have to be Tensors or GradientEdges, but got {type(value).__name__}; an edge is what "
+            "get_gradient_edge() returns"
+        )
     return value.gradient_edge(), value
 
 

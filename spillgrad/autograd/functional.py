@@ -190,6 +190,7 @@ def jvp(
         call = _Call("jvp", func, inputs, create_graph, strict)
         vector = call.vector(v, call.inputs)
         pushed = _Pushed(call.outputs.tensors, call.inputs.tensors)
+        pushed.check(call)
         product = call.filled(pushed(vector, create_graph=create_graph), call.outputs.tensors)
     return call.outputs.like(call.finished(call.outputs.tensors)), call.outputs.like(call.finished(product))
 
@@ -200,6 +201,12 @@ class _Pushed:
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         self._duals = [_zeros(output).requires_grad_() for output in outputs]
         self._pulled = _pulled(outputs, inputs, self._duals, create_graph=True)
+
+    def check(self, call: _Call) -> None:
+        """Raise GraphError, where the call is strict, for an input that no output depends on."""
+        for i, pulled in enumerate(self._pulled):
+            if call.strict and pulled is None:
+                raise GraphError(f"{call.who}: nothing depends on input {i}, which strict=True asks for")
 
     def __call__(self, vectors: Sequence[Tensor], *, create_graph: bool, retain_graph: bool | None = None) -> list[Any]:
         """Return J v per output, None for one that depends on no input."""

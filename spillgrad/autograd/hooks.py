@@ -77,10 +77,15 @@ def restore(pairs: list[HookPair]) -> None:
         stack.__dict__.pop("watched", None)
 
 
-def chosen(alias: Callable[[], Any], operation: str, slot: str) -> HookPair | None:
-    """Return the innermost pair that takes a value which this thread saves now, or None; `alias` returns the value."""
+def chosen(
+    alias: Callable[[], Any], operation: str, slot: str, pairs: list[HookPair] | None = None
+) -> HookPair | None:  # fmt: skip
+    """Return the innermost of some pairs that takes a value which this thread saves now, or None.
+
+    `alias` returns the value; `pairs` are by default those that are active.
+    """
     pair: HookPair
-    for pair in reversed(stack.pairs):
+    for pair in reversed(stack.pairs if pairs is None else pairs):
         if pair.only is None or pair.only(SavedValue(alias(), operation, slot, labels.current.module or "")):
             return pair
     return None

@@ -242,15 +242,17 @@ def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any
                 value.mark_shared()
         result = call(hook, tuple(values))
         if result is not None:
-            replacement = list(result) if isinstance(result, tuple | list) else [result]
-            if len(replacement) != len(values):
+            if not isinstance(result, tuple):
+                raise HookTypeError(
+                    f"hook {_hook_name(hook)}: expected tuple, but hook returned {type(result).__name__!r}; return one "
+                    "gradient (or None) for each passed, or None to keep them"
+                )
+            if len(result) != len(values):
                 raise GraphError(
-                    f"hook {_hook_name(hook)} has returned an incorrect number of values: got {len(replacement)}, "
+                    f"hook {_hook_name(hook)} has returned an incorrect number of values: got {len(result)}, "
                     f"wanted {len(values)}; return one (or None) for each gradient passed"
                 )
-            values = [
-                None if new is None else _like(hook, new, old) for new, old in zip(replacement, values, strict=True)
-            ]
+            values = [None if new is None else _like(hook, new, old) for new, old in zip(result, values, strict=True)]
     return values
 
 
@@ -300,10 +302,16 @@ class AccumulateGrad(Node):
 
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads
-        if grad is not None:
+        if grad is not None and self.variable.requires_grad:  # it may have been frozen since
             with _accumulate_lock:
                 self.variable.accumulate_grad(grad)
             hooks: HookDict | None = self.variable._post_accumulate_hooks
             for hook in list((hooks or {}).values()):
-                hook(self.variable)
+                result = hook(self.variable)
+                if result is not None:
+                    kind = GraphError if isinstance(result, _tensor_type) else HookTypeError  # as in PyTorch
+                    raise kind(
+                        f"hook {_hook_name(hook)}: got {type(result).__name__}; Tensor post accumulate grad hooks "
+                        "should return None: change the leaf, or its .grad, instead"
+                    )
         return []

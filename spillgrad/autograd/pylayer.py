@@ -17,12 +17,18 @@ import numpy as np
 
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
-from spillgrad.autograd.saved import SavedNone, SavedTensor
+from spillgrad.autograd.saved import FREED, SavedNone, SavedTensor
 from spillgrad.errors import GradientMismatchError, GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import view_of
 from spillgrad.ops.inplace import record_change, refuse
 from spillgrad.tensor import Tensor
+
+
+def _require_tensors(says: str, values: Sequence[Any], remedy: str) -> None:
+    for i, value in enumerate(values):
+        if value is not None and not isinstance(value, Tensor):
+            raise OperandError(f"{says}, but argument {i} is of type {type(value).__name__}; {remedy}")
 
 
 class _Context:
@@ -37,6 +43,7 @@ class _Context:
         self._not_inplace: tuple[Tensor, ...] = ()
         self._materialize = True
         self._forward_done = False
+        self._freed = False
         self._node: Callable[[], CustomNode | None] = lambda: None  # a weak reference: the node holds the context
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -48,16 +55,17 @@ class _Context:
             raise GraphError("save_for_backward: called outside forward; save what backward needs in forward")
         if self._to_save is not None:
             raise GraphError("save_for_backward: called a second time; pass all tensors in one call")
-        for i, value in enumerate(tensors):
-            if value is not None and not isinstance(value, Tensor):
-                raise OperandError(
-                    f"save_for_backward can only save variables, but argument {i} is of type {type(value).__name__}; "
-                    "keep other values as attributes of ctx"
-                )
+        says = "save_for_backward can only save variables"
+        _require_tensors(says, tensors, "keep other values as attributes of ctx")
         self._to_save = tensors
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Say that outputs need no gradient; their slots in backward still arrive, as zeros."""
+        """Say that outputs need no gradient; their slots in backward still arrive, as zeros.
+
+        Raises OperandError for what is no tensor.
+        """
+        says = "mark_non_differentiable only accepts variable arguments"
+        _require_tensors(says, outputs, "name outputs of forward")
         self._non_differentiable = outputs
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -71,6 +79,8 @@ class _Context:
     def _unpacked(self) -> tuple[Any, ...]:
         if self._saved is None:  # inside forward, or nothing recorded
             return self._to_save or ()
+        if self._freed:
+            raise SavedTensorError(FREED)
         return tuple(s.unpack() if isinstance(s, SavedTensor) else s for s in self._saved)
 
 
@@ -113,7 +123,8 @@ class FunctionCtx(_Context):
         """Do nothing: there is no forward-mode differentiation that would ask for these tensors."""
 
     def mark_dirty(self, *inputs: Tensor) -> None:
-        """Say that forward changed inputs in place; each must be returned."""
+        """Say that forward changed inputs in place; each must be returned. Raises OperandError."""
+        _require_tensors("mark_dirty can only accept variables", inputs, "name inputs of forward")
         self._dirty = inputs
 
 
@@ -155,6 +166,8 @@ class CustomNode(Node):
 
     @property
     def _raw_saved_tensors(self) -> tuple[Any, ...]:
+        if self._ctx._freed:
+            raise SavedTensorError(FREED)
         return tuple(SavedNone(self.name(), str(i)) if s is None else s for i, s in enumerate(self._ctx._saved or ()))
 
     def __getattr__(self, name: str) -> Any:
@@ -207,6 +220,7 @@ class CustomNode(Node):
         return (gradient if gradient.dtype == dtype else gradient.to(dtype)).mark_shared()
 
     def release(self) -> None:
+        self._ctx._freed = True
         for saved in self._ctx._saved or ():
             if isinstance(saved, SavedTensor):
                 saved.release()

@@ -10,7 +10,7 @@ from spillgrad.autograd.grad_mode import no_grad, state
 from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, tensor_type
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 
-_FREED = (
+FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have "
     "already been freed). "
     "Saved values of the graph are freed by backward() or grad(). Specify retain_graph=True to go through it again."
@@ -53,9 +53,9 @@ class SavedTensor:
             self._original = weakref.ref(tensor)
             self._edge = edge
 
-    def pack(self) -> None:
-        """Let the innermost hooks that take the value, if there are any, pack it."""
-        pair = hooks.chosen(self._alias, self.operation, self.slot)
+    def pack(self, pairs: list[hooks.HookPair] | None = None) -> None:
+        """Let the innermost hooks that take the value, if there are any, pack it: of some pairs, or the active ones."""
+        pair = hooks.chosen(self._alias, self.operation, self.slot, pairs)
         if pair is not None:
             self.register_hooks(pair.pack, pair.unpack)
 
@@ -66,7 +66,7 @@ class SavedTensor:
         hook changes its input.
         """
         if self._freed:
-            raise SavedTensorError(f"Calling register_hooks on a saved tensor after it has been freed. {_FREED}")
+            raise SavedTensorError(f"Calling register_hooks on a saved tensor after it has been freed. {FREED}")
         if self._unpack is not None:
             raise GraphError(
                 "Calling register_hooks on a saved tensor whose hooks have already been set: only one pair of hooks is "
@@ -121,7 +121,7 @@ class SavedTensor:
     def data(self) -> Any:
         """What is kept: the packed object, or the tensor where no hook packed it."""
         if self._freed:
-            raise SavedTensorError(_FREED)
+            raise SavedTensorError(FREED)
         return self._value if self._unpack is None else self._packed
 
     def release(self) -> None:
@@ -137,7 +137,7 @@ class SavedTensor:
         HookTypeError when the unpack hook returned no tensor. Exceptions of the hook pass through unchanged.
         """
         if self._freed:
-            raise SavedTensorError(_FREED)
+            raise SavedTensorError(FREED)
         if self._unpack is None:
             if self._storage.version != self._version:
                 raise self._changed(self._storage, self._array.shape, self._array.dtype)

@@ -30,6 +30,7 @@ from spillgrad.device import CPU
 from spillgrad.dtypes import is_differentiable
 from spillgrad.ops import generate
 from spillgrad.ops.planned import Planned
+from spillgrad.ops.saved_names import KNOWN
 from spillgrad.ops.symbol import Unrecorded, record
 from spillgrad.tensor import Storage, Tensor
 
@@ -249,20 +250,41 @@ class OperationNode(Node):
             if isinstance(saved, SavedTensor):
                 saved.release()
 
+    def value(self, slot: str) -> Any:
+        """Return what the node saved, unpacked."""
+        value = self._saved[slot]
+        return value.unpack() if isinstance(value, SavedTensor) else value
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an input whose shape a derivative names."""
+        structure = self.operation.structure
+        return self._inputs[structure.metadata.index(structure.parameters.index(name))][0]
+
     def __getattr__(self, name: str) -> Any:
         saved = self.__dict__.get("_saved", {})
-        if name == "_saved_dim" and "dim" not in saved:
-            name = "_saved_dims"  # PyTorch's name for what a reduction calls `dims`
-        if name.startswith("_raw_saved_") and name[11:] in saved:
-            value = saved[name[11:]]
+        prefix, _, asked = name.rpartition("saved_")
+        shown = KNOWN.get(self.operation.name, {}).get(asked, asked)
+        slot = shown if isinstance(shown, str) else asked
+        if prefix == "_" and not isinstance(shown, str):
+            return shown(self)
+        if prefix == "_" and slot in saved:
+            return self.value(slot)
+        if prefix == "_raw_" and slot in saved:
+            value = saved[slot]
             if value is None:
-                return SavedNone(self.operation.name, name[11:])
+                return SavedNone(self.operation.name, slot)
             if isinstance(value, SavedTensor):
                 return value
-        if name.startswith("_saved_") and name[7:] in saved:
-            value = saved[name[7:]]
-            return value.unpack() if isinstance(value, SavedTensor) else value
         raise AttributeError(f"{self.name()} has no attribute {name!r}; it saved {', '.join(saved) or 'nothing'}")
+
+    def __dir__(self) -> list[str]:
+        known = KNOWN.get(self.operation.name, {})
+        slots = {name: name for name in self._saved if name not in (*known, *known.values())}
+        slots |= {name: shown for name, shown in known.items() if isinstance(shown, str) and shown in self._saved}
+        worked_out = [name for name, shown in known.items() if not isinstance(shown, str)]
+        raw = [name for name, slot in slots.items() if isinstance(self._saved[slot], SavedTensor)]
+        shown_names = [f"_saved_{name}" for name in (*slots, *worked_out)]
+        return [*super().__dir__(), *shown_names, *(f"_raw_saved_{name}" for name in raw)]
 
 
 def _hold(gradient: Any, held: set[int]) -> Any:

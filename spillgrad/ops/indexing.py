@@ -8,13 +8,14 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
-from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.elementwise import Number, mul, where
+from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.convert import clone, to_dtype
+from spillgrad.ops.define import Operation, operation
+from spillgrad.ops.elementwise import LOOPS, OPERATIONS, Number, mul, where
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
+from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.memory import empty, zeros
@@ -289,6 +290,13 @@ def check_mask(name: str, mask: Any) -> None:
         raise DtypeError(f"{name}: got {got}; wanted a bool tensor, such as x > 0")
 
 
+_masked_fill: Operation = operation(
+    "masked_fill", lambda self, mask, value: LOOPS["where"].result(mask, value, self),
+    self=lambda g, mask, self_shape: sum_to(OPERATIONS["where"].run(mask, 0.0, g), self_shape),
+    value=lambda g, mask: sum_to(OPERATIONS["where"].run(mask, g, 0.0), ()),
+)  # fmt: skip
+
+
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """Return `input` with the elements where `mask` holds replaced by one value; the mask broadcasts."""
     check_mask("masked_fill", mask)
@@ -300,7 +308,9 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
         value = to_dtype(value, input.dtype)
     elif not input.is_floating_point():
         value = Tensor.wrap(np.asarray(value).astype(input.dtype))
-    return where(mask, value, input)  # type: ignore[no-any-return]
+    if isinstance(input, Symbol) or isinstance(mask, Symbol):
+        return where(mask, value, input)  # type: ignore[no-any-return]
+    return _masked_fill.run(input, mask, value)  # type: ignore[no-any-return]
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
@@ -367,9 +377,9 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the matrix with a vector on its diagonal and zeros elsewhere, or the diagonal of a matrix."""
+    """Return the matrix with a vector on its diagonal and zeros elsewhere, or a copy of the diagonal of a matrix."""
     if input.ndim == 2:
-        return _diagonal(input, diagonal, 0, 1)
+        return clone(_diagonal(input, diagonal, 0, 1))
     if input.ndim != 1:
         raise ShapeError(f"diag: got a tensor of {input.ndim} dimensions; wanted a vector or a matrix")
     size = input.shape[0] + abs(diagonal)

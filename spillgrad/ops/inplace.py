@@ -83,16 +83,16 @@ def refuse(tensor: Tensor, name: str) -> None:
     """Raise GraphError when an in-place change of the tensor cannot be recorded."""
     base = tensor if tensor._base is None else tensor._base
     remedy = "wrap it in no_grad() or work on a clone()"
+    if base is not tensor and base.requires_grad and not tensor.requires_grad:
+        raise GraphError(
+            f"{name}: A view was created in no_grad mode and is being modified inplace with grad mode enabled; make "
+            "the view and change it in the same mode"
+        )
     if base.requires_grad and base.grad_fn is None:
         what = "leaf Variable" if base is tensor else "view of a leaf Variable"
         raise GraphError(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
     if base is tensor:
         return
-    if base.requires_grad and not tensor.requires_grad:
-        raise GraphError(
-            f"{name}: a view that was made in no_grad mode is being used in an in-place operation; make the view and "
-            f"change it in the same mode"
-        )
     _refuse_custom_view(tensor, name)
     geometry(tensor, base)
 
@@ -101,8 +101,9 @@ def _refuse_custom_view(view: Tensor, name: str) -> None:
     node = view._grad_fn
     if node is not None and view.output_nr in node.custom_views:
         raise GraphError(
-            f"{name}: output {view.output_nr} of {node.name()} is a view of an input, and one of the two is changed in "
-            "place: the view's gradient would bypass the custom backward; return a clone() from the custom function"
+            f"{name}: Output {view.output_nr} of {node.name()} is a view and is being modified inplace, or its base. "
+            "This view was created inside a custom Function (or because an input was returned as-is), and its gradient "
+            "would bypass the custom backward; return a clone() from there"
         )
 
 

@@ -76,6 +76,26 @@ _mm: Operation = operation(
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
 )  # fmt: skip
 
+# Of two equally long batches of matrices.
+_bmm: Operation = operation(
+    "bmm", _Product("bmm", ("self", "mat2")),
+    self=lambda g, mat2: _bmm(g, transpose(mat2, 1, 2)), mat2=lambda g, self: _bmm(transpose(self, 1, 2), g),
+)  # fmt: skip
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _mm.results((a, b))[1][0]
+
+
+_mv: Operation = operation(
+    "mv", lambda self, vec: _product(self, vec[:, None])[:, 0],
+    self=lambda g, vec: mul(unsqueeze(g, 1), unsqueeze(vec, 0)), vec=lambda g, self: _mv(transpose(self, 0, 1), g),
+)  # fmt: skip
+_dot: Operation = operation(
+    "dot", lambda self, tensor: _product(self[None], tensor[:, None]).reshape(()),
+    self=lambda g, tensor: mul(g, tensor), tensor=lambda g, self: mul(g, self),
+)  # fmt: skip
+
 
 def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
     if len(other_shape) == 2 and self.ndim > 2:  # a batch times one matrix: one long product instead of a batch to sum
@@ -97,8 +117,10 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if min(dims) > 1:
         return _matmul.run(input, other)  # type: ignore[no-any-return]
     input, other = _checked(input, other)
-    if input.ndim == other.ndim == 1:
-        return reshape(_mm(unsqueeze(input, 0), unsqueeze(other, 1)), ())
+    if dims == (1, 1):
+        return _dot.run(input, other)  # type: ignore[no-any-return]
+    if dims == (2, 1):
+        return _mv.run(input, other)  # type: ignore[no-any-return]
     if input.ndim == 1:
         product = _matmul(unsqueeze(input, 0), other)
         return reshape(product, (*product.shape[:-2], product.shape[-1]))
@@ -149,7 +171,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     _require_dims("bmm", ((input, 3), (mat2, 3)))
     if input.shape[0] != mat2.shape[0]:
         raise ShapeError(f"bmm: got {input.shape} and {mat2.shape}; batches must be equally long: matmul broadcasts")
-    return matmul(input, mat2)
+    return _bmm.run(input, mat2)  # type: ignore[no-any-return]
 
 
 def mv(input: Tensor, vec: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Losses: how far predictions are from targets, per element, averaged or summed."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,9 @@ from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.activations import relu, softplus
-from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.define import Composed, operation
-from spillgrad.ops.elementwise import abs, clamp, div, mul, square, sub, where
+from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.define import Composed, Operation, operation
+from spillgrad.ops.elementwise import abs, clamp, div, mul, sigmoid, square, sub, where
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul
@@ -19,6 +20,7 @@ from spillgrad.ops.normalization import log_softmax, softmax
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
+from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
 
@@ -350,6 +352,45 @@ def nll_loss(
     return reduced("nll_loss", reshape(losses, target.shape), reduction, weights)
 
 
+# --- Losses that are one operation, their reduction included ---------------------------------------------------------
+
+
+def _reduced_operation(
+    name: str, losses: Callable[..., Any], by_input: Callable[..., Any], by_target: Callable[..., Any]
+) -> Operation:
+    """Return the operation of reduced losses.
+
+    `losses(input, target, *options)` are those of elements; `by_input(g, input, target, *options)` and `by_target` are
+    their gradients.
+    """
+
+    def forward(self: np.ndarray, target: np.ndarray, reduction: str, options: tuple[float, ...]) -> np.ndarray:
+        return reduced(name, losses(Tensor.wrap(self), Tensor.wrap(target), *options), reduction).array
+
+    def gradient(function: Callable[..., Any], g: Any, self: Any, target: Any, reduction: str, options: Any) -> Any:
+        if reduction == "mean":
+            g = div(g, max(math.prod(np.broadcast_shapes(self.shape, target.shape)), 1))
+        return function(g, self, target, *options)
+
+    return operation(
+        name, forward,
+        self=lambda g, self, target, reduction, options, self_shape: sum_to(
+            gradient(by_input, g, self, target, reduction, options), self_shape
+        ),
+        target=lambda g, self, target, reduction, options, target_shape: sum_to(
+            gradient(by_target, g, self, target, reduction, options), target_shape
+        ),
+    )  # fmt: skip
+
+
+def _run_reduced(
+    loss: Operation, losses: Callable[..., Any], input: Any, target: Any, reduction: str, *options: float
+) -> Tensor:
+    if type(input) is Symbol or type(target) is Symbol or not isinstance(target, Tensor):
+        return reduced(loss.name, losses(input, target, *options), reduction)
+    return loss.run(input, target, reduction, options)  # type: ignore[no-any-return]
+
+
 @fuse
 def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
     # Beyond 40, log(1 + exp(x)) is x in float64 too.
@@ -358,6 +399,13 @@ def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_
         log_rest = log_rest * ((pos_weight - 1) * target + 1)
     losses = (1.0 - target) * input + log_rest
     return losses if weight is None else losses * weight
+
+
+_plain_cross_entropy = _reduced_operation(
+    "binary_cross_entropy_with_logits",
+    lambda input, target: _binary_cross_entropy_with_logits(input, target, None, None),
+    fuse(lambda g, input, target: g * (sigmoid(input) - target)), fuse(lambda g, input, target: -g * input),
+)  # fmt: skip
 
 
 def binary_cross_entropy_with_logits(
@@ -375,6 +423,8 @@ def binary_cross_entropy_with_logits(
         raise ShapeError(
             f"binary_cross_entropy_with_logits: got input {input.shape} and target {target.shape}; they must be equal"
         )
+    if weight is None and pos_weight is None and type(input) is not Symbol:
+        return _plain_cross_entropy.run(input, target, reduction, ())  # type: ignore[no-any-return]
     losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)
     return reduced("binary_cross_entropy_with_logits", losses, reduction)
 
@@ -385,6 +435,13 @@ def binary_cross_entropy_with_logits(
 @fuse
 def _mse_loss(input: Any, target: Any) -> Any:
     return square(input - target)
+
+
+_mse = _reduced_operation(
+    "mse_loss", _mse_loss,
+    fuse(lambda g, input, target: g * (2.0 * (input - target))),
+    fuse(lambda g, input, target: g * (2.0 * (target - input))),
+)  # fmt: skip
 
 
 @fuse
@@ -400,9 +457,22 @@ def _huber_loss(input: Any, target: Any, delta: Any, slope: Any) -> Any:
     return near + relu(abs(difference) - delta) * slope
 
 
+def _huber_slope(g: Any, input: Any, target: Any, delta: Any, slope: Any) -> Any:
+    return g * (clamp(input - target, -delta, delta) * (slope / delta))
+
+
+_huber, _smooth_l1 = (
+    _reduced_operation(
+        name, _huber_loss, fuse(_huber_slope),
+        fuse(lambda g, input, target, delta, slope: _huber_slope(g, target, input, delta, slope)),
+    )
+    for name in ("huber_loss", "smooth_l1_loss")
+)  # fmt: skip
+
+
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the squared differences."""
-    return reduced("mse_loss", _mse_loss(input, target), reduction)
+    return _run_reduced(_mse, _mse_loss, input, target, reduction)
 
 
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -417,7 +487,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
-    return reduced("huber_loss", _huber_loss(input, target, float(delta), float(delta)), reduction)
+    return _run_reduced(_huber, _huber_loss, input, target, reduction, float(delta), float(delta))
 
 
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
@@ -429,4 +499,4 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
         raise ArgumentError(f"smooth_l1_loss: got beta={beta}; wanted a number from 0 on")
     if beta == 0:
         return l1_loss(input, target, reduction)
-    return reduced("smooth_l1_loss", _huber_loss(input, target, float(beta), 1.0), reduction)
+    return _run_reduced(_smooth_l1, _huber_loss, input, target, reduction, float(beta), 1.0)

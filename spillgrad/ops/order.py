@@ -38,9 +38,12 @@ def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) ->
     return np.take_along_axis(self, indices, dim), indices
 
 
-_sort: Any = operation(
-    "sort", _sorted_forward, outputs=("values", "indices"),
-    self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+_sort, _topk = (
+    operation(
+        name, _sorted_forward, outputs=("values", "indices"),
+        self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+    )
+    for name in ("sort", "topk")
 )  # fmt: skip
 
 
@@ -54,7 +57,9 @@ def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | 
         raise ArgumentError(
             f"{name}: got k={count}; dimension {dim} of a tensor of shape {input.shape} has {size} elements"
         )
-    return ValuesAndIndices(*_sort(input, dim, descending, size if count is None else count))
+    if count is None:
+        return ValuesAndIndices(*_sort(input, dim, descending, size))
+    return ValuesAndIndices(*_topk(input, dim, descending, count))
 
 
 def sort(

@@ -1,16 +1,17 @@
 """Rearrangements made of simpler ones: turns, pieces, blocks, pixels, triangles' places."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import clone
-from spillgrad.ops.indexing import diag, diagonal, place_diagonal
+from spillgrad.ops.define import operation
+from spillgrad.ops.indexing import diag, place_diagonal
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import (
     cat,
@@ -186,11 +187,17 @@ def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     return diag(reshape(input, -1), offset)
 
 
+_trace: Callable[..., Tensor] = operation(
+    "trace", lambda self: sum(Tensor.wrap(np.diagonal(self))).array,
+    self=lambda g, self_shape: place_diagonal(expand_to(g, (min(self_shape),)), 0, 0, 1, self_shape),
+)  # fmt: skip
+
+
 def trace(input: Tensor) -> Tensor:
     """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
     if input.ndim != 2:
         raise ShapeError(f"trace: got a tensor of shape {input.shape}; wanted a matrix")
-    return sum(diagonal(input))
+    return _trace(input)
 
 
 def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, dtype: Any) -> Tensor:

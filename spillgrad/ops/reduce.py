@@ -265,6 +265,9 @@ def shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
 
 _amax: Callable[..., Tensor] = operation("amax", _Folded("max", np.max), self=shared_among_ties)
 _amin: Callable[..., Tensor] = operation("amin", _Folded("min", np.min), self=shared_among_ties)
+_max_of_all = operation("max", _Folded("max", np.max), self=shared_among_ties)
+_min_of_all = operation("min", _Folded("min", np.min), self=shared_among_ties)
+_max_of_all.node_name, _min_of_all.node_name = "MaxBackward1", "MinBackward1"  # as PyTorch: 0 is along a dimension
 
 
 def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -337,12 +340,12 @@ def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) ->
 
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
     """Return the largest element; along a dimension (values, indices); with another tensor the elementwise maximum."""
-    return _extreme("max", _max_along, _amax, maximum, input, dim, keepdim, axis)
+    return _extreme("max", _max_along, _max_of_all, maximum, input, dim, keepdim, axis)
 
 
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
     """Return the smallest element; along a dimension (values, indices); with another tensor the elementwise minimum."""
-    return _extreme("min", _min_along, _amin, minimum, input, dim, keepdim, axis)
+    return _extreme("min", _min_along, _min_of_all, minimum, input, dim, keepdim, axis)
 
 
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, axis: int | None = None) -> MinAndMax:

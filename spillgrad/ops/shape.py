@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
 from spillgrad.ops import numeric
-from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
 from spillgrad.ops.subscript import getitem
@@ -575,15 +575,34 @@ crop: Callable[..., Tensor] = operation(
 constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self=lambda g, widths: crop(g, widths))
 
 
+def _with_counts(counts: Shape, shape: Shape) -> tuple[Shape, Shape]:
+    """Return the shape of a repeated tensor with each count before its size, and the same with counts of 1."""
+    shape = (1,) * (len(counts) - len(shape)) + shape
+    spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
+    return spread, tuple(size for s in shape for size in (1, s))
+
+
+def _repeated(self: np.ndarray, repeats: Shape) -> np.ndarray:
+    spread, single = _with_counts(repeats, self.shape)
+    out = empty(tuple(count * size for count, size in zip(spread[::2], spread[1::2], strict=True)), self.dtype)
+    np.copyto(out.reshape(spread), self.reshape(single))
+    return out
+
+
+def _repeat_gradient(g: Tensor, repeats: Shape, self_shape: Shape) -> Tensor:
+    spread, single = _with_counts(repeats, self_shape)
+    return reshape(sum_to(reshape(g, spread), single), self_shape)
+
+
+_repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gradient)
+
+
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
     """Return the tensor tiled `repeats` times along each dimension, new ones first."""
     counts = shape_arguments(repeats)
     if len(counts) < input.ndim:
         raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")
-    shape = (1,) * (len(counts) - input.ndim) + input.shape
-    spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
-    source = reshape(input, tuple(size for s in shape for size in (1, s)))
-    return reshape(expand_to(source, spread), tuple(c * s for c, s in zip(counts, shape, strict=True)))
+    return _repeat(input, counts)
 
 
 def tile(input: Tensor, *dims: Any) -> Tensor:

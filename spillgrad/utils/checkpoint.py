@@ -201,8 +201,8 @@ class _Filling:
         if number < len(self._slots):
             if self._found[number] != self._expected[number]:
                 raise RecomputationError(
-                    f"checkpoint: recomputation saved other values than the forward: value {number} was "
-                    f"[{self._expected[number]}], and is [{self._found[number]}] now. {self._advice()}"
+                    f"checkpoint: recomputed values have different metadata than during the forward pass: value "
+                    f"{number} was [{self._expected[number]}], and is [{self._found[number]}] now. {self._advice()}"
                 )
             slot = self._slots[number]
             if slot is not None:
@@ -220,8 +220,8 @@ class _Filling:
         wanted, got = len(self._expected), len(self._found)
         if got < wanted or (is_complete and got > wanted):
             raise RecomputationError(
-                f"checkpoint: a different number of tensors was saved during the forward ({wanted}) and its "
-                f"recomputation ({got}). {self._advice()}"
+                f"checkpoint: A different number of tensors was saved during the original forward and recomputation: "
+                f"{wanted}, then {got}. {self._advice()}"
             )
 
     def _advice(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.autograd import hooks
 from spillgrad.autograd.node import NO_EDGE
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.errors import ArgumentError, HookTypeError
@@ -18,6 +19,7 @@ from spillgrad.ops import define
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import intercept
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import copy
 
 
 class CheckpointPolicy(enum.Enum):
@@ -57,19 +59,21 @@ def create_selective_checkpoint_contexts(
 
     Operations are chosen by a list of names ("mm", "matmul", "linear", "scaled_dot_product_attention", …: those of
     their nodes) or of functions of that name, or by a policy(context, name, *arguments) that returns a
-    `CheckpointPolicy` or a bool. Views are never asked about; they cost nothing. What is kept stays in RAM until the
-    graph is freed, so that several backwards are possible:
+    `CheckpointPolicy` or a bool. Views are never asked about; they cost nothing. What is kept stays until the graph is
+    freed, so that several backwards are possible; the hooks that are active around the checkpoint pack it, unlike in
+    PyTorch, so that within `save_on_disk` it goes to disk:
 
         keep = functools.partial(create_selective_checkpoint_contexts, ["linear", "scaled_dot_product_attention"])
         y = checkpoint(block, x, context_fn=keep)
 
     Raises ArgumentError for a name that no operation has; in backward, SavedTensorError when a kept result was changed
-    in place, unless `allow_cache_entry_mutation`.
+    in place, unless `allow_cache_entry_mutation`, with which it stays in RAM.
     """
     names, policy = None, policy_fn_or_list
     if not callable(policy):
         names = chosen = _names_of(policy)
         policy = lambda context, name, *arguments: name in chosen  # noqa: E731 - the other case of one name
+    outside = hooks.stack.pairs  # `checkpoint` asks for the contexts before it enters hooks of its own
     kept: dict[Operation, list[_Kept | None]] = defaultdict(list)
 
     def keep(operation: Operation, arguments: tuple[Any, ...]) -> Any:
@@ -86,15 +90,29 @@ def create_selective_checkpoint_contexts(
         if choice is True or choice in _SAVED:
             outputs = list(output) if isinstance(output, tuple) else [output]
             tensors = [*outputs, *map(Tensor.wrap, results[len(outputs) :])]
-            entry = [_kept(tensor, operation, allow_cache_entry_mutation) for tensor in tensors]
+            entry = [_kept(tensor, operation, None if allow_cache_entry_mutation else outside) for tensor in tensors]
         kept[operation].append(entry)
         return output
 
     return intercept(keep, names), _Reuse(_Reader(kept), names)
 
 
-def _kept(tensor: Tensor, operation: Operation, may_change: bool) -> Any:
-    return tensor.alias() if may_change else SavedTensor(tensor.alias(), operation.name, "kept result", NO_EDGE)
+def _kept(tensor: Tensor, operation: Operation, pairs: list[hooks.HookPair] | None) -> Any:
+    """Return a result as it is kept: packed by one of these pairs of hooks, if one takes it; None: it may change."""
+    if pairs is None:
+        return tensor.alias()
+    saved = SavedTensor(tensor.alias(), operation.name, "kept result", NO_EDGE)
+    saved.pack(pairs)
+    return saved
+
+
+def _array_of(kept: Any) -> np.ndarray:
+    """Return the values of a kept result."""
+    if not isinstance(kept, SavedTensor):
+        return kept.array  # type: ignore[no-any-return]
+    array: np.ndarray = kept.unpack().array
+    # The function may change its results in place, and hooks may return the same memory for the next use.
+    return array if kept.unpack_hook is None else copy(array)
 
 
 class _Reader:
@@ -111,7 +129,7 @@ class _Reader:
         entry = known[number] if number < len(known) else None
         if entry is None:
             return operation(*arguments)
-        results: list[np.ndarray] = [(e.unpack() if isinstance(e, SavedTensor) else e).array for e in entry]
+        results = list(map(_array_of, entry))
         output = operation.again(operation.promoted(arguments), results)
         for tensor in output if isinstance(output, tuple) else [output]:
             tensor.mark_shared()  # with what is kept, for the next time

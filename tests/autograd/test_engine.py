@@ -280,6 +280,26 @@ def test_a_non_leaf_among_inputs_retains_its_gradient():
     assert same(y.grad, [8.0]) and x.grad is None
 
 
+def test_a_leaf_that_was_frozen_after_the_forward_gets_no_gradient():
+    x, w = leaf([2.0]), leaf([3.0])
+    seen = []
+    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf))
+    y = x * w
+    w.requires_grad_(False)
+    y.backward(retain_graph=True)
+    assert w.grad is None and seen == [] and same(x.grad, [3.0])
+    w.requires_grad_()
+    y.backward()
+    assert same(w.grad, [2.0]) and seen == [w]
+
+
+def test_a_gradient_can_be_deleted():
+    x = leaf([2.0])
+    (x * x).backward()
+    del x.grad
+    assert x.grad is None
+
+
 def test_an_input_that_was_not_used_stays_without_gradient():
     x, unused = leaf([2.0]), leaf([3.0])
     (x * x).backward(inputs=[unused])
@@ -630,7 +650,7 @@ def test_an_edge_stands_for_its_tensor_in_backward():
 def test_an_edge_that_leads_nowhere_is_refused():
     with pytest.raises(RuntimeError, match="It is not possible to get the gradient edge for a Tensor that does not"):
         get_gradient_edge(sg.ones(1))
-    with pytest.raises(TypeError, match="grad: got GradientEdge"):
+    with pytest.raises(TypeError, match="grad: all inputs have to be Tensors or GradientEdges, but got GradientEdge"):
         sg.grad(leaf(1.0), GradientEdge(None, 0))
 
 

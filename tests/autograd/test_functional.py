@@ -192,6 +192,8 @@ def test_strict_refuses_what_does_not_depend_on_an_input():
         vector = () if function is F.hessian else (tensor(X),)
         with pytest.raises(RuntimeError, match="the function must be twice differentiable, and not linear"):
             function(lambda x: x.sum(), tensor(X), *vector, strict=True)
+    with pytest.raises(RuntimeError, match="jvp: nothing depends on input 1"):
+        F.jvp(ignores_second, inputs, inputs, strict=True)
     with pytest.raises(RuntimeError, match="strict=True with create_graph=True"):
         F.jacobian(lambda x: x * 2, leaf(X), create_graph=True, strict=True)
     assert F.jacobian(lambda x: x * x, leaf(X), create_graph=True, strict=True).requires_grad

@@ -64,7 +64,9 @@ def test_what_only_no_grad_vars_lead_to_is_not_computed():
 
 def test_what_is_no_tensor_among_no_grad_vars_is_named():
     x = leaf([1.0])
-    with pytest.raises(TypeError, match="grad: no_grad_vars: got str"):
+    with pytest.raises(
+        TypeError, match="grad: no_grad_vars: all inputs have to be Tensors or GradientEdges, but got str"
+    ):
         sg.grad(x.sum(), x, no_grad_vars=["x"])
     with pytest.raises(ValueError, match=r"got is_grads_batched of list; .* pass no_grad_vars by name"):
         sg.grad(x.sum(), x, None, None, False, True, False, [x])

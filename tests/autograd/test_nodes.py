@@ -139,11 +139,20 @@ def test_a_hook_must_return_a_gradient_like_the_one_it_got(result, error, messag
         if register == "tensor":
             y.register_hook(wrong)
         elif register == "prehook":
-            y.grad_fn.register_prehook(wrong)
+            y.grad_fn.register_prehook(lambda grads: (wrong(),))
         else:
             y.grad_fn.register_hook(lambda inputs, outputs: (wrong(), None))
         with pytest.raises(error, match=message.replace("wrong", "(wrong|<lambda>)")):
             y.sum().backward()
+
+
+@pytest.mark.parametrize("register", ["register_prehook", "register_hook"])
+@pytest.mark.parametrize("result", [[None], 3.0, sg.ones(1)])
+def test_a_node_hook_returns_a_tuple_or_nothing(register, result):
+    y = leaf([1.0]).exp()
+    getattr(y.grad_fn, register)(lambda *grads: result)
+    with pytest.raises(TypeError, match=f"expected tuple, but hook returned '{type(result).__name__}'"):
+        y.backward()
 
 
 def test_a_hook_needs_a_tensor_that_requires_a_gradient():
@@ -179,7 +188,7 @@ def test_retain_grad_changes_nothing_for_a_leaf_and_refuses_constants():
     x.retain_grad()
     (x * 2).backward()
     assert x.grad.item() == 2.0
-    with pytest.raises(RuntimeError, match="requires_grad=False"):
+    with pytest.raises(RuntimeError, match="can't retain_grad on Tensor that has requires_grad=False"):
         sg.ones(1).retain_grad()
 
 
@@ -246,6 +255,14 @@ def test_a_post_accumulate_hook_runs_once_the_gradient_of_all_paths_is_there():
     handle.remove()
     y.backward()
     assert seen == [5.0] and x.grad.item() == 5.0
+
+
+@pytest.mark.parametrize(("result", "error"), [(sg.ones(1), RuntimeError), (3, TypeError)])
+def test_a_post_accumulate_hook_returns_nothing(result, error):
+    x = leaf([1.0])
+    x.register_post_accumulate_grad_hook(lambda leaf: result)
+    with pytest.raises(error, match="Tensor post accumulate grad hooks should return None"):
+        x.backward()
 
 
 def test_only_leaves_accumulate():

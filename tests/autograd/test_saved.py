@@ -192,7 +192,12 @@ def test_values_that_are_no_tensors_survive_freeing():
     softmax = x.softmax(1)
     nodes = [x.sum(0).grad_fn, softmax.grad_fn, x.unbind(1)[0].grad_fn]
     softmax.sum().backward()
-    assert nodes[0]._saved_dim == (0,) and nodes[1]._saved_dim == 1 and nodes[2]._saved_dim == 1
+    assert (
+        nodes[0]._saved_dim == (0,)
+        and nodes[0]._saved_self_sym_sizes == (1, 2)
+        and nodes[1]._saved_dim == 1
+        and nodes[2]._saved_dim == 1
+    )
     with pytest.raises(SavedTensorError, match="freed"):
         nodes[1]._saved_result  # noqa: B018
 
@@ -220,6 +225,15 @@ def test_a_freed_value_takes_no_hooks(kind):
     for look in (raw.unpack, lambda: raw.data):
         with pytest.raises(RuntimeError, match="after they have already been freed"):
             look()
+
+
+def test_dir_of_a_node_lists_what_it_shows_under_pytorchs_names():
+    node = leaf([[1.0, 2.0]]).sum(1).grad_fn
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    assert names == ["_saved_dim", "_saved_keepdim", "_saved_self_sym_sizes"]
+    assert [getattr(node, name) for name in names] == [(1,), False, (1, 2)]
+    product = (leaf([1.0]) * leaf([2.0])).grad_fn
+    assert {"_saved_self", "_saved_other", "_raw_saved_self", "_raw_saved_other", "next_functions"} <= set(dir(product))
 
 
 # None and detach_

@@ -178,6 +178,9 @@ def test_diagonals_are_views(offset):
     check_gradients(lambda x: indexing.diagonal(x, offset, -3, 1) ** 2, A)
     check_gradients(lambda v: indexing.diag(v, offset) ** 2, A[:, 0, 0])
     np.testing.assert_array_equal(indexing.diag(sg.tensor(A[0]), offset).numpy(), np.diag(A[0], offset))
+    matrix = sg.tensor(A[0])
+    indexing.diag(matrix, offset).add_(1)
+    np.testing.assert_array_equal(matrix.numpy(), A[0])
 
 
 def test_zero_size_indices_give_zero_size_results():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.autograd import gradcheck, gradgradcheck
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops import linalg, losses, normalization
 from tests.ops.checks import check_gradients, check_half_precision, leaf
@@ -382,3 +383,17 @@ def linear_loss(target=(0, 1), weight=None, **options):
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", ["mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits"])
+def test_a_reduced_loss_is_one_operation_with_gradients_of_both_operands(name, reduction):
+    loss = partial(getattr(sg.nn.functional, name), reduction=reduction)
+    rng = np.random.default_rng(0)
+    shapes = [((2, 3), (2, 3)), ((), ()), ((0, 3), (0, 3))]
+    if not name.startswith("binary"):
+        shapes += [((2, 3), (3,)), ((3,), (2, 1))]
+    for of_input, of_target in shapes:
+        x, t = (sg.tensor(rng.uniform(-2, 2, shape), requires_grad=True) for shape in (of_input, of_target))
+        assert loss(x, t).grad_fn.name() == name.title().replace("_", "") + "Backward0"
+        assert gradcheck(loss, (x, t)) and gradgradcheck(loss, (x, t))

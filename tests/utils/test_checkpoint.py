@@ -335,7 +335,7 @@ def test_the_random_state_need_not_be_kept():
     x = leaf(np.ones(1000))
     y = checkpoint(lambda x: sg.dropout(x, 0.5).exp(), x, preserve_rng_state=False, determinism_check="values")
     sg.rand(1)
-    with pytest.raises(RecomputationError, match="saved other values than the forward"):
+    with pytest.raises(RecomputationError, match="have different metadata than during the forward pass"):
         y.sum().backward()
 
 
@@ -353,7 +353,7 @@ def alternating(*functions):
         (lambda x: x.to(sg.float32).tanh() * x, "'result': (2,) float32"),
         (
             lambda x: x.tanh(),
-            "a different number of tensors was saved during the forward (3) and its recomputation (1)",
+            "A different number of tensors was saved during the original forward and recomputation: 3, then 1",
         ),
     ],
 )
@@ -370,7 +370,7 @@ def test_a_function_that_does_something_else_is_found(again, says):
 def test_a_function_that_saves_more_is_found_where_it_runs_to_its_end():
     x = leaf([1.0])
     twice = alternating(lambda x: x.tanh(), lambda x: x.tanh().exp())
-    with pytest.raises(RecomputationError, match=r"forward \(1\) and its recomputation \(2\)"):
+    with pytest.raises(RecomputationError, match="original forward and recomputation: 1, then 2"):
         checkpoint(twice, x, early_stop=False).backward()
 
 

@@ -10,6 +10,8 @@ import pytest
 
 import spillgrad as sg
 import spillgrad.nn.functional as F
+from spillgrad.autograd import hooks
+from spillgrad.autograd.graph import saved_tensors_hooks
 from spillgrad.errors import HookTypeError, SavedTensorError
 from spillgrad.ops import define
 from spillgrad.ops.intercept import intercept
@@ -267,5 +269,75 @@ def test_graph_and_kept_results_are_freed_without_the_garbage_collector():
         assert kept[2]() is not None
         del y
         assert kept[2]() is None
+    finally:
+        gc.enable()
+
+
+def test_hooks_around_the_checkpoint_pack_what_is_kept_and_unpack_it_once_a_recomputation():
+    places, unpacked = [], []
+
+    def pack(tensor):
+        places.append(hooks.packing())
+        return tensor.numpy().copy()
+
+    def unpack(array):
+        unpacked.append(array.tolist())
+        return sg.Tensor(array)
+
+    def function(x):
+        return x.exp().tanh().exp() * x
+
+    x = leaf([0.1, 0.2])
+    with saved_tensors_hooks(pack, unpack):
+        y = checkpoint(function, x * 1, context_fn=keeping("exp"))
+    assert places == [("checkpoint", "argument"), ("exp", "kept result"), ("exp", "kept result")]
+    assert gradients(y, x, retain_graph=True) == gradients(y, x) == gradients(function(x), x)
+    assert len(unpacked) == 2 * 3
+    with saved_tensors_hooks(pack, unpack, only=lambda saved: saved.op != "exp"):
+        y = checkpoint(function, x * 1, context_fn=keeping("exp"))
+    assert len(places) == 4 and gradients(y, x) == gradients(function(x), x)
+
+
+def test_kept_results_go_to_disk_within_save_on_disk(tmp_path):
+    x = leaf(np.linspace(-1, 1, 100_000))
+
+    def function(x):
+        return x.exp().tanh() * x
+
+    with sg.save_on_disk(tmp_path, ram_budget=0) as spill:
+        y = checkpoint(function, x, context_fn=keeping("exp"))
+    assert spill.stats().packed_bytes == x.nbytes
+    assert gradients(y, x, retain_graph=True) == gradients(y, x) == gradients(function(x), x)
+
+
+def test_a_recomputation_that_changes_a_kept_result_leaves_the_packed_one_as_it_is():
+    x = leaf([0.5])
+    with saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        y = checkpoint(lambda x: (x.exp().detach().add_(1) * x).tanh(), x, context_fn=keeping("exp"))
+    expected = gradients(((x.detach().exp() + 1) * x).tanh(), x)
+    assert [gradients(y, x, retain_graph=True) for _ in range(3)] == [expected] * 3
+
+
+def test_what_an_inner_region_keeps_is_computed_again_with_the_region_around_it():
+    x = leaf([0.1, 0.2])
+    kept = []
+
+    def policy(context, name, *arguments):
+        kept.append(weakref.ref(context.op_output.storage))
+        return True
+
+    def inner(x):
+        return x.exp().tanh()
+
+    def outer(x):
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        return checkpoint(inner, x * 2, context_fn=contexts).sin()
+
+    gc.disable()
+    try:
+        y = checkpoint(outer, x)
+        assert [storage() for storage in kept] == [None, None]
+        assert gradients(y, x, retain_graph=True) == gradients(y, x) == gradients(inner(x * 2).sin(), x)
+        assert all(storage() is None for storage in kept)
     finally:
         gc.enable()

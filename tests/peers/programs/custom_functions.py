@@ -416,3 +416,305 @@ def hooks_of_a_custom_node(torch, note):
     x.grad = None
     y.sum().backward()
     note("gradient", x.grad)
+
+
+def forward_may_return_anything(torch, note):
+    x = _leaf(torch, 2)
+    for name, forward in {
+        "a list": lambda ctx, x: [x * 2, x * 3],
+        "a dict": lambda ctx, x: {"a": x * 2},
+        "nothing": lambda ctx, x: None,
+        "a number": lambda ctx, x: 3.0,
+        "a tuple of one": lambda ctx, x: (x * 2,),
+        "an empty tuple": lambda ctx, x: (),
+    }.items():
+        found = _function(torch, forward, lambda ctx, *grads: grads[0]).apply(x)
+        note(name, type(found).__name__)
+        note(f"{name}: requires", [t.requires_grad for t in found] if isinstance(found, tuple) else None)
+
+
+def marks_of_what_is_no_input_or_output(torch, note):
+    def case(name, forward, *phrases):
+        note.error(name, lambda: _function(torch, forward, lambda ctx, g: g).apply(_leaf(torch, 2) * 1), *phrases)
+
+    def dirty_other(ctx, x):
+        y = x * 2
+        ctx.mark_dirty(y)
+        return y
+
+    def dirty_number(ctx, x):
+        ctx.mark_dirty(3)
+        return x * 1
+
+    def marked_input(ctx, x):
+        ctx.mark_non_differentiable(x)
+        return x * 1
+
+    def marked_number(ctx, x):
+        ctx.mark_non_differentiable(3)
+        return x * 1
+
+    case("dirty but no input", dirty_other)
+    case("dirty number", dirty_number, "mark_dirty can only accept variables, but argument")
+    case("an input marked", marked_input)
+    case("a number marked", marked_number, "mark_non_differentiable only accepts variable arguments, but")
+
+
+def marks_are_those_of_the_last_call(torch, note):
+    def forward(ctx, x):
+        a, b = x * 2, x * 3
+        ctx.mark_non_differentiable(a)
+        ctx.mark_non_differentiable(b)
+        return a, b
+
+    a, b = _function(torch, forward, lambda ctx, ga, gb: ga).apply(_leaf(torch, 2))
+    note("requires", a.requires_grad, b.requires_grad)
+
+
+def a_dirty_input_of_several_and_its_gradient(torch, note):
+    def forward(ctx, x, y):
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        return x.mul_(y), x + y
+
+    def backward(ctx, gx, gs):
+        (y,) = ctx.saved_tensors
+        return (gx + gs) * y, gx * 0 + gs
+
+    x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1)
+    a = x * 1
+    b, s = _function(torch, forward, backward).apply(a, y)
+    note("same", b is a, a.grad_fn.name(), a.output_nr, s.output_nr)
+    (b.sum() + s.sum()).backward()
+    note("gradients", x.grad, y.grad)
+
+
+def a_dirty_input_that_was_saved_before_is_noticed(torch, note):
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x.exp_()
+
+    x = _leaf(torch, 2)
+    a = x * 1
+    earlier = a.sin()
+    made = _function(torch, forward, lambda ctx, g: g * ctx.saved_tensors[0])
+    y = made.apply(a)
+    y.sum().backward()
+    note("gradient", x.grad)
+    note.error("earlier", earlier.sum().backward, "modified by an inplace operation")
+
+
+def dirty_leaves_without_gradient_and_views(torch, note):
+    def forward(ctx, x, y):
+        ctx.mark_dirty(x)
+        return x.add_(y)
+
+    made = _function(torch, forward, lambda ctx, g: (g, g * 2))
+    constant, y = torch.zeros(2, dtype=torch.float64), _leaf(torch, 2)
+    found = made.apply(constant, y)
+    note("constant", found is constant, constant.requires_grad, constant.is_leaf)
+    found.sum().backward()
+    note("gradient", y.grad)
+    note.error("a view of a leaf", lambda: made.apply(_leaf(torch, 2)[:], y), "a view of a leaf Variable")
+    with torch.no_grad():
+        note("unrecorded", made.apply(_leaf(torch, 2), y).requires_grad)
+
+
+def views_made_in_no_grad(torch, note):
+    made = _function(torch, lambda ctx, x: x[:], lambda ctx, g: g)
+    x = _leaf(torch, 2)
+    with torch.no_grad():
+        y = made.apply(x)
+    note.error("changed", y.zero_, "A view was created in no_grad mode and is being modified inplace")
+
+
+def views_of_an_input_that_change_are_refused_in_words(torch, note):
+    made = _function(torch, lambda ctx, x: x[:], lambda ctx, g: g)
+    y = made.apply(_leaf(torch, 2) * 1)
+    note.error("view", lambda: y.mul_(2), "is a view and is being modified inplace", "custom Function")
+
+    both = _function(torch, lambda ctx, x: (x[:1], x[1:]), lambda ctx, a, b: torch.cat((a, b)))
+    first, _ = both.apply(_leaf(torch, 2) * 1)
+    note.error("one of several", lambda: first.mul_(2), "is a view and is being modified inplace")
+
+
+def saved_intermediates_and_constants(torch, note):
+    def forward(ctx, x):
+        intermediate = x.exp()
+        ctx.save_for_backward(intermediate.clone().detach_().requires_grad_(True), torch.ones(2))
+        return x.exp()
+
+    def backward(ctx, g):
+        intermediate, ones = ctx.saved_tensors
+        note("saved", intermediate.requires_grad, intermediate.is_leaf, ones.requires_grad)
+        return g * intermediate
+
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        y = _function(torch, forward, backward).apply(x)
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def what_a_hook_returned_may_be_changed_without_counting_for_the_input(torch, note):
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    def backward(ctx, g):
+        (saved,) = ctx.saved_tensors
+        before = a._version
+        saved.add_(1)
+        note("versions", a._version == before)
+        return g
+
+    a = _leaf(torch, 2)
+    replacement = a.clone()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: replacement, lambda p: p):
+        y = _function(torch, forward, backward).apply(a)
+    y.sum().backward()
+    note("gradient", a.grad)
+
+
+def backward_sees_saved_tensors_each_time_anew(torch, note):
+    def backward(ctx, g):
+        first, second = ctx.saved_tensors[0], ctx.saved_tensors[0]
+        note("equal", bool((first == second).all()))
+        return g * first
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        y = _function(torch, forward, backward).apply(x)
+    y.sum().backward()
+
+
+def an_exception_in_a_hook_around_a_function_passes(torch, note):
+    def failing(t):
+        raise LookupError("in the hook")
+
+    def run(pack, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = _squared(torch).apply(_leaf(torch, 2))
+        y.sum().backward()
+
+    note.error("pack", lambda: run(failing, lambda t: t), "in the hook")
+    note.error("unpack", lambda: run(lambda t: t, failing), "in the hook")
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        y = _squared(torch).apply(_leaf(torch, 2))
+    y.sum().backward()
+
+
+def gradients_of_integers_and_other_dtypes(torch, note):
+    def case(name, gradient, dtype=torch.float64):
+        x = torch.ones(2, dtype=dtype, requires_grad=True)
+        made = _function(torch, lambda ctx, x: x * 1, lambda ctx, g: gradient(g))
+        made.apply(x).sum().backward()
+        note(name, x.grad)
+
+    case("float", lambda g: g.float())
+    case("int", lambda g: g.long() * 3)
+    case("bool", lambda g: g > 0)
+    case("double of a float", lambda g: g.double() / 3, torch.float32)
+
+
+def keywords_of_apply(torch, note):
+    made = _function(torch, lambda ctx, x, factor=2.0: x * factor, lambda ctx, g: (g * 7, None))
+    x = _leaf(torch, 2)
+    note.error("keyword", lambda: made.apply(x, factor=3.0), "keyword argument")
+    note("default", made.apply(x))
+    note.error("gradients of the default", lambda: made.apply(x).sum().backward())
+
+
+def a_function_that_needs_no_gradient_at_all(torch, note):
+    def backward(ctx, g):
+        note("never")
+        return g
+
+    made = _function(torch, lambda ctx, x: x * 1, backward)
+    y = made.apply(torch.ones(2))
+    note("flags", y.requires_grad, y.grad_fn is None, y.is_leaf)
+    made = _function(torch, lambda ctx, n: torch.ones(2) * n, backward)
+    note("no tensor", made.apply(3).requires_grad)
+
+
+def contexts_have_their_flags(torch, note):
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        ctx.extra = {"a": x}
+        note("forward", ctx.needs_input_grad, hasattr(ctx, "missing"))
+        return x * 1
+
+    def backward(ctx, g):
+        note("backward", ctx.needs_input_grad, sorted(ctx.extra), ctx.saved_tensors)
+        return g
+
+    x = _leaf(torch, 2)
+    y = _function(torch, forward, backward).apply(x)
+    y.sum().backward()
+    note("after", sorted(y.grad_fn.extra))
+    note.error("saved nothing, and freed", lambda: y.grad_fn.saved_tensors, "after they have already been freed")
+
+
+def functions_within_functions(torch, note):
+    squared = _squared(torch)
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return squared.apply(x) * x
+
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 3 * squared.apply(x)
+
+    x = _leaf(torch, 2)
+    y = _function(torch, forward, backward).apply(x)
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    note("derivatives", g, h)
+
+
+def a_second_derivative_that_uses_gradients_twice(torch, note):
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * g * x.exp()
+
+    x = _leaf(torch, 2)
+    y = _function(torch, forward, backward).apply(x)
+    v = _leaf(torch, 2, seed=1)
+    (g,) = torch.autograd.grad(y, x, v, create_graph=True)
+    note("derivatives", torch.autograd.grad(g.sum(), [x, v]))
+
+
+def setup_context_and_its_errors(torch, note):
+    def made(**methods):
+        return type("Made", (torch.autograd.Function,), {n: staticmethod(m) for n, m in methods.items()})
+
+    x = _leaf(torch, 2)
+    both = made(
+        forward=lambda x: (x * 2, x * 3),
+        setup_context=lambda ctx, inputs, output: note("setup", len(inputs), isinstance(output, tuple)),
+        backward=lambda ctx, a, b: a * 2 + b * 3,
+    )
+    a, b = both.apply(x)
+    (a.sum() + b.sum()).backward()
+    note("gradient", x.grad)
+
+    def saving_output(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.mark_non_differentiable(output)
+
+    marked = made(forward=lambda x: x.floor(), setup_context=saving_output, backward=lambda ctx, g: g)
+    note("marked", marked.apply(x).requires_grad)
+    with_ctx = made(
+        forward=lambda ctx, x: x * 2, setup_context=lambda ctx, inputs, output: None, backward=lambda ctx, g: g
+    )
+    note.error("both take a ctx", lambda: with_ctx.apply(x))

@@ -1,5 +1,6 @@
 """`backward` and `grad`: what they compute, free, accumulate and refuse."""
 
+import copy
 import threading
 
 import numpy as np
@@ -205,12 +206,15 @@ def leaves_and_flags(torch, note):
     y = x * 2
     note("leaf", x.is_leaf, y.is_leaf, y.requires_grad, torch.ones(2).is_leaf)
     note("detached", y.detach().requires_grad, y.detach().is_leaf, y.detach().data_ptr() == y.data_ptr())
-    note.error("clear a non-leaf", lambda: setattr(y, "requires_grad", False), "leaf")
+    flags = "you can only change requires_grad flags of leaf variables"
+    note.error("clear a non-leaf", lambda: setattr(y, "requires_grad", False), flags)
     z = y.detach_()
     note("in place", z is y, y.requires_grad, y.grad_fn)
     w = torch.ones(2).requires_grad_()
     note("set", w.requires_grad, w.requires_grad_(False).requires_grad)
-    note.error("detach a view", lambda: (x * 1)[0].detach_())
+    note.error("detach a view", lambda: (x * 1)[0].detach_(), "Can't detach views in-place. Use detach() instead")
+    note.error("copy a non-leaf", lambda: copy.deepcopy(x * 1), "created explicitly by the user (graph leaves)")
+    note.error("truth", lambda: bool(x), "Boolean value of Tensor with more than one value is ambiguous")
     note("output_nr", x.unbind(0)[1].output_nr, y.output_nr)
 
 
@@ -221,7 +225,7 @@ def a_non_leafs_gradient_is_kept_on_request(torch, note):
     note("before", y.retains_grad, y.grad)
     (y * y).sum().backward()
     note("after", y.grad, x.grad)
-    note.error("of a constant", lambda: torch.ones(2).retain_grad())
+    note.error("of a constant", lambda: torch.ones(2).retain_grad(), "can't retain_grad on Tensor that has")
     note("of a leaf", x.retains_grad)
 
 
@@ -311,3 +315,188 @@ def dtypes_of_gradients(torch, note):
     x.grad = None
     x.double().sum().backward()
     note("converted", x.grad)
+
+
+def gradients_given_to_backward(torch, note):
+    def case(name, call, *phrases):
+        x = _leaf(torch, 2)
+        try:
+            call(x)
+        except Exception as error:
+            wanted = error
+            note.error(name, lambda: _raise(wanted), *phrases)
+        else:
+            note(name, x.grad)
+
+    case("float", lambda x: (x * 2).backward(torch.ones(2)))
+    case("int", lambda x: (x * 2).backward(torch.ones(2, dtype=torch.int64)))
+    case("broadcast", lambda x: (x * 2).backward(torch.ones(1, dtype=torch.float64)))
+    case("0-d for (1,)", lambda x: (x[:1] * 2).backward(torch.ones((), dtype=torch.float64)))
+    case("0-d of 0-d", lambda x: (x * 2).sum().backward(torch.tensor(3.0, dtype=torch.float64)))
+    case("one element", lambda x: (x[:1] * 2).backward())
+    case("1 × 1", lambda x: (x[:1] * 2).reshape(1, 1).backward())
+    case("several", lambda x: torch.autograd.backward([x * 2, x.sum()], [torch.ones(2, dtype=torch.float64), None]))
+    case("tuple for one", lambda x: torch.autograd.backward(x * 2, (torch.ones(2, dtype=torch.float64),)))
+    case("none among several", lambda x: torch.autograd.backward([x * 2, x.sum()], [None, None]), "scalar outputs")
+    case("keyword", lambda x: (x * 2).backward(gradient=torch.ones(2, dtype=torch.float64)))
+    case("requires a gradient", lambda x: (x * 2).backward(torch.ones(2, dtype=torch.float64, requires_grad=True)))
+
+
+def _raise(error):
+    raise error
+
+
+def second_derivatives_by_the_gradient_given(torch, note):
+    x = _leaf(torch, 2)
+    v = _leaf(torch, 2, seed=1)
+    (g,) = torch.autograd.grad((x**3), x, v, create_graph=True)
+    note("by both", torch.autograd.grad(g.sum(), [x, v], allow_unused=True))
+
+
+def create_graph_and_retain_graph(torch, note):
+    x = _leaf(torch, 2)
+    y = (x**3).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True, retain_graph=False)
+    note.error("freed though it can be differentiated", y.backward, "second time")
+    note("first", g)
+    y = (x**3).sum()
+    torch.autograd.grad(y, x, create_graph=True)
+    y.backward()
+    note("kept by create_graph", x.grad)
+
+
+def parts_of_a_graph_are_freed_as_they_run(torch, note):
+    x = _leaf(torch, 2)
+    a = x.exp()
+    b = a.sin()
+    c = a.cos()
+    torch.autograd.grad(b.sum(), a)
+    note.error("b again", lambda: torch.autograd.grad(b.sum(), a), "second time")
+    note("c", torch.autograd.grad(c.sum(), a, retain_graph=True))
+    c.sum().backward()
+    note("all", x.grad)
+    note.error("a again", a.sum().backward, "second time")
+
+
+def inputs_that_do_not_fit(torch, note):
+    x = _leaf(torch, 2)
+    y = (x * x).sum()
+    note.error("no tensor", lambda: torch.autograd.grad(y, 3))
+    note.error("output is no tensor", lambda: torch.autograd.grad(3, x))
+    note.error("none", lambda: torch.autograd.grad(y, [x, None]))
+    note.error("empty", lambda: torch.autograd.grad(y, []))
+    note.error("backward to a constant", lambda: y.backward(inputs=[torch.ones(2)]))
+    note.error("grad shapes", lambda: torch.autograd.grad(x * 2, x, torch.ones(3, dtype=torch.float64)))
+    note.error("grad counts", lambda: torch.autograd.grad([x * 2], x, [torch.ones(2), torch.ones(2)]))
+    note("still works", torch.autograd.grad(y, x))
+
+
+def gradients_of_views_of_leaves(torch, note):
+    x = _leaf(torch, 2, 3)
+    v = x[0]
+    w = x.t()
+    (v.sum() * w.sum()).backward()
+    note("base", x.grad, v.grad)
+    note("by a view", torch.autograd.grad((v * v).sum(), v))
+
+
+def a_leaf_used_many_times(torch, note):
+    x = _leaf(torch, 2)
+    y = x
+    for i in range(10):
+        y = y * x + x * i
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def gradients_may_be_changed_and_replaced(torch, note):
+    x = _leaf(torch, 2)
+    x.sum().backward()
+    with torch.no_grad():
+        x.grad.mul_(5)
+    x.sum().backward()
+    note("scaled", x.grad)
+    x.grad.zero_()
+    x.sum().backward()
+    note("zeroed", x.grad)
+    del x.grad
+    note("deleted", x.grad)
+    x.sum().backward()
+    note("anew", x.grad)
+
+
+def requires_grad_switched_between(torch, note):
+    x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1)
+    z = x * y
+    y.requires_grad_(False)
+    z.sum().backward()
+    note("after the forward", x.grad, y.grad)
+    x.grad = None
+    (x * y).sum().backward()
+    note("before the forward", x.grad, y.grad)
+    y.requires_grad = True
+    (x * y).sum().backward()
+    note("again", y.grad)
+
+
+def detach_within_a_graph(torch, note):
+    x = _leaf(torch, 2)
+    a = x * 2
+    d = a.detach()
+    (a * d).sum().backward()
+    note("gradient", x.grad)
+    d.requires_grad_()
+    (d * 3).sum().backward()
+    note("of the detached", d.grad, x.grad)
+    b = x * 2
+    c = b.exp()
+    b.detach_()
+    c2 = b.exp()
+    note("flags", b.is_leaf, b.requires_grad, c.requires_grad, c2.requires_grad)
+    c.sum().backward()
+    note("the graph stays", x.grad)
+
+
+def re_entrant_backward_in_a_function_and_accumulation(torch, note):
+    inner = _leaf(torch, 2, seed=1)
+
+    class Reenter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            with torch.enable_grad():
+                ctx.x = x.detach().requires_grad_()
+                ctx.y = (ctx.x * inner).exp()
+            return ctx.y.detach()
+
+        @staticmethod
+        def backward(ctx, g):
+            ctx.y.backward(g)
+            return ctx.x.grad
+
+    x = _leaf(torch, 2)
+    (Reenter.apply(x) + Reenter.apply(x * 2)).sum().backward()
+    note("gradients", x.grad, inner.grad)
+
+
+def outputs_of_one_node_as_roots(torch, note):
+    x = _leaf(torch, 2, 3)
+    a, b = x.unbind(0)
+    ones = torch.ones(3, dtype=torch.float64)
+    torch.autograd.backward([a, b], [ones, ones * 2])
+    note("both", x.grad)
+    values, indices = x.sort(1)
+    note("indices", indices.requires_grad, indices.grad_fn is None)
+    note("one", torch.autograd.grad(values[0], x, ones))
+    note("root and its input", torch.autograd.grad([x.exp().sum(), x.sum()], x))
+
+
+def order_of_independent_branches(torch, note):
+    x = _leaf(torch, 2)
+    ran = []
+    branches = []
+    for i in range(4):
+        y = x * (i + 1)
+        y.register_hook(lambda g, i=i: ran.append(i))
+        branches.append(y)
+    sum(branches).sum().backward()
+    note("newest first", ran)

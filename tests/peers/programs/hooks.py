@@ -177,3 +177,187 @@ def hooks_on_several_gradients(torch, note):
         handle.remove()
         b.sum().backward()
     note.error("mode", lambda: graph.register_multi_grad_hook((_leaf(torch, 2),), note, mode="some"), "mode")
+
+
+def which_hooks_run_when_gradients_are_captured(torch, note):
+    a = torch.tensor(1.0, requires_grad=True)
+    b = a * 2
+    c = b * 2
+    for tensor, name in ((a, "a"), (b, "b")):
+        tensor.register_hook(lambda g, name=name: note(f"tensor {name}"))
+    accumulator = b.grad_fn.next_functions[0][0]
+    for node, name in ((accumulator, "accumulator"), (b.grad_fn, "node")):
+        node.register_prehook(lambda g, name=name: note(f"{name} pre"))
+        node.register_hook(lambda i, o, name=name: note(f"{name} post"))
+    note("grad by b")
+    torch.autograd.grad(c, b, retain_graph=True)
+    note("grad by both")
+    torch.autograd.grad(c, (a, b), retain_graph=True)
+    note("backward")
+    c.backward(retain_graph=True)
+    note("backward to both")
+    c.backward(inputs=(a, b), retain_graph=True)
+
+
+def the_node_of_a_non_leaf_among_inputs(torch, note):
+    x = _leaf(torch, 2)
+    y = x * 2
+    ran = []
+    y.grad_fn.register_hook(lambda i, o: ran.append(1))
+    y.exp().sum().backward(inputs=[y])
+    note("gradient", y.grad)
+    note("its node ran", bool(ran))
+
+
+def what_hooks_of_nodes_may_return(torch, note):
+    def run(name, pre=None, post=None, *phrases):
+        x = _leaf(torch, 2)
+        y = x.exp()
+        if pre:
+            y.grad_fn.register_prehook(pre)
+        if post:
+            y.grad_fn.register_hook(post)
+        try:
+            y.sum().backward()
+        except Exception as error:
+            wanted = error
+            note.error(name, lambda: _raise(wanted), *phrases)
+        else:
+            note(name, x.grad)
+
+    run("pre nothing", pre=lambda g: None)
+    run("pre tuple", pre=lambda g: (g[0] * 2,))
+    run("pre tensor", pre=lambda g: g[0] * 2)
+    run("pre none in a tuple", pre=lambda g: (None,))
+    run("pre too many", pre=lambda g: (g[0], g[0]))
+    run("pre number", pre=lambda g: 1.0)
+    run("pre shape", pre=lambda g: (g[0].sum(),))
+    run("post nothing", post=lambda i, o: None)
+    run("post tuple", post=lambda i, o: (i[0] * 2,))
+    run("post none in a tuple", post=lambda i, o: (None,))
+    run("post too few", post=lambda i, o: ())
+    run("post number", post=lambda i, o: 1.0)
+    run("post raises", post=lambda i, o: 1 / 0)
+
+
+def _raise(error):
+    raise error
+
+
+def prehooks_see_none_for_outputs_that_nothing_used(torch, note):
+    x = _leaf(torch, 2, 2)
+    first, second = x.unbind(0)
+    first.grad_fn.register_prehook(lambda grads: note("pre", len(grads), [g is None for g in grads]))
+    second.sum().backward()
+    note("gradient", x.grad)
+
+
+def a_post_accumulate_hook_returns_nothing(torch, note):
+    x = _leaf(torch, 2)
+    x.register_post_accumulate_grad_hook(lambda t: t.grad)
+    note.error("a tensor", lambda: x.sum().backward(), "should return None")
+
+
+def post_accumulate_hooks_come_in_order_and_may_be_removed(torch, note):
+    x = _leaf(torch, 2)
+    first = x.register_post_accumulate_grad_hook(lambda t: note("first"))
+    x.register_post_accumulate_grad_hook(lambda t: note("second"))
+    x.register_hook(lambda g: note("tensor"))
+    (x * 2).sum().backward()
+    first.remove()
+    (x * 2).sum().backward()
+    note("grad does not accumulate")
+    torch.autograd.grad((x * 2).sum(), x)
+
+
+def hooks_of_tensors_that_change_in_place(torch, note):
+    x = _leaf(torch, 2)
+    a = x * 1
+    a.register_hook(lambda g: note("before", g))
+    a.retain_grad()
+    a.add_(1).mul_(2)
+    a.register_hook(lambda g: note("after", g))
+    (a * 3).sum().backward()
+    note("gradients", a.grad, x.grad)
+    x = _leaf(torch, 4)
+    base = x * 1
+    view = base[:2]
+    view.register_hook(lambda g: note("view", g))
+    base.mul_(2)
+    (base.sum() + (view * 5).sum()).backward()
+    note("gradient", x.grad)
+
+
+def retained_gradients_and_in_place_changes_of_views(torch, note):
+    x = _leaf(torch, 4)
+    base = x * 1
+    base.retain_grad()
+    view = base[:2]
+    view.retain_grad()
+    view.mul_(3)
+    base.sum().backward()
+    note("gradients", base.grad, x.grad, view.grad)
+
+
+def hooks_may_have_no_name(torch, note):
+    class Hook:
+        def __call__(self, g):
+            return g * 2
+
+    x = _leaf(torch, 2)
+    x.register_hook(Hook())
+    x.sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_know_the_mode(torch, note):
+    x = _leaf(torch, 2)
+    y = x * x
+    y.register_hook(lambda g: note("tensor", torch.is_grad_enabled(), g.requires_grad))
+    y.grad_fn.register_prehook(lambda g: note("pre", torch.is_grad_enabled()))
+    y.grad_fn.register_hook(lambda i, o: note("post", torch.is_grad_enabled()))
+    y.sum().backward(retain_graph=True)
+    (y * y).sum().backward(create_graph=True)
+    x.grad = None
+
+
+def a_hook_may_free_what_it_saw(torch, note):
+    x = _leaf(torch, 2)
+    seen = []
+    y = x * 2
+    y.register_hook(seen.append)
+    (y * y).sum().backward()
+    seen[0].mul_(100)
+    note("gradient", x.grad)
+
+
+def edges_may_be_inputs_beside_tensors(torch, note):
+    x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1)
+    a = x * y
+    z = a.exp()
+    edge = torch.autograd.graph.get_gradient_edge(a)
+    note("both", torch.autograd.grad(z.sum(), (x, edge, y), retain_graph=True))
+    note("the same twice", torch.autograd.grad(z.sum(), (edge, a, edge), retain_graph=True))
+    a.add_(1)
+    note("after a change", torch.autograd.grad((z * 2).sum(), edge, retain_graph=True))
+    note.error(
+        "of an unrelated",
+        lambda: torch.autograd.grad(z.sum(), torch.autograd.graph.get_gradient_edge(_leaf(torch, 2))),
+        "not have been used",
+    )
+
+
+def multi_grad_hooks_count_what_is_on_the_way(torch, note):
+    graph = torch.autograd.graph
+    x, y, z = (_leaf(torch, 2, seed=seed) for seed in range(3))
+    a, b = x * 2, y * 3
+    graph.register_multi_grad_hook((a, b), lambda grads: note("a and b", [g is not None for g in grads]))
+    graph.register_multi_grad_hook((a, a), lambda grads: note("a twice", [g is not None for g in grads]))
+    graph.register_multi_grad_hook((x, z), lambda grads: note("x and z", [g is not None for g in grads]))
+    for name, output in {"both": a * b, "a alone": a.exp(), "none": z * 2}.items():
+        note(name)
+        output.sum().backward(retain_graph=True)
+    c, d = x.exp(), y.exp()
+    graph.register_multi_grad_hook((c, d), lambda grads: note("c and d", [g is not None for g in grads]))
+    note("grad by c")
+    torch.autograd.grad((c * d).sum(), c, retain_graph=True)

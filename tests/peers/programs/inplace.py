@@ -172,3 +172,101 @@ def hooks_pack_the_value_before_the_change(torch, note):
         a.exp_()
     a.sum().backward()
     note("gradient", x.grad)
+
+
+# Each is a function of a non-leaf `a` (3 × 4) and `v` (4) that changes things in place and returns what to sum.
+MORE_CHANGES = {
+    "base, then view": "p = a[0]; a.mul_(2); return p * v",
+    "view, then base": "p = a[0]; p.mul_(2); return a * v",
+    "view, base, view": "p = a[0]; a.mul_(2); p.add_(v); return a + p",
+    "view of a view": "p = a[:2]; q = p[1]; q.mul_(v); p.exp_(); return a + q",
+    "siblings that overlap": "p = a[:2]; q = a[1:]; p.mul_(3); q.add_(v); p.sin_(); return a * q.sum()",
+    "a column of a transposed view": "a.t()[1].mul_(a.t()[2]); return a",
+    "reshaped and changed": "a.reshape(12)[3:7].mul_(v); return a",
+    "unsqueezed": "a.unsqueeze(0)[0, 1].mul_(v); return a",
+    "expanded source": "a[1].add_(v[:1].expand(4)); return a",
+    "itself on both sides": "a.mul_(a); a.add_(a); return a",
+    "a part of itself": "a[0].mul_(a[1]); a[1].mul_(a[0]); return a",
+    "a row that moves": "a[1:] = a[:-1].clone(); return a",
+    "a broadcast row of itself": "a[1:] *= a[:1]; return a",
+    "in no_grad": "p = a * 1\nwith torch.no_grad():\n    p[0] = 0.0\nreturn p * v",
+    "through data": "p = a * 1; p.data.mul_(3); return p * v",
+    "through detach": "p = a * 1; p.detach()[0].fill_(2); return p * v",
+    "a constant that takes part": "c = torch.ones(3, 4, dtype=torch.float64); c[1] = a[0]; c.mul_(a); return c",
+    "a constant's view": "c = torch.ones(3, 4, dtype=torch.float64); c[1:].mul_(a[1:]); return c * v",
+    "a view of a constant kept": "c = torch.zeros(3, 4, dtype=torch.float64); p = c[0]; p.add_(v); return c + p",
+    "the same view twice": "a[0].mul_(2); a[0].mul_(3); return a",
+    "index_put with repeats": "a[torch.tensor([0, 0])] = torch.stack((v, v)); return a",
+    "a mask": "a[a > 1] *= 2; return a",
+    "zero and add": "a.zero_(); a.add_(v); return a",
+    "clone between": "b = a.clone(); a.mul_(2); b.mul_(3); return a + b",
+    "copy of itself": "a.copy_(a * 2); return a",
+    "copy of a transposed": "a[:, :3].copy_(a[:, :3].t().clone()); return a",
+    "where out of place": "p = torch.where(a > 1, a, 0 * a); a.mul_(2); return p + a",
+    "diagonal": "a.diagonal().mul_(v[:3]); return a",
+    "select and narrow": "a.select(0, 1).narrow(0, 1, 2).exp_(); return a",
+    "swapped": "a.transpose(0, 1).mul_(v[:, None]); return a",
+    "clamped and sqrt": "a.clamp_(min=0.5); a.sqrt_(); return a",
+    "addcmul and lerp": "a.addcmul_(a * 1, a * 2, value=0.5); a.lerp_(a * 3, 0.25); return a",
+    "relu after bias": "a.add_(v).relu_(); return a",
+    "masked_fill": "a.masked_fill_(a > 1, 0.0); return a",
+    "index_fill and index_copy": "a.index_copy_(0, torch.tensor([2, 0]), a[:2] * 2); return a",
+    "cumsum": "a.cumsum_(0); return a",
+}
+
+
+def more_changes_and_their_first_and_second_derivatives(torch, note):
+    for name, body in MORE_CHANGES.items():
+        lines = "\n".join("    " + line for line in body.replace("; ", "\n").split("\n"))
+        names = {"torch": torch}
+        exec(f"def function(a, v):\n{lines}", names)
+        x, v = _leaf(torch, 3, 4), _leaf(torch, 4, seed=1)
+        try:
+            y = names["function"](x * 1, v)
+            weights = torch.tensor(np.cos(np.arange(y.numel())).reshape(tuple(y.shape)))
+            found = torch.autograd.grad((y * weights).sum(), [x, v], create_graph=True, allow_unused=True)
+            total = sum((g * g).sum() for g in found if g is not None)
+            second = torch.autograd.grad(total, [x, v], allow_unused=True) if total.requires_grad else None
+        except RuntimeError:
+            note(name, "RuntimeError")
+        else:
+            note(name, y, found, second)
+
+
+def changes_of_what_backward_needs_are_errors(torch, note):
+    changed = "modified by an inplace operation"
+    for name, make in {
+        "sin": lambda a: a.sin(),
+        "exp": lambda a: a.exp(),
+        "square": lambda a: a * a,
+        "power": lambda a: a**3,
+        "matrix product": lambda a: a @ a.t(),
+        "softmax": lambda a: a.softmax(0),
+        "division": lambda a: 1 / a,
+        "sum": lambda a: a.sum(),
+        "maximum": lambda a: a.max(1)[0],
+        "relu": lambda a: a.relu(),
+        "cat": lambda a: torch.cat((a, a)),
+        "norm": lambda a: a.norm(),
+        "prod": lambda a: a.prod(),
+        "layer_norm": lambda a: torch.nn.functional.layer_norm(a, (4,)),
+        "std": lambda a: a.std(),
+        "index": lambda a: a[torch.tensor([0, 1])],
+        "cumsum": lambda a: a.cumsum(0),
+        "sort": lambda a: a.sort(0)[0],
+    }.items():
+        for which in ("input", "result"):
+            x = _leaf(torch, 3, 4)
+            a = x * 1
+            y = make(a)
+            (a if which == "input" else y).mul_(2)
+            note.error(f"{name}: {which}", y.sum().backward, changed)
+
+
+def versions_of_kinds_of_aliases(torch, note):
+    x = torch.zeros(4)
+    aliases = {"view": x[:2], "detached": x.detach(), "data": x.data, "reshaped": x.reshape(2, 2)}
+    for name, alias in aliases.items():
+        before = x._version
+        alias.add_(1)
+        note(name, x._version - before, alias._version)

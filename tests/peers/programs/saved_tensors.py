@@ -502,3 +502,366 @@ def hooks_see_views_as_they_are(torch, note):
     note("saved", [[list(t.shape), list(t.stride()), t.storage_offset()] for t in seen])
     y.sum().backward()
     note("gradient", x.grad)
+
+
+# What nodes show: names, as they stand after `_saved_`, of values that an operation of `x` (2 × 3) and others has.
+SHOWN = {
+    "x + y": "alpha",
+    "x - y": "alpha",
+    "x * y": "self other",
+    "x / y": "self other",
+    "x ** 2": "self exponent",
+    "x ** 3": "self exponent",
+    "x ** 2.5": "self exponent",
+    "x.square()": "self exponent",
+    "x ** y": "self exponent result",
+    "2 ** x": "self exponent result",
+    "x.exp()": "result",
+    "x.sigmoid()": "result",
+    "x.clamp(0.5, 1)": "self min max",
+    "x.clamp(min=0.5)": "self min max",
+    "x.lerp(y, 0.3)": "weight",
+    "torch.where(x > 1, x, y)": "condition",
+    "F.gelu(x)": "self approximate",
+    "F.gelu(x, approximate='tanh')": "self approximate",
+    "F.leaky_relu(x)": "self negative_slope",
+    "F.softplus(x, 2.5, 15.5)": "self beta threshold",
+    "F.hardtanh(x)": "self min_val max_val",
+    "F.elu(x, 2.0)": "self alpha",
+    "F.threshold(x, 1.0, 2.0)": "self threshold",
+    "x @ q": "self mat2 self_sym_sizes mat2_sym_sizes",
+    "x[None].bmm(q[None])": "self mat2",
+    "x.mv(v)": "self vec",
+    "v.dot(v)": "self tensor",
+    "x.sum()": "self_sym_sizes",
+    "x.sum(1)": "dim keepdim self_sym_sizes",
+    "x.sum((0, 1), keepdim=True)": "dim keepdim self_sym_sizes",
+    "x.mean()": "self_sym_numel self_sym_sizes",
+    "x.mean(0)": "dim keepdim self_sym_numel self_sym_sizes",
+    "x.prod(1)": "dim keepdim self",
+    "x.std(1, correction=0.5)": "dim correction self result",
+    "x.var(1, correction=0.5)": "dim correction self",
+    "x.norm(dim=1)": "dim ord self result",
+    "x.amax(1)": "dim keepdim self result",
+    "x.max(1)": "dim keepdim indices self_sym_sizes",
+    "x.logsumexp(1)": "dim self result",
+    "x.softmax(1)": "dim result",
+    "x.log_softmax(0)": "dim result",
+    "x.cumsum(1)": "dim",
+    "x.cumprod(1)": "dim self",
+    "x.sort(1)": "dim indices self_sym_sizes",
+    "x.topk(2, 1)": "dim indices self_sym_sizes",
+    "x.reshape(6)": "self_sym_sizes",
+    "x[None].squeeze()": "self_sym_sizes",
+    "x.expand(2, 2, 3)": "self_sym_sizes",
+    "x.transpose(0, 1)": "dim0 dim1",
+    "x.permute(1, 0)": "dims",
+    "x.flip(0)": "dims",
+    "x.roll(1)": "shifts dims",
+    "x.roll((1, 2), (0, 1))": "shifts dims",
+    "x[1]": "dim index self_sym_sizes",
+    "x[:, 2]": "dim index self_sym_sizes",
+    "x[..., 2]": "dim index self_sym_sizes",
+    "x[1:]": "dim start end step self_sym_sizes",
+    "x[:, 0:2]": "dim start end step self_sym_sizes",
+    "x[:, ::2]": "dim start end step self_sym_sizes",
+    "x.narrow(1, 1, 2)": "dim start end step self_sym_sizes",
+    "x[torch.tensor([0, 0])]": "indices self_sym_sizes",
+    "x[:, torch.tensor([0, 2])]": "indices self_sym_sizes",
+    "torch.cat((x, y))": "dim",
+    "torch.stack((x, y), 1)": "dim",
+    "x.unbind(1)": "dim",
+    "x.split(2, 1)": "dim split_size self_sym_sizes",
+    "x.split((1, 2), 1)": "dim split_sizes self_sym_sizes",
+    "x.index_select(0, torch.tensor([1]))": "dim index self_sym_sizes",
+    "x.gather(1, torch.tensor([[0], [2]]))": "dim index",
+    "x.scatter(1, torch.tensor([[0], [2]]), y)": "dim index",
+    "x.index_add(0, torch.tensor([1]), y[:1])": "dim index",
+    "x.masked_fill(x > 1, 0.0)": "mask",
+    "x.repeat(2, 1)": "repeats self_sym_sizes",
+    "x.tril(1)": "diagonal",
+    "q.diagonal()": "offset dim1 dim2 self_sym_sizes",
+    "q.trace()": "self_sym_sizes",
+    "F.pad(x, (1, 2))": "pad",
+    "F.embedding(torch.tensor([1, 0]), x, padding_idx=0)": "indices padding_idx weight_sym_argsize_0",
+    "F.layer_norm(x, (3,), v, v)": "input weight normalized_shape",
+    "F.layer_norm(x, (3,))": "input weight normalized_shape",
+    "F.group_norm(x[None], 2)": "input weight eps",
+    "F.conv2d(x[None, None], q[None, None, :2, :2])": "input weight groups",
+    "F.max_pool2d(x[None, None], 2)": "result1",
+    "torch.linalg.inv(q)": "inverse",
+}
+
+
+def _shown(torch, value):
+    if isinstance(value, tuple):
+        return [_shown(torch, v) for v in value]
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def nodes_show_what_they_saved_under_their_names(torch, note):
+    x, y = _leaf(torch, 2, 3), _leaf(torch, 2, 3, seed=1)
+    v, q = _leaf(torch, 3, seed=2), _leaf(torch, 3, 3, seed=3)
+    for operation, names in SHOWN.items():
+        result = eval(operation, {"torch": torch, "F": torch.nn.functional, "x": x, "y": y, "v": v, "q": q})
+        node = (result[0] if isinstance(result, tuple) else result).grad_fn
+        for name in names.split():
+            listed = f"_saved_{name}" in dir(node)
+            note(f"{operation}: {name}", listed, _shown(torch, getattr(node, f"_saved_{name}", "missing")))
+
+
+def a_drawing_program_finds_saved_tensors(torch, note):
+    """Do what torchviz's `make_dot(..., show_saved=True)` does."""
+    x, w = _leaf(torch, 2, 3), _leaf(torch, 3, 2, seed=1)
+    seen = []
+
+    def walk(node):
+        if node is None:
+            return
+        for name in sorted(dir(node)):
+            if name.startswith("_saved_"):
+                value = getattr(node, name)
+                if isinstance(value, torch.Tensor):
+                    seen.append([node.name(), name, list(value.shape)])
+        for source, _ in node.next_functions:
+            walk(source)
+
+    walk((x @ w).tanh().sum().grad_fn)
+    note("tensors", seen)
+
+
+def raw_saved_values_have_data_and_an_unpack_hook(torch, note):
+    x = _leaf(torch, 2)
+    y = x.exp() * x
+    raw = y.grad_fn._raw_saved_other
+    note("before", raw.data, raw.unpack_hook is None)
+
+    def unpack(t):
+        return t / 2
+
+    raw.register_hooks(lambda t: t * 2, unpack)
+    note("after", raw.data, raw.unpack_hook is unpack)
+    note("unpacked", y.grad_fn._saved_other)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: [t, "packed"], lambda p: p[0]):
+        z = x.exp()
+    raw = z.grad_fn._raw_saved_result
+    note("packed", type(raw.data).__name__, raw.data[1])
+
+
+def raw_hooks_see_each_kind_of_value(torch, note):
+    x = _leaf(torch, 2)
+    for name, tensor in {"leaf": x, "non-leaf": x * 1, "view": (x * 1)[:], "constant": x.detach()}.items():
+        y = tensor * x
+        node = tensor.grad_fn
+        y.grad_fn._raw_saved_self.register_hooks(lambda t: note("pack", t.requires_grad) or 2 * t, lambda t: t / 2)
+        saved = y.grad_fn._saved_self
+        note(name, saved, saved.grad_fn is node, saved.requires_grad, saved.is_leaf, saved is tensor)
+        x.grad = None
+        y.sum().backward()
+        note("gradient", x.grad)
+
+
+def raw_hooks_and_second_derivatives(torch, note):
+    for name, tensor_of in {"leaf": lambda x: x, "non-leaf": lambda x: x * 1}.items():
+        x = _leaf(torch, 2)
+        a = tensor_of(x)
+        y = a**3
+        y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+        (g,) = torch.autograd.grad(y.sum(), a, create_graph=True)
+        note(name, g, y.grad_fn._saved_self.grad_fn is a.grad_fn)
+        g.sum().backward()
+        note("second", x.grad)
+        x = _leaf(torch, 2)
+        y = tensor_of(x).exp()
+        y.grad_fn._raw_saved_result.register_hooks(lambda t: t * 3, lambda t: t)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        g.sum().backward()
+        note("of a result", g, x.grad)
+
+
+def pack_hooks_that_return_nothing(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: note("packed"), lambda p: p):
+        y = x * x
+    note.error("unpack returns what was packed", y.sum().backward)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda p: torch.ones(2, dtype=torch.float64) * 5):
+        y = x.sin()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def what_was_unpacked_may_have_another_dtype_or_shape(torch, note):
+    for name, back in {"dtype": lambda t: t.float(), "shape": lambda t: t[:1], "more dims": lambda t: t[None]}.items():
+        x = _leaf(torch, 2)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, back):
+            y = x * x
+        note.error(name, y.sum().backward)
+
+
+def changes_after_packing(torch, note):
+    changed = "modified by an inplace operation"
+    for name, pack in {
+        "identity": lambda t: t,
+        "clone": lambda t: t.clone(),
+        "array": lambda t: t.numpy().copy(),
+    }.items():
+        x = _leaf(torch, 2)
+        a = x * 1
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda p: p if hasattr(p, "sin") else torch.tensor(p)):
+            y = a.sin()
+        a.mul_(3)
+        note.error(name, y.sum().backward, changed)
+        note("gradient", x.grad)
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = x.exp()
+    y.mul_(3)
+    note.error("result", y.sum().backward, changed)
+
+
+def packing_of_in_place_operations(torch, note):
+    x = _leaf(torch, 2)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair(lambda t: t.clone())):
+        a = x * 1
+        for name in ("exp_", "sin_", "tanh_", "sqrt_", "sigmoid_", "neg_", "abs_"):
+            note(name)
+            getattr(a, name)()
+        note("with others")
+        a.mul_(x)
+        a.div_(x)
+        a.pow_(2)
+        a.add_(x)
+        a.clamp_(0.1, 0.9)
+        a[0] = 3.0
+    a.sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_within_hooks(torch, note):
+    x = _leaf(torch, 2)
+
+    def pack(t):
+        note("outer pack", t)
+        with torch.enable_grad():  # packing what hooks compute would never end
+            w = _leaf(torch, 2)
+            note("inner", (w * 2).requires_grad)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = x.sin()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def an_exception_within_the_context_leaves_it(torch, note):
+    def fails():
+        with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+            raise KeyError("inside")
+
+    note.error("inside", fails, "inside")
+    x = _leaf(torch, 2)
+    (x * x).sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_are_objects_and_reusable(torch, note):
+    hooks = torch.autograd.graph.saved_tensors_hooks(*note.pair())
+    x = _leaf(torch, 2)
+    for _ in range(2):
+        with hooks:
+            (x * x).sum().backward()
+    with hooks, hooks:
+        x.exp().sum().backward()
+    note("gradient", x.grad)
+
+
+def hooks_around_views_and_their_changes(torch, note):
+    x = _leaf(torch, 2, 3)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair(lambda t: t.clone())):
+        base = x * 1
+        view = base[1]
+        view.mul_(base[0])
+        base.t()[0].exp_()
+        y = base.sin()
+    y.sum().backward()
+    note("gradient", x.grad)
+
+
+def unpacking_stops_where_no_gradient_is_wanted(torch, note):
+    x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1)
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        a = x.exp()
+        b = a * y
+        c = b.sin()
+    note("grad by b")
+    torch.autograd.grad(c.sum(), b, retain_graph=True)
+    note("grad by y")
+    torch.autograd.grad(c.sum(), y, retain_graph=True)
+    note("backward to y")
+    c.sum().backward(inputs=[y], retain_graph=True)
+    note("all")
+    c.sum().backward()
+
+
+def saved_values_of_frozen_branches(torch, note):
+    x, frozen = _leaf(torch, 2), _leaf(torch, 2, seed=1).detach()
+    with torch.autograd.graph.saved_tensors_hooks(*note.pair()):
+        a = frozen * frozen
+        b = a * x
+        c = frozen.exp() + b
+    c.sum().backward()
+    note("gradient", x.grad)
+
+
+def allowed_mutations(torch, note):
+    allow = torch.autograd.graph.allow_mutation_on_saved_tensors
+
+    def case(name, function, *phrases):
+        x = _leaf(torch, 3)
+        with allow():
+            y = function(x * 1)
+            y.sum().backward()
+        note(name, x.grad)
+
+    def twice(a):
+        y = a.sin() * a.exp()
+        a.mul_(2)
+        z = y + a.sin()
+        a.zero_()
+        return z
+
+    def result(a):
+        y = a.exp()
+        z = y * 1
+        y.mul_(2)
+        return z
+
+    def view(a):
+        part = a[:2]
+        y = part.sin().sum() + a.exp()
+        part.fill_(7)
+        return y
+
+    def base(a):
+        part = a[1:]
+        y = part.sin()
+        a.mul_(3)
+        return y
+
+    def item(a):
+        y = a.sin()
+        a[0] = 5.0
+        a[a > 4] = 0.0
+        return y + a
+
+    def out_of_order(a):
+        b = a.clone()
+        y = a.sin() + b.cos()
+        b.mul_(2)
+        a.mul_(3)
+        z = a.tanh() * b.tanh()
+        b.zero_()
+        return y + z
+
+    for function in (twice, result, view, base, item, out_of_order):
+        case(function.__name__, function)

@@ -84,8 +84,8 @@ class _Check:
             # What is not a number is named with its element by a later check.
             if gradient is not None and np.nan_to_num(gradient.numpy()).any():
                 raise GradcheckError(
-                    f"gradcheck: the gradient of input {i} is not zero when those of all outputs are; backward must "
-                    "multiply by the gradient it is given"
+                    f"gradcheck: backward not multiplied by grad_output: the gradient of input {i} is not zero when "
+                    "those of all outputs are"
                 )
 
     def _check_repeated(self) -> None:
@@ -252,7 +252,8 @@ class _Check:
 def _check_source(number: int, source: Tensor) -> None:
     if not source.array.flags.writeable:
         raise ArgumentError(f"gradcheck: input {number} is read-only and cannot be perturbed; pass a clone() of it")
-    if any(stride == 0 and size > 1 for stride, size in zip(source.array.strides, source.shape, strict=True)):
+    strides = zip(source.array.strides, source.shape, strict=True)
+    if source.numel() and any(stride == 0 and size > 1 for stride, size in strides):
         raise ArgumentError(
             f"gradcheck: The {number}th input has a dimension with stride 0, so that perturbing one element changes "
             "others; pass contiguous() of it"
