@@ -237,15 +237,14 @@ def _backward(
         multiply(by_sums[start:stop], running[0], carried[:count] if direct else None)
         if states > 1:
             running[1][...] = carried[:count]
-    found: list[Callable[[], np.ndarray]] = [
+    makers: tuple[Callable[[], np.ndarray], ...] = (
         lambda: products.matmul(by_inputs, weight_ih),
         lambda: products.matmul(by_inputs.T, data),
         lambda: products.matmul(by_sums.T, before[0]),
         lambda: reductions.sum(by_inputs, (0,)),
         lambda: reductions.sum(by_sums, (0,)),
-        *[lambda values=values: values for values in by_state],
-    ]
-    return tuple([make() if need else None for make, need in zip(found, needs, strict=False)])
+    )
+    return (*[make() if need else None for make, need in zip(makers, needs, strict=False)], *by_state)
 
 
 def _before(first: np.ndarray, values: np.ndarray, steps: Sequence[tuple[int, int]]) -> np.ndarray:
