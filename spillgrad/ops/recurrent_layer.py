@@ -287,6 +287,8 @@ def _operation(name: str) -> Operation:
         state = tuple([part for part in inputs[5:] if part is not None])
         output, last = run_steps(name, inputs[0], counts, state, (*inputs[1:5], None), reverse)  # type: ignore[arg-type]
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None and x.requires_grad]
+        if not wanted:  # frozen since
+            return (None,) * len(inputs)
         found = dict(zip(map(id, wanted), grad((output, *last), wanted, grads, create_graph=True), strict=True))
         return tuple([found.get(id(x)) for x in inputs])
 

@@ -146,3 +146,12 @@ def test_what_does_not_fit_raises_what_the_steps_raise():
     for wrong in (data.detach().to("float32"), data[:, :2]):
         with pytest.raises((sg.errors.DtypeError, sg.errors.ShapeError), match=r"^linear"):
             outcome(run_layer, "GRU", COUNTS[0], False, [wrong, *rest])
+
+
+def test_a_layer_whose_every_leaf_was_frozen_since_gives_no_gradients():
+    tensors = arguments("GRU", COUNTS[0])
+    loss = weighted(outcome(run_layer, "GRU", COUNTS[0], False, tensors))
+    for x in tensors:
+        x.requires_grad_(False)
+    loss.backward(create_graph=True)
+    assert all(x.grad is None for x in tensors)
