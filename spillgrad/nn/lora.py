@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.errors import ArgumentError, GraphError, StateDictError
-from spillgrad.models.gpt import Conv1D
 from spillgrad.nn import init
 from spillgrad.nn.dropout import Dropout
+from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter

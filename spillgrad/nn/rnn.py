@@ -11,7 +11,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils.rnn import PackedSequence
-from spillgrad.ops import creation, indexing, random, recurrent, shape
+from spillgrad.ops import creation, indexing, random, recurrent, recurrent_layer, shape
 from spillgrad.tensor import Tensor
 
 
@@ -171,7 +171,9 @@ class RNNBase(Module):
             for direction in range(self._directions):
                 number = layer * self._directions + direction
                 weights = self._weights(self._suffixes[number])
-                output, end = recurrent.run_layer(self.mode, data, counts, starts[number], weights, direction == 1)
+                output, end = recurrent_layer.run_layer(
+                    self.mode, data, counts, starts[number], weights, direction == 1
+                )
                 outputs.append(output)
                 ends.append(end)
             data = outputs[0] if len(outputs) == 1 else shape.cat(outputs, -1)

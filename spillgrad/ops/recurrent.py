@@ -54,11 +54,12 @@ STEPS: dict[str, tuple[Step, int]] = {
 }  # fmt: skip
 
 
-def run_layer(
+def run_steps(
     mode: str, data: Tensor, counts: Sequence[int], state: State, weights: Sequence[Tensor | None], reverse: bool
 ) -> tuple[Tensor, State]:
     """Return the hidden states of all time steps, packed as the data are, and the last state of every sequence.
 
+    Each step is recorded for itself; `recurrent_layer` has one operation for all, where it can.
     Shapes: data (sum(counts), inputs), state (counts[0], hidden) each; weights are weight_ih, weight_hh, bias_ih,
     bias_hh, weight_hr.
     """

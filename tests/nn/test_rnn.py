@@ -155,20 +155,20 @@ def test_gradients_are_differences(name):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_cell_is_one_step_of_its_network(make, bias):
     sg.manual_seed(0)
-    cell = make(INPUTS, HIDDEN, bias=bias)
-    network = getattr(nn, make.__name__.removesuffix("Cell"))(INPUTS, HIDDEN, bias=bias)
+    cell = make(INPUTS, HIDDEN, bias=bias).double()
+    network = getattr(nn, make.__name__.removesuffix("Cell"))(INPUTS, HIDDEN, bias=bias).double()
     network.load_state_dict({f"{key}_l0": value for key, value in cell.state_dict().items()})
-    x = sg.tensor(X[0], dtype="float32")
-    zeros = sg.zeros(BATCH, HIDDEN)
+    x = sg.tensor(X[0])
+    zeros = sg.zeros(BATCH, HIDDEN, dtype="float64")
     state = (zeros + 0.5, zeros - 0.5) if make is nn.LSTMCell else zeros + 0.5
     _, last = network(x.unsqueeze(0), tuple(s.unsqueeze(0) for s in state) if make is nn.LSTMCell else state[None])
     for got, wanted in zip(as_tuple(cell(x, state)), as_tuple(last), strict=True):
-        np.testing.assert_allclose(got.numpy(), wanted.numpy()[0], 1e-6)
+        np.testing.assert_allclose(got.numpy(), wanted.numpy()[0], 1e-12)
     first = state[0][0], state[1][0]
     alone = cell(x[0], first if make is nn.LSTMCell else state[0])
-    np.testing.assert_allclose(as_tuple(alone)[0].numpy(), as_tuple(last)[0].numpy()[0, 0], 1e-5)
+    np.testing.assert_allclose(as_tuple(alone)[0].numpy(), as_tuple(last)[0].numpy()[0, 0], 1e-12)
     _, from_zero = network(x.unsqueeze(0))
-    np.testing.assert_allclose(as_tuple(cell(x))[0].numpy(), as_tuple(from_zero)[0].numpy()[0], 1e-6)
+    np.testing.assert_allclose(as_tuple(cell(x))[0].numpy(), as_tuple(from_zero)[0].numpy()[0], 1e-12)
 
 
 def test_dropout_acts_between_layers_in_training_only():
