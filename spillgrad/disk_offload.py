@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.store import Label, Store, StoreStats
+from spillgrad.storage.store import Handle, Label, Store, StoreStats
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
 
@@ -32,24 +32,14 @@ class OffloadedStorage(Storage):
 
     offloaded = True
 
-    def __init__(self, residents: "Residents", array: np.ndarray, label: Label) -> None:
-        self._place(residents, array, label)
-
-    def take(self, residents: "Residents", label: Label) -> None:
-        """Turn a plain storage, whose class was just set to this, into an offloaded one."""
-        array = vars(self).pop("array")
-        if isinstance(array.base, np.ndarray):  # such memory may live on after its array
-            array = memory.copy(array)
-        self._place(residents, array, label)
-
-    def _place(self, residents: "Residents", array: np.ndarray, label: Label) -> None:
-        self._residents = residents
+    def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
+        """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
+        del vars(self)["array"]
+        self._residents, self._handle = residents, handle
         self._shape, self._dtype = array.shape, array.dtype
-        self._handle = residents.store.put(array, label=label, lasting=True)
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
         self._used_in: int | None = -1
-        self._guard = threading.Lock()
 
     def __del__(self) -> None:
         self._residents.store.drop(self._handle)
@@ -59,14 +49,14 @@ class OffloadedStorage(Storage):
         """The dense memory: the same array as long as anybody holds it."""
         array = self._alive()
         frame = self._residents.frame
-        if array is not None and (self._changing or self._used_in == frame.number):
+        if array is not None and frame.number is not None and self._used_in == frame.number:
             return array
-        with self._guard:
+        with self._residents.lock:
             array = self._alive()
             if array is None:
                 array = self._residents.store.get(self._handle)
                 self._alive = weakref.ref(array)
-            else:
+            elif not self._changing:
                 self._residents.store.use(self._handle)
         if frame.number is not None:
             self._used_in = frame.number
@@ -74,25 +64,31 @@ class OffloadedStorage(Storage):
         return array
 
     def begin_change(self) -> None:
-        if not self._changing:
-            array = self.array
-            self._residents.store.begin_change(self._handle, array)
-            self._changing = True
-            self._residents.changing(self)
+        residents = self._residents
+        with residents.lock:
+            array = residents.last_changed = self.array  # who is about to modify it may not hold it yet
+            residents.settle()
+            if not self._changing:
+                residents.store.begin_change(self._handle, array)
+                self._changing = True
+                residents.changing.append(self)
         super().begin_change()
 
     def end_change(self) -> bool:
-        """Give the new values to the store unless the array is still used; return whether that was done."""
+        """Give the new values to the store unless the array is still used; return whether that was done.
+
+        Called with the lock held.
+        """
         if _holders(self._alive) > _STORE_ONLY:
             return False
-        self._changing = False
         self._residents.store.end_change(self._handle)
+        self._changing = False
         return True
 
 
 def _holders(alive: Callable[[], np.ndarray | None]) -> int:
     array = alive()
-    return sys.getrefcount(array)
+    return 0 if array is None else sys.getrefcount(array)
 
 
 def _holders_of_a_kept_array() -> int:
@@ -162,8 +158,9 @@ _PLAIN: dict[type[Tensor], type[Tensor]] = {offloaded: plain for plain, offloade
 class _Frame:
     """What a module, or an update, has used so far: it may look at it again. Outside of all, nothing is kept."""
 
-    def __init__(self, number: int | None) -> None:
+    def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
+        self.owner = owner
         self.arrays: list[np.ndarray] = []
 
 
@@ -171,6 +168,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames = [_Frame(None)]
         self.hooks = hooks.saved_tensors_hooks(_Saved, _Saved.tensor, only=_is_offloaded)
+        self.last_changed: np.ndarray | None = None
 
 
 class Residents:
@@ -178,41 +176,56 @@ class Residents:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.lock = threading.RLock()  # guards which arrays change
+        self.changing: collections.deque[OffloadedStorage] = collections.deque()
         self._thread = _Thread()
         self._numbers = itertools.count()
-        self._changing: collections.deque[OffloadedStorage] = collections.deque()
 
     @property
-    def frame(self) -> "_Frame":
+    def frame(self) -> _Frame:
         """What keeps arrays in RAM now."""
         return self._thread.frames[-1]
 
-    def enter(self, begins_step: bool = False) -> None:
+    @property
+    def last_changed(self) -> np.ndarray | None:
+        """The array that this thread was last about to change."""
+        return self._thread.last_changed
+
+    @last_changed.setter
+    def last_changed(self, array: np.ndarray | None) -> None:
+        self._thread.last_changed = array
+
+    def enter(self, owner: int, begins_step: bool = False) -> None:
         """Begin to keep what is used from here on; what operations save of it for backward is read again there."""
         if len(self._thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
             self._thread.hooks.__enter__()
-        self._thread.frames.append(_Frame(next(self._numbers)))
+        self._thread.frames.append(_Frame(next(self._numbers), owner))
 
-    def leave(self) -> None:
-        """Let go of what was used since the last `enter`."""
-        self._thread.frames.pop()
-        if len(self._thread.frames) == 1:
+    def leave(self, owner: int) -> None:
+        """Let go of what was used since `owner` entered; if it never came to that, do nothing."""
+        frames = self._thread.frames
+        if frames[-1].owner != owner:
+            return
+        frames.pop()
+        if len(frames) == 1:
             self._thread.hooks.__exit__()
-        self.settle()
-
-    def changing(self, storage: OffloadedStorage) -> None:
-        """Note that somebody modifies an array; what was modified before goes to the store."""
-        self.settle()
-        self._changing.append(storage)
+        self.last_changed = None
+        with self.lock:
+            self.settle()
 
     def settle(self) -> None:
-        """Give what nobody modifies any more to the store."""
-        for _ in range(len(self._changing)):
-            storage = self._changing.popleft()
-            if not storage.end_change():
-                self._changing.append(storage)
+        """Give what nobody modifies any more to the store. Called with the lock held."""
+        for _ in range(len(self.changing)):
+            storage = self.changing.popleft()
+            try:
+                ended = storage.end_change()
+            except BaseException:
+                self.changing.append(storage)
+                raise
+            if not ended:
+                self.changing.append(storage)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
         """Move the memory of a leaf, which must be all of its storage, to the store."""
@@ -220,9 +233,13 @@ class Residents:
         kind = _KINDS.get(type(tensor))
         if kind is None or isinstance(storage, OffloadedStorage):
             return
+        array = tensor._array
+        if isinstance(array.base, np.ndarray):  # such memory may live on after its array
+            array = memory.copy(array)
+        handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
         storage.__class__ = OffloadedStorage
+        cast(OffloadedStorage, storage).place(self, handle, array)
         vars(tensor).pop("_array")
-        storage.take(self, label)  # type: ignore[attr-defined]
         tensor.__class__ = kind
 
 
@@ -319,13 +336,17 @@ class disk_offload:
         residents = self._residents
         for module in model.modules():
             begins_step = module is model
-            module.register_forward_pre_hook(lambda module, args, first=begins_step: residents.enter(first))
-            module.register_forward_hook(lambda module, args, result: residents.leave(), always_call=True)
+            module.register_forward_pre_hook(lambda module, args, first=begins_step: residents.enter(id(module), first))
+            module.register_forward_hook(lambda module, args, result: residents.leave(id(module)), always_call=True)
 
     @property
     def directory(self) -> Path:
         """Where this object's files are."""
         return self._store.directory
+
+    def flush(self) -> None:
+        """Return when all that nobody is changing is in the files. Raises SpillError when it could not be written."""
+        self._store.flush()
 
     def stats(self) -> StoreStats:
         """Return the store's counters."""
@@ -343,15 +364,16 @@ class disk_offload:
             if grad.array is not grad.storage.array:
                 param.grad = grad = grad.detach().clone()
             self._residents.offload(grad, Label("gradient", None, self._names[id(param)]))
-        self._residents.settle()
+        with self._residents.lock:
+            self._residents.settle()
 
     @contextlib.contextmanager
     def _update(self, param: Tensor) -> Iterator[None]:
-        self._residents.enter()
+        self._residents.enter(id(param))
         try:
             yield
         finally:
-            self._residents.leave()
+            self._residents.leave(id(param))
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is not None:
             self._put_state_away(optimizer, param)
@@ -360,4 +382,5 @@ class disk_offload:
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
                 self._residents.offload(value, Label("state", key, self._names.get(id(param))))
-        self._residents.settle()
+        with self._residents.lock:
+            self._residents.settle()

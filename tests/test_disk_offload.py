@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import ArgumentError, BudgetError, GraphError
+from spillgrad.errors import ArgumentError, BudgetError, GraphError, SpillError
+from spillgrad.storage.disk_store import DiskStore
 
 BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(5)]
 
@@ -288,3 +290,110 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path):
     other.bias.data = layer.bias.data
     with pytest.raises(ArgumentError, match=r"1\.bias and 0\.bias share memory"):
         sg.disk_offload(nn.Sequential(layer, other), directory=tmp_path, ram_budget=0)
+
+
+def test_a_tensor_that_the_disk_refused_keeps_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    layers = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 30))
+    wanted = [parameter.numpy().copy() for parameter in layers.parameters()]
+    put = DiskStore.put
+
+    def refused(self: DiskStore, array: np.ndarray, **options: object) -> object:
+        if array.shape == (30,):
+            raise SpillError("put: no space")
+        return put(self, array, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(SpillError, match="no space"):
+        patch.setattr(DiskStore, "put", refused)
+        sg.disk_offload(layers, directory=tmp_path, ram_budget=0)
+    for parameter, values in zip(layers.parameters(), wanted, strict=True):
+        np.testing.assert_array_equal(parameter.numpy(), values)
+
+
+@pytest.mark.parametrize("dtype", [sg.float32, sg.bfloat16])
+def test_a_parameter_changed_just_before_its_update_has_both_changes(tmp_path: Path, dtype: sg.dtype):
+    def run(offloaded: bool) -> np.ndarray:
+        parameter = nn.Parameter(sg.ones(1000, dtype=dtype))
+        module = nn.Module()
+        module.parameter = parameter
+        optimizer = sg.optim.AdamW([parameter], lr=0.5)
+        if offloaded:
+            offload = sg.disk_offload(module, optimizer, tmp_path, ram_budget=0)
+        for _ in range(3):
+            (parameter * 2).sum().backward()
+            with sg.no_grad():
+                parameter.mul_(0.5)
+            optimizer.step()
+            if offloaded:
+                offload.flush()
+            optimizer.zero_grad()
+        return parameter.detach().float().numpy().copy()
+
+    np.testing.assert_array_equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["forward", "hook"])
+def test_after_an_interruption_nothing_stays_in_ram(tmp_path: Path, error: type[BaseException], where: str):
+    layers = nn.Sequential(nn.Linear(30, 30), nn.Identity())
+    offload = sg.disk_offload(layers, directory=tmp_path, ram_budget=0)
+
+    def fail(*_: object) -> None:
+        raise error("now")
+
+    if where == "hook":
+        handle = layers[1].register_forward_pre_hook(fail)
+    else:
+        layers[1].forward = fail
+    with pytest.raises(error, match="now"):
+        layers(sg.ones(2, 30))
+    if where == "hook":
+        handle.remove()
+    else:
+        del layers[1].forward
+    assert not sg.autograd.hooks.depth()
+    assert offload.stats().ram_bytes == 0
+    layers(sg.ones(2, 30)).sum().backward()
+    assert not sg.autograd.hooks.depth()
+
+
+def test_a_step_that_fails_lets_go_of_what_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = build()
+    optimizer = adamw(model)
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=0)
+    model(BATCHES[0][:, :-1].copy(), BATCHES[0][:, 1:].copy())[1].backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(optimizer), "update", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as caught:
+            optimizer.step()
+    assert offload.stats().ram_bytes == 0
+    del caught
+    optimizer.step()
+
+
+def test_threads_may_use_one_model(tmp_path: Path):
+    model = build()
+    x = BATCHES[0][:, :-1].copy()
+    wanted = model(x)[0].detach().numpy()
+    sg.disk_offload(model, directory=tmp_path, ram_budget="50KiB")
+    failures: list[BaseException] = []
+    buffers = [nn.Parameter(sg.zeros(1000)) for _ in range(2)]
+    holder = nn.ParameterList(buffers)
+    sg.disk_offload(holder, directory=tmp_path, ram_budget=0)
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(10):
+                np.testing.assert_array_equal(model(x)[0].detach().numpy(), wanted)
+                with sg.no_grad():
+                    for _ in range(20):
+                        buffers[number].add_(1)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert all((buffer.numpy() == 200).all() for buffer in buffers)

@@ -72,6 +72,8 @@ class _Batch:
     def run(self) -> None:
         """Run what was added; the tensors then count as modified."""
         updates, self._updates, self._changed, self._copied_bytes = self._updates, [], set(), 0
+        # The memory of an offloaded tensor is stored again as soon as nobody holds it.
+        held = [tensor._array for _, tensors in updates for tensor in tensors]
         for _, tensors in updates:
             for tensor in tensors:
                 tensor._storage.begin_change()
@@ -80,6 +82,7 @@ class _Batch:
             for tensor, array in zip(tensors, (update.param, *update.state), strict=True):
                 if array is not tensor._array:
                     tensor._array[...] = array
+        del held
 
 
 def run(updates: Iterable[Pending | None]) -> None:

@@ -2,8 +2,8 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
@@ -66,11 +66,11 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 result = closure()
-        with no_grad():
-            run(self._updates())
+        with no_grad(), closing(self._updates()) as updates:
+            run(updates)
         return result
 
-    def _updates(self) -> Iterator[Pending | None]:
+    def _updates(self) -> Generator[Pending | None, None, None]:
         for group in self.param_groups:
             for param in group["params"]:
                 with self.around_update(param):

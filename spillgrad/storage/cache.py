@@ -50,6 +50,7 @@ class Cache:
         """Note that `entry` is on disk now."""
         if entry.uncounted:  # the caller's memory is not ours to keep
             self.release(entry)
+            entry.uncounted = False
             self.absent.add(entry)
         else:
             self.clean.add(entry)
@@ -65,7 +66,6 @@ class Cache:
         if self.dirty.discard(entry):
             self.dirty_bytes -= entry.nbytes
         self.clean.discard(entry)
-        self.absent.discard(entry)
         lease = entry.lease
         if entry.array is not array and lease is not None and lease() is array:
             self.pinned_bytes -= entry.nbytes  # only callers held it
@@ -73,8 +73,8 @@ class Cache:
         elif entry.array is not array:  # it is memory of the caller's, which was not counted since it was written
             self.release(entry)
             entry.lease = None
-            entry.uncounted = False
             self.reserve(entry.nbytes)
+        self.absent.discard(entry)  # last: what was released may have come to be there
         self.pinned_bytes += entry.nbytes
         entry.array = array
 

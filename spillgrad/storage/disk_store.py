@@ -223,6 +223,8 @@ class DiskStore:
                 account.cache.begin_change(entry, array)
                 account.free_extent(entry)
                 account.renumber(entry)
+                if account.waiting_puts:
+                    account.changed.notify_all()  # what they wait for can only come later now
         account.look_again()
 
     def end_change(self, handle: Handle) -> None:
@@ -230,10 +232,12 @@ class DiskStore:
         account = self._account
         with account.lock:
             account.settle("end_change")
-            self._writer.answer_failures()
             entry = account.live_entry("end_change", handle)
             if entry.changing:
                 account.cache.end_change(entry)
+                if account.waiting_puts:
+                    account.changed.notify_all()
+                self._writer.answer_failures()
                 self._writer.wake_if_behind()
                 self._writer.wait_for_room(0)
         account.look_again()

@@ -306,3 +306,18 @@ class TestLastingArrays:
         store.drop(passing)
         store.begin_step()
         assert_same_bytes(store.get(lasting), store.get(lasting))
+
+    def test_an_array_read_ahead_gives_way_to_the_memory_that_is_changed(self, store: Store):
+        array = some_array(shape=(5000,))
+        handle = store.put(array, lasting=True)
+        store.flush()
+        store.get(handle)
+        store.prefetch([handle])
+        store.begin_change(handle, array)
+        array[:] = 5
+        store.end_change(handle)
+        store.prefetch([handle])
+        assert (store.get(handle) == 5).all()
+        store.begin_step()
+        assert (store.get(handle) == 5).all()
+        assert store.check() == []
