@@ -3,7 +3,9 @@
 Labels are per thread and purely descriptive; nothing computes with them.
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 
 class Labels(threading.local):
@@ -32,6 +34,12 @@ class module_scope:
         current.module = self._outer
 
 
-def set_step(step: int | None) -> None:
-    """Set the training step of this thread."""
+@contextlib.contextmanager
+def step_scope(step: int | None) -> Iterator[None]:
+    """Set the training step within a `with` block; the former one returns after it."""
+    outer = current.step
     current.step = step
+    try:
+        yield
+    finally:
+        current.step = outer

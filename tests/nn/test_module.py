@@ -269,20 +269,16 @@ def test_labels_return_to_what_they_were_after_an_error_and_are_per_thread():
 
     model = nn.Sequential(nn.Identity())
     model[0].register_forward_hook(fail)
-    labels.set_step(7)
     elsewhere = []
     thread = threading.Thread(target=lambda: elsewhere.append((labels.current.module, labels.current.step)))
-    try:
-        with labels.module_scope("outer"):
-            with pytest.raises(ValueError, match="0"):
-                model(1)
-            assert labels.current.module == "outer"
-            thread.start()
-            thread.join()
-    finally:
-        labels.set_step(None)
+    with labels.step_scope(7), labels.module_scope("outer"):
+        with pytest.raises(ValueError, match="0"):
+            model(1)
+        assert (labels.current.module, labels.current.step) == ("outer", 7)
+        thread.start()
+        thread.join()
     assert elsewhere == [(None, None)]
-    assert labels.current.module is None
+    assert (labels.current.module, labels.current.step) == (None, None)
 
 
 def test_a_module_without_forward_says_which():

@@ -129,11 +129,10 @@ class Training:
 
     def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
         started, waited_before_s = time.perf_counter(), self._waited_s()
-        labels.set_step(self.step + 1)
         self.optimizer.zero_grad()
         value = 0.0
         for part_x, part_y in self._parts(x, y):
-            with self.spill or contextlib.nullcontext():
+            with labels.step_scope(self.step + 1), self.spill or contextlib.nullcontext():
                 _, loss = self.model(part_x, part_y)
             share = part_x.shape[0] / x.shape[0]
             (loss if share == 1 else loss * share).backward()
