@@ -71,7 +71,7 @@ class OffloadedStorage(Storage):
             if not self._changing:
                 residents.store.begin_change(self._handle, array)
                 self._changing = True
-                residents.changing.append(self)
+                residents.changing.append(weakref.ref(self))
         super().begin_change()
 
     def end_change(self) -> bool:
@@ -177,7 +177,8 @@ class Residents:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.lock = threading.RLock()  # guards which arrays change
-        self.changing: collections.deque[OffloadedStorage] = collections.deque()
+        # Weak, as storages hold this object.
+        self.changing: collections.deque[weakref.ref[OffloadedStorage]] = collections.deque()
         self._thread = _Thread()
         self._numbers = itertools.count()
 
@@ -218,14 +219,15 @@ class Residents:
     def settle(self) -> None:
         """Give what nobody modifies any more to the store. Called with the lock held."""
         for _ in range(len(self.changing)):
-            storage = self.changing.popleft()
+            known = self.changing.popleft()
+            storage = known()
             try:
-                ended = storage.end_change()
+                ended = storage is None or storage.end_change()
             except BaseException:
-                self.changing.append(storage)
+                self.changing.append(known)
                 raise
             if not ended:
-                self.changing.append(storage)
+                self.changing.append(known)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
         """Move the memory of a leaf, which must be all of its storage, to the store."""
