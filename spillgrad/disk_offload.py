@@ -66,7 +66,7 @@ class OffloadedStorage(Storage):
     def begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
-            array = residents.last_changed = self.array  # who is about to modify it may not hold it yet
+            array = residents.thread.last_changed = self.array
             residents.settle()
             if not self._changing:
                 residents.store.begin_change(self._handle, array)
@@ -168,7 +168,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames = [_Frame(None)]
         self.hooks = hooks.saved_tensors_hooks(_Saved, _Saved.tensor, only=_is_offloaded)
-        self.last_changed: np.ndarray | None = None
+        self.last_changed: np.ndarray | None = None  # who is about to modify it may not hold it yet
 
 
 class Residents:
@@ -179,55 +179,45 @@ class Residents:
         self.lock = threading.RLock()  # guards which arrays change
         # Weak, as storages hold this object.
         self.changing: collections.deque[weakref.ref[OffloadedStorage]] = collections.deque()
-        self._thread = _Thread()
+        self.thread = _Thread()
         self._numbers = itertools.count()
 
     @property
     def frame(self) -> _Frame:
         """What keeps arrays in RAM now."""
-        return self._thread.frames[-1]
-
-    @property
-    def last_changed(self) -> np.ndarray | None:
-        """The array that this thread was last about to change."""
-        return self._thread.last_changed
-
-    @last_changed.setter
-    def last_changed(self, array: np.ndarray | None) -> None:
-        self._thread.last_changed = array
+        return self.thread.frames[-1]
 
     def enter(self, owner: int, begins_step: bool = False) -> None:
         """Begin to keep what is used from here on; what operations save of it for backward is read again there."""
-        if len(self._thread.frames) == 1:
+        if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
-            self._thread.hooks.__enter__()
-        self._thread.frames.append(_Frame(next(self._numbers), owner))
+            self.thread.hooks.__enter__()
+        self.thread.frames.append(_Frame(next(self._numbers), owner))
 
     def leave(self, owner: int) -> None:
         """Let go of what was used since `owner` entered; if it never came to that, do nothing."""
-        frames = self._thread.frames
+        frames = self.thread.frames
         if frames[-1].owner != owner:
             return
         frames.pop()
         if len(frames) == 1:
-            self._thread.hooks.__exit__()
-        self.last_changed = None
-        with self.lock:
-            self.settle()
+            self.thread.hooks.__exit__()
+        self.thread.last_changed = None
+        self.settle()
 
     def settle(self) -> None:
-        """Give what nobody modifies any more to the store. Called with the lock held."""
-        for _ in range(len(self.changing)):
-            known = self.changing.popleft()
-            storage = known()
-            try:
-                ended = storage is None or storage.end_change()
-            except BaseException:
-                self.changing.append(known)
-                raise
-            if not ended:
-                self.changing.append(known)
+        """Give what nobody modifies any more to the store."""
+        with self.lock:
+            for _ in range(len(self.changing)):
+                known = self.changing.popleft()
+                storage = known()
+                ended = False
+                try:
+                    ended = storage is None or storage.end_change()
+                finally:
+                    if not ended:
+                        self.changing.append(known)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
         """Move the memory of a leaf, which must be all of its storage, to the store."""
@@ -366,8 +356,7 @@ class disk_offload:
             if grad.array is not grad.storage.array:
                 param.grad = grad = grad.detach().clone()
             self._residents.offload(grad, Label("gradient", None, self._names[id(param)]))
-        with self._residents.lock:
-            self._residents.settle()
+        self._residents.settle()
 
     @contextlib.contextmanager
     def _update(self, param: Tensor) -> Iterator[None]:
@@ -384,5 +373,4 @@ class disk_offload:
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
                 self._residents.offload(value, Label("state", key, self._names.get(id(param))))
-        with self._residents.lock:
-            self._residents.settle()
+        self._residents.settle()

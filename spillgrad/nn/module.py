@@ -128,17 +128,9 @@ class Module:
             _running.paths = None
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
             return self._call_watched(args, kwargs)
-        if self._forward_pre_hooks:
-            args, kwargs = self._call_pre_hooks(args, kwargs)
         return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
-
-    def _call_pre_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        for hook in list(self._forward_pre_hooks.values()):
-            replaced = hook(self, args, kwargs)
-            args, kwargs = (args, kwargs) if replaced is None else replaced
-        return args, kwargs
 
     def _run_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward, as a sub-module within what stands around it."""
@@ -148,11 +140,13 @@ class Module:
         return _running.around(path, self.forward, args, kwargs)
 
     def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
-        watch = ModuleBackward(self, *backward) if any(backward) else None
         called = set()
         try:
-            args, kwargs = self._call_pre_hooks(args, kwargs)
+            for hook in list(self._forward_pre_hooks.values()):
+                replaced = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if replaced is None else replaced
+            backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
+            watch = ModuleBackward(self, *backward) if any(backward) else None
             result = self._run_within(args if watch is None else tuple(watch.inputs(args)), kwargs)
             for key, hook in list(self._forward_hooks.items()):
                 called.add(key)

@@ -45,7 +45,7 @@ class Account:
         self.entries: dict[int, Entry] = {}
         self.freed: list[Extent] = []  # extents that the writer gives back
         self.waiting_puts = self.waiting_bytes = 0
-        self.loads_wait = False  # for room
+        self.loads_wait = False  # something is to be loaded and there was no room: `on_room` is to be called
         self.readers = 0
         # Failed writes that nobody was told of yet, by the array concerned; None for the files themselves.
         self.failures: dict[Entry | None, SpillError] = {}

@@ -31,7 +31,7 @@ class Prefetcher:
         self.start_loads()
 
     def start_loads(self) -> None:
-        """Have I/O threads load what there is room for; who makes room later has the writer's thread look again."""
+        """Have I/O threads load what there is room for. Who makes room later calls this again: `loads_wait` says so."""
         account = self._account
         while self._loading < _LOADING_MAX:
             entry = self._next()

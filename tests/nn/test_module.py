@@ -281,6 +281,32 @@ def test_labels_return_to_what_they_were_after_an_error_and_are_per_thread():
     assert (labels.current.module, labels.current.step) == (None, None)
 
 
+def test_a_hook_that_a_pre_hook_registers_runs_in_the_same_call():
+    seen = []
+    model = nn.Identity()
+
+    def before(module, args):
+        module.register_forward_hook(lambda module, args, result: seen.append(result))
+
+    model.register_forward_pre_hook(before)
+    model(3)
+    assert seen == [3]
+
+
+def test_an_always_called_hook_runs_when_a_pre_hook_or_an_interrupt_ended_the_call():
+    seen = []
+    model = nn.Identity()
+    model.register_forward_hook(lambda module, args, result: seen.append(result), always_call=True)
+
+    def stop(module, args):
+        raise KeyboardInterrupt
+
+    model.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        model(3)
+    assert seen == [None]
+
+
 def test_a_module_without_forward_says_which():
     class Silent(nn.Module):
         pass
