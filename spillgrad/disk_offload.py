@@ -306,6 +306,7 @@ class disk_offload:
         self._names: dict[int, str] = {}
         self._step_in_backward = step_in_backward
         self._take_model(model)
+        memory.pool.keep_to_peak()
         if optimizer is not None:
             optimizer.around_update = self._update  # type: ignore[method-assign]
             for number, group in enumerate(optimizer.param_groups):

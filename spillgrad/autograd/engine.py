@@ -10,7 +10,7 @@ from typing import Any
 from spillgrad import labels
 from spillgrad.autograd import anomaly_mode, hooks
 from spillgrad.autograd.grad_mode import state
-from spillgrad.autograd.node import NO_EDGE, Edge, Node, accumulate_gradients, add_gradients
+from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, accumulate_gradients, add_gradients
 from spillgrad.autograd.unshared import is_unshared
 from spillgrad.errors import GraphError
 
@@ -134,7 +134,7 @@ def run_backward(
                 waiting[source] -= 1
                 if waiting[source] == 0:
                     heapq.heappush(ready, (source.rank, -source.sequence, source))
-                elif source.rank == 0 and source in arrived:
+                elif isinstance(source, AccumulateGrad) and source in arrived:
                     source.put_away(arrived[source])
             del results
         for end in run.at_end:
