@@ -11,7 +11,7 @@ PACKAGE_DIRECTORIES = ("spillgrad", "kernels/spillgrad_kernels", "tools/spillgra
 
 CORE = tuple(f"spillgrad.autograd.{name}" for name in ("node", "engine", "saved", "hooks", "grad_mode", "anomaly_mode"))
 FACADE_MODULES = ("spillgrad.autograd.graph",)
-DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.interop")
+DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.planning", "spillgrad.interop")
 LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",

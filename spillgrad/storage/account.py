@@ -264,7 +264,7 @@ class Account:
 
     def _end_step(self) -> None:
         """Note that a step ended."""
-        self.cache.schedule.end_step()
+        self.cache.schedule.pass_last()
         step = self._moved().since(self._before)
         if step.moved_bytes:
             self.on_step(step.seconds, step.waited_s, step.moved_bytes)
