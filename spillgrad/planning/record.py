@@ -67,11 +67,14 @@ class Recorder:
 
     def part(self, path: str) -> Part:
         """Return what recomputing a module spares: what only it saves, but for its arguments."""
+        return Part(path, sum(self.freed(path).values()), self.seconds[path])
+
+    def freed(self, path: str) -> dict[Hashable, int]:
+        """Return the memories that recomputing a module spares, and their bytes."""
         arguments = self._arguments[path]
-        freed = [
-            nbytes for key, (where, nbytes) in self._saved.items() if is_within(where, path) and key not in arguments
-        ]
-        return Part(path, sum(freed), self.seconds[path])
+        return {
+            key: nbytes for key, (where, nbytes) in self._saved.items() if is_within(where, path) and key not in arguments
+        }
 
     def units(self) -> list[Unit]:
         """Return the layers that a `ModuleList` or `Sequential` repeats, in order; without any, the outermost modules.

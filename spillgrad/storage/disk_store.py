@@ -250,6 +250,11 @@ class DiskStore:
         self._account.look_again()
 
     @property
+    def ram_bytes(self) -> int:
+        """What `stats().ram_bytes` says, without waiting for anybody."""
+        return self._account.cache.ram_bytes
+
+    @property
     def waited_s(self) -> float:
         """The seconds that callers waited so far."""
         return self._account.wait_write_s + self._account.wait_read_s
