@@ -90,9 +90,7 @@ def measure_disk(directory: str | os.PathLike[str], seconds: float = 2.0) -> Dis
     finally:
         store.close()
     moved_bytes = stats.written_bytes + stats.read_bytes
-    return Disk(
-        stats.written_bytes / stats.writing_s, stats.read_bytes / stats.reading_s, busy_s / moved_bytes, free
-    )
+    return Disk(stats.written_bytes / stats.writing_s, stats.read_bytes / stats.reading_s, busy_s / moved_bytes, free)
 
 
 def _free_bytes(directory: str | os.PathLike[str]) -> int:
@@ -101,4 +99,6 @@ def _free_bytes(directory: str | os.PathLike[str]) -> int:
         with tempfile.TemporaryFile(dir=place):
             return free_bytes(place)
     except OSError as error:
-        raise SpillError(f"plan: cannot write to {place}: {error.strerror}; name a folder that can be written") from error
+        raise SpillError(
+            f"plan: cannot write to {place}: {error.strerror}; name a folder that can be written"
+        ) from error

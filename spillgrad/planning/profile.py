@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 import statistics
 import tempfile
@@ -19,7 +20,7 @@ from spillgrad.nn.utils.clip_grad import clip_grad_norm_
 from spillgrad.ops.autocast import autocast
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.planning.record import Recorder, Unit, is_within, pattern
-from spillgrad.planning.traffic import Event, Item
+from spillgrad.planning.traffic import PHASES, Event, Item
 from spillgrad.save_on_disk import Spilled, save_on_disk
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
@@ -40,20 +41,13 @@ Step = Callable[[Module], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """Memory held at most while a unit is in a phase: beside the store, and by the store though its budget was 0."""
-
-    beside_bytes: int = 0
-    pinned_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
 class Profile:
-    """A step of a shallow model, with a store whose budget was 0.
+    """A step of a shallow model.
 
     `layers` is the path of what the model repeats, `depth` how many of them ran. Events carry items by number, whose
     `units` are layers' numbers, -1 for what is outside of layers; `freed_by` are the paths of modules whose
     recomputation spares them. Times are of computing alone: of each phase as a whole, and of the last layer in it.
+    `held` is the memory beside what the store holds, at most, while a unit is in a phase; `least_budget` the store's.
     """
 
     layers: str
@@ -68,7 +62,8 @@ class Profile:
     phase_s: dict[str, float]
     layer_s: dict[str, float]
     recomputable: list[Unit]
-    held: dict[tuple[str, int], Held]
+    held: dict[tuple[str, int], int]
+    least_budget: int
     state_per_trained_byte: float
     base_bytes: int
     mapped_per_live: float
@@ -80,16 +75,19 @@ def profile(
     make_optimizer: MakeOptimizer,
     directory: str | os.PathLike[str],
     *,
+    ram_budget: int,
     offload: bool,
     mixed_precision: bool = False,
+    busy_s_per_byte: float = 0.0,
 ) -> Profile:
     """Build a model of two layers, train it for a few steps, and return what those showed.
 
     `build` makes a model of so many layers, `step` returns its loss. With `offload` parameters, gradients and the
-    optimizer's state are on disk, so that no more of the model is in RAM than one layer.
+    optimizer's state are on disk, but for `ram_budget` bytes. Raises BudgetError when that is too little for a layer.
     """
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
-        watched = _Watched(build, step, make_optimizer, place, offload, mixed_precision)
+        watched = _Watched(build, step, make_optimizer, place, ram_budget, offload, mixed_precision)
+        watched.busy_s_per_byte = busy_s_per_byte
         try:
             return watched.profile()
         finally:
@@ -105,6 +103,7 @@ class _Watched:
         step: Step,
         make_optimizer: MakeOptimizer,
         place: str,
+        ram_budget: int,
         offload: bool,
         mixed_precision: bool,
     ) -> None:
@@ -115,7 +114,7 @@ class _Watched:
                 lambda: build(SHALLOW),
                 make_optimizer,
                 place,
-                ram_budget=0,
+                ram_budget=ram_budget,
                 step_in_backward=True,
                 max_grad_norm=MAX_GRAD_NORM,
             )
@@ -124,13 +123,15 @@ class _Watched:
         else:
             self.model = build(SHALLOW)
             self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
-            self.spill = _Watching(self, place, ram_budget=0)
+            self.spill = _Watching(self, place, ram_budget=ram_budget)
         self.store: DiskStore = self.spill._store
         self.layers = _layers(self.model, SHALLOW)
         self.recorder = Recorder()
         self.trace = _Trace(self.store, self)
+        self.busy_s_per_byte = 0.0  # of the processor, for what the store moves
         self.phase, self.unit = "", -1
         self.marks: dict[str, float] = {}  # when phases began, and layers in backward
+        self.moved: dict[str, int] = {}  # bytes that the store had moved then
 
     def close(self) -> None:
         self.trace.stop()
@@ -145,6 +146,8 @@ class _Watched:
         """Begin with a phase."""
         self.phase, self.unit = phase, -1
         self.marks[phase] = self.now_s()
+        stats = self.store.stats()
+        self.moved[phase] = stats.written_bytes + stats.read_bytes
 
     def unit_of(self, path: str) -> int:
         """Return the number of the layer that a path is in, or -1."""
@@ -166,7 +169,7 @@ class _Watched:
             self.marks.setdefault(f"backward of {self.unit}", self.now_s())
 
     def step(self) -> None:
-        self.recorder, self.marks = Recorder(), {}
+        self.recorder, self.marks, self.moved = Recorder(), {}, {}
         self.trace.begin()
         self.enter("forward")
         self.optimizer.zero_grad()
@@ -179,7 +182,8 @@ class _Watched:
             self.enter("update")
             clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
             self.optimizer.step()
-        self.marks.setdefault("update", self.now_s())
+        if "update" not in self.marks:  # a frozen model
+            self.enter("update")
         self.enter("end")
         del loss
 
@@ -200,7 +204,10 @@ class _Watched:
             if parameter.requires_grad:
                 trained_bytes[self.unit_of(name)] += parameter.nbytes
         state = sum(
-            value.nbytes for each in self.optimizer.state.values() for value in each.values() if isinstance(value, Tensor)
+            value.nbytes
+            for each in self.optimizer.state.values()
+            for value in each.values()
+            if isinstance(value, Tensor)
         )
         gc.collect()
         memory.empty_cache()
@@ -219,17 +226,20 @@ class _Watched:
             layer_s=_medians(layers),
             recomputable=self.recorder.units(),
             held=dict(sampler.held),
+            least_budget=0 if self._offload is None else self._offload.least_budget,
             state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
             base_bytes=base_bytes,
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
         )
 
     def _phase_s(self) -> dict[str, float]:
-        marks = [self.marks[name] for name in ("forward", "backward", "update", "end")]
-        return {
-            name: max(0.0, end - begin)
-            for name, begin, end in zip(("forward", "backward", "update"), marks[:-1], marks[1:], strict=True)
-        }
+        """Return what phases took, without the processor's time for what the store moved beside them."""
+        names = (*PHASES, "end")
+        taken = {}
+        for name, following in itertools.pairwise(names):
+            busy_s = (self.moved[following] - self.moved[name]) * self.busy_s_per_byte
+            taken[name] = max(0.0, self.marks[following] - self.marks[name] - busy_s)
+        return taken
 
     def _layer_s(self) -> dict[str, float]:
         if self.layers is None:
@@ -328,7 +338,9 @@ class _Trace:
         if number is None:
             number = self._numbers[handle.sequence] = len(self.items)
             # Gradients are there from backward to their update: no step begins with them.
-            self.items.append(Item(handle.nbytes, bool(getattr(handle, "lasting", False)) and handle.label.op != "gradient"))
+            self.items.append(
+                Item(handle.nbytes, bool(getattr(handle, "lasting", False)) and handle.label.op != "gradient")
+            )
             self.paths.append(handle.label.module or "")
             self.keys.append(None)
         return number
@@ -341,7 +353,7 @@ class _Sampler:
         self._watched = watched
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, name="spillgrad-plan", daemon=True)
-        self.held: dict[tuple[str, int], Held] = {}
+        self.held: dict[tuple[str, int], int] = {}
         self.live_bytes = self.mapped_bytes = 0
 
     def __enter__(self) -> "_Sampler":
@@ -359,9 +371,7 @@ class _Sampler:
             in_store = self._watched.store.ram_bytes
             self.live_bytes = max(self.live_bytes, pool.live_bytes)
             self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
-            before = self.held.get(where, Held())
-            beside = max(before.beside_bytes, pool.live_bytes - in_store)
-            self.held[where] = Held(beside, max(before.pinned_bytes, in_store))
+            self.held[where] = max(self.held.get(where, 0), pool.live_bytes - in_store)
 
 
 def _layers(model: Module, count: int) -> str | None:

@@ -73,7 +73,9 @@ class Recorder:
         """Return the memories that recomputing a module spares, and their bytes."""
         arguments = self._arguments[path]
         return {
-            key: nbytes for key, (where, nbytes) in self._saved.items() if is_within(where, path) and key not in arguments
+            key: nbytes
+            for key, (where, nbytes) in self._saved.items()
+            if is_within(where, path) and key not in arguments
         }
 
     def units(self) -> list[Unit]:
