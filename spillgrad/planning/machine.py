@@ -13,6 +13,7 @@ from spillgrad.errors import SpillError
 from spillgrad.ops import creation, linalg
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes
+from spillgrad.storage.store import Handle
 from spillgrad_kernels import memory
 
 _BLOCK_BYTES = 16 << 20
@@ -25,7 +26,7 @@ _PRODUCTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """How fast a store writes to a directory and reads from it; `busy_s_per_byte` is the processor's time for either."""
+    """How fast a store writes to a directory and reads from it; `busy_s_per_byte` is what either takes of a core."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -44,6 +45,10 @@ class Machine:
     cores: int
     matmul_flop_per_s: float
     disk: Disk
+
+    def busy_s(self, nbytes: int) -> float:
+        """Return by how much moving so many bytes beside a computation on all cores slows it."""
+        return nbytes * self.disk.busy_s_per_byte / self.cores
 
 
 def measure(directory: str | os.PathLike[str], seconds: float = 2.0) -> Machine:
@@ -75,7 +80,7 @@ def measure_disk(directory: str | os.PathLike[str], seconds: float = 2.0) -> Dis
     store = DiskStore(directory, ram_budget=_BUDGET_BLOCKS * _BLOCK_BYTES)
     try:
         busy_s, began_s = time.process_time(), time.perf_counter()
-        handles = []
+        handles: list[Handle] = []
         while len(handles) < 2 * _BUDGET_BLOCKS or (
             time.perf_counter() - began_s < seconds and len(handles) * _BLOCK_BYTES < free * _SPACE_SHARE
         ):

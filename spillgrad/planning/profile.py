@@ -11,11 +11,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from spillgrad import labels
 from spillgrad.disk_offload import disk_offload
 from spillgrad.nn.module import Module, around_forward
+from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils.clip_grad import clip_grad_norm_
 from spillgrad.ops.autocast import autocast
 from spillgrad.optim.optimizer import Optimizer
@@ -27,8 +28,10 @@ from spillgrad.storage.store import Handle
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import memory
 
-# So many layers are run: the first may differ, the second stands for all others.
-SHALLOW = 2
+# So many layers are run of a model that has more: the first may differ, the second stands for all others.
+_SHALLOW = 2
+# Units that are no layers: what runs before, or around them, and in backward what comes before them, as the head does.
+OUTSIDE, HEAD = -1, -2
 # Steps are measured until there are so many, or they took so long.
 _STEPS = 4
 _MEASURED_S = 8.0
@@ -36,7 +39,7 @@ _MEASURED_S = 8.0
 _LOOK_EVERY_S = 1e-3
 MAX_GRAD_NORM = 1.0
 
-MakeOptimizer = Callable[[list[Tensor]], Optimizer]
+MakeOptimizer = Callable[[list[Parameter]], Optimizer]
 Step = Callable[[Module], Tensor]
 
 
@@ -44,14 +47,13 @@ Step = Callable[[Module], Tensor]
 class Profile:
     """A step of a shallow model.
 
-    `layers` is the path of what the model repeats, `depth` how many of them ran. Events carry items by number, whose
-    `units` are layers' numbers, -1 for what is outside of layers; `freed_by` are the paths of modules whose
-    recomputation spares them. Times are of computing alone: of each phase as a whole, and of the last layer in it.
+    `layers` is the path of what the model repeats, of which two ran; None where all of it ran. Events carry items by
+    number, whose `units` are layers' numbers, or OUTSIDE; `freed_by` are the paths of modules whose recomputation
+    spares them. Times are of computing alone: of each phase as a whole, and of the last layer in it.
     `held` is the memory beside what the store holds, at most, while a unit is in a phase; `least_budget` the store's.
     """
 
-    layers: str
-    depth: int
+    layers: str | None
     offload: bool
     parameter_bytes: dict[int, int]
     trained_bytes: dict[int, int]
@@ -71,6 +73,7 @@ class Profile:
 
 def profile(
     build: Callable[[int], Module],
+    depth: int,
     step: Step,
     make_optimizer: MakeOptimizer,
     directory: str | os.PathLike[str],
@@ -80,13 +83,14 @@ def profile(
     mixed_precision: bool = False,
     busy_s_per_byte: float = 0.0,
 ) -> Profile:
-    """Build a model of two layers, train it for a few steps, and return what those showed.
+    """Build a model of two layers, if it has more, train it for a few steps, and return what those showed.
 
-    `build` makes a model of so many layers, `step` returns its loss. With `offload` parameters, gradients and the
-    optimizer's state are on disk, but for `ram_budget` bytes. Raises BudgetError when that is too little for a layer.
+    `build` makes a model of so many layers, `depth` for all; `step` returns its loss. With `offload`, parameters,
+    gradients and the optimizer's state are on disk, but for `ram_budget` bytes; saved tensors are so in any case.
+    Raises BudgetError when that is too little for a layer.
     """
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
-        watched = _Watched(build, step, make_optimizer, place, ram_budget, offload, mixed_precision)
+        watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision)
         watched.busy_s_per_byte = busy_s_per_byte
         try:
             return watched.profile()
@@ -100,6 +104,7 @@ class _Watched:
     def __init__(
         self,
         build: Callable[[int], Module],
+        depth: int,
         step: Step,
         make_optimizer: MakeOptimizer,
         place: str,
@@ -111,25 +116,26 @@ class _Watched:
         self._offload: disk_offload | None = None
         if offload:
             self._offload = disk_offload(
-                lambda: build(SHALLOW),
+                lambda: build(min(depth, _SHALLOW)),
                 make_optimizer,
                 place,
                 ram_budget=ram_budget,
                 step_in_backward=True,
                 max_grad_norm=MAX_GRAD_NORM,
             )
-            self.model, self.optimizer = self._offload.model, self._offload.optimizer
+            self.model, optimizer = self._offload.model, self._offload.optimizer
             self.spill = _Watching(self, self._offload)
         else:
-            self.model = build(SHALLOW)
-            self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            self.model = build(min(depth, _SHALLOW))
+            optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
             self.spill = _Watching(self, place, ram_budget=ram_budget)
+        self.optimizer = cast(Optimizer, optimizer)
         self.store: DiskStore = self.spill._store
-        self.layers = _layers(self.model, SHALLOW)
+        self.layers = _layers(self.model, _SHALLOW) if depth > _SHALLOW else None
         self.recorder = Recorder()
         self.trace = _Trace(self.store, self)
         self.busy_s_per_byte = 0.0  # of the processor, for what the store moves
-        self.phase, self.unit = "", -1
+        self.phase, self.unit = "", OUTSIDE
         self.marks: dict[str, float] = {}  # when phases began, and layers in backward
         self.moved: dict[str, int] = {}  # bytes that the store had moved then
 
@@ -144,17 +150,17 @@ class _Watched:
 
     def enter(self, phase: str) -> None:
         """Begin with a phase."""
-        self.phase, self.unit = phase, -1
+        self.phase, self.unit = phase, HEAD if phase == "backward" else OUTSIDE
         self.marks[phase] = self.now_s()
         stats = self.store.stats()
         self.moved[phase] = stats.written_bytes + stats.read_bytes
 
     def unit_of(self, path: str) -> int:
-        """Return the number of the layer that a path is in, or -1."""
+        """Return the number of the layer that a path is in, or OUTSIDE."""
         if self.layers is None or not is_within(path, self.layers) or path == self.layers:
-            return -1
+            return OUTSIDE
         number = path[len(self.layers) + 1 if self.layers else 0 :].partition(".")[0]
-        return int(number) if number.isdigit() else -1
+        return int(number) if number.isdigit() else OUTSIDE
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outer, self.unit = self.unit, self.unit_of(path)
@@ -164,9 +170,10 @@ class _Watched:
             self.unit = outer
 
     def unpacked(self, path: str) -> None:
-        self.unit = self.unit_of(path)
-        if self.phase == "backward":
-            self.marks.setdefault(f"backward of {self.unit}", self.now_s())
+        unit = self.unit_of(path)
+        if self.phase == "backward" and (unit != OUTSIDE or self.unit != HEAD):
+            self.unit = unit
+            self.marks.setdefault(f"backward of {unit}", self.now_s())
 
     def step(self) -> None:
         self.recorder, self.marks, self.moved = Recorder(), {}, {}
@@ -197,8 +204,8 @@ class _Watched:
                 self.step()
                 phases.append(self._phase_s())
                 layers.append(self._layer_s())
-        parameter_bytes: collections.Counter[int] = collections.Counter()
-        trained_bytes: collections.Counter[int] = collections.Counter()
+        parameter_bytes: dict[int, int] = collections.defaultdict(int)
+        trained_bytes: dict[int, int] = collections.defaultdict(int)
         for name, parameter in self.model.named_parameters():
             parameter_bytes[self.unit_of(name)] += parameter.nbytes
             if parameter.requires_grad:
@@ -213,8 +220,7 @@ class _Watched:
         memory.empty_cache()
         base_bytes = _rss_bytes() - memory.memory_stats().mapped_bytes
         return Profile(
-            layers=self.layers or "",
-            depth=SHALLOW if self.layers is not None else 0,
+            layers=self.layers,
             offload=self._offload is not None,
             parameter_bytes=dict(parameter_bytes),
             trained_bytes=dict(trained_bytes),
@@ -244,7 +250,7 @@ class _Watched:
     def _layer_s(self) -> dict[str, float]:
         if self.layers is None:
             return {"forward": 0.0, "backward": 0.0}
-        last = SHALLOW - 1
+        last = _SHALLOW - 1
         prefix = f"{self.layers}." if self.layers else ""
         begin, end = self.marks[f"backward of {last}"], self.marks[f"backward of {last - 1}"]
         return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
@@ -327,7 +333,7 @@ class _Trace:
             self._note(kinds[name], handle)
             return method(handle, *args)
 
-        return {"put": put, "drop": drop}.get(name, used)
+        return put if name == "put" else drop if name == "drop" else used
 
     def _note(self, kind: str, handle: Handle) -> None:
         if self._watched.phase in ("forward", "backward", "update"):
