@@ -3,12 +3,12 @@
 import importlib
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spillgrad_tools.bench_process import answer_requests
+from spillgrad_tools.memory_cap import peak_rss_bytes
 
 LR = 3e-4
 BETAS = (0.9, 0.95)
@@ -19,13 +19,6 @@ def tokens(vocabulary: int, shape: tuple[int, int], seed: int) -> tuple[np.ndarr
     """Return a batch of random tokens, and those that follow each; the same in every process."""
     drawn = np.random.default_rng(seed).integers(0, vocabulary, (shape[0], shape[1] + 1))
     return np.ascontiguousarray(drawn[:, :-1]), np.ascontiguousarray(drawn[:, 1:])
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory this process ever had; getrusage would count its parent's, from before it was started."""
-    status = Path("/proc/self/status").read_text()
-    (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(kibibytes) * 1024
 
 
 class StepRunner:
