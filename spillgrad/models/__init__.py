@@ -1,7 +1,7 @@
 """Models, by name or by class."""
 
 from spillgrad.models import gpt, llama
-from spillgrad.models.catalogue import build, config, from_safetensors, names
+from spillgrad.models.catalogue import build, config, config_of, from_safetensors, names
 from spillgrad.models.gpt import GPT, GPTConfig
 from spillgrad.models.language_model import LanguageModel
 from spillgrad.models.llama import Llama, LlamaConfig
@@ -14,6 +14,7 @@ __all__ = [
     "LlamaConfig",
     "build",
     "config",
+    "config_of",
     "from_safetensors",
     "gpt",
     "llama",

@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable
 from typing import Any
 
 from spillgrad.errors import ArgumentError, UnknownModelError
@@ -105,11 +104,21 @@ def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
 
     Raises what `gpt.from_safetensors` and `llama.from_safetensors` raise; CheckpointError for a kind that is neither.
     """
-    _, description = pretrained.read(path)
-    if description is None:
-        return gpt.from_safetensors(path)
-    pretrained.require(description, {"model_type": tuple(_READERS)})
-    return _READERS[description.get("model_type", "gpt2")](path)
+    kind, _, _ = _read(path)
+    return kind.from_safetensors(path)  # type: ignore[no-any-return]
 
 
-_READERS: dict[str, Callable[..., LanguageModel]] = {"gpt2": gpt.from_safetensors, "llama": llama.from_safetensors}
+def config_of(path: str | os.PathLike[str]) -> Config:
+    """Return the config of the model that `from_safetensors` reads from a path. Raises what that raises."""
+    kind, saved, description = _read(path)
+    return kind.config_of(saved, description, path)  # type: ignore[no-any-return]
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Any, pretrained.Weights, dict[str, Any] | None]:
+    saved, description = pretrained.read(path)
+    if description is not None:
+        pretrained.require(description, {"model_type": tuple(_KINDS)})
+    return _KINDS[(description or {}).get("model_type", "gpt2")], saved, description
+
+
+_KINDS = {"gpt2": gpt, "llama": llama}

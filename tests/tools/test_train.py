@@ -1,13 +1,16 @@
 """Training from the command line: what is printed, saved, interrupted and resumed."""
 
 import dataclasses
+import functools
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +18,14 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import spillgrad as sg
+from spillgrad.errors import CheckpointError
 from spillgrad_kernels.compile import Counts
-from spillgrad_tools import train_display
+from spillgrad_kernels.system_memory import SystemMemory
+from spillgrad_tools import train_command, train_display
 from spillgrad_tools.cli import main
-from spillgrad_tools.train import StepRecord, Training
+from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training
 from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
-from spillgrad_tools.train_settings import TrainSettings
+from spillgrad_tools.train_settings import TrainOptions, TrainSettings
 from tests.waiting import wait_until
 
 TEXT = b"It was the best of times, it was the worst of times. " * 60
@@ -66,7 +71,7 @@ def test_a_loss_that_is_not_finite_stops_training():
 
 
 def test_the_held_out_loss_of_a_new_model_is_that_of_a_uniform_guess():
-    assert Training(SETTINGS, TEXT).held_out_loss() == pytest.approx(np.log(256), rel=0.05)
+    assert Training(SETTINGS, TEXT).held_out_loss().loss == pytest.approx(np.log(256), rel=0.05)
 
 
 def test_a_sample_has_the_asked_length_and_is_the_same_again():
@@ -77,19 +82,107 @@ def test_a_sample_has_the_asked_length_and_is_the_same_again():
     assert training.sample(20) == sample
 
 
-@pytest.mark.parametrize("model", ["tiny", "llama-tiny"])
-def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, model: str):
-    settings = dataclasses.replace(SETTINGS, model=model)
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the weights of a model."""
+    sg.manual_seed(5)
+    folder = tmp_path_factory.mktemp("base")
+    return str(sg.save_checkpoint(folder, sg.models.build("llama-tiny", context=64)))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "GPT": {},
+    "Llama": {"model": "llama-tiny"},
+    "given weights": {"weights": "base"},
+    "adapters": {"lora": 2},
+    "adapters of given weights": {"weights": "base", "lora": 2, "accumulate": 2},
+    "bfloat16": {"autocast": True},
+    "accumulated": {"accumulate": 3},
+}
+
+
+@pytest.mark.parametrize("where", ["RAM to RAM", "disk to disk", "RAM to disk", "disk to RAM"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, base: str, kind: str, where: str):
+    first_place, second_place = (
+        functools.partial(sg.disk_offload, directory=tmp_path / "store", ram_budget="100KiB")
+        if place == "disk"
+        else None
+        for place in where.split(" to ")
+    )
+    changes = {name: base if name == "weights" else value for name, value in KINDS[kind].items()}
+    settings = dataclasses.replace(SETTINGS, **changes)
     whole = Training(settings, TEXT)
     losses = [record.loss for record in whole.steps()]
-    stopped = Training(settings, TEXT)
+    assert len(set(losses)) == settings.steps
+    stopped = Training(settings, TEXT, offload=first_place)
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(3)]
-    stopped.save(tmp_path)
-    resumed = Training(Training.settings_of(tmp_path), TEXT, tmp_path)
+    stopped.save(tmp_path / "saved")
+    resumed = Training(Training.settings_of(tmp_path / "saved")[0], TEXT, tmp_path / "saved", second_place)
     rest = [record.loss for record in resumed.steps()]
     assert first + rest == losses
     assert weights(resumed) == weights(whole)
+    if second_place is not None:
+        stats = resumed.stats()
+        assert min(stats.read_bytes, stats.written_bytes) > 0
+
+
+def test_what_is_known_of_a_base_is_its_contents_not_its_place(tmp_path: Path, base: str):
+    settings = dataclasses.replace(SETTINGS, weights=base, lora=2)
+    training = Training(settings, TEXT)
+    next(training.steps())
+    training.save(tmp_path / "saved")
+    saved = saved_model(tmp_path / "saved")
+    assert saved
+    assert all(".lora_" in name for name in saved)
+    shutil.copytree(base, tmp_path / "moved")
+    moved = dataclasses.replace(settings, weights=str(tmp_path / "moved"))
+    Training(moved, TEXT, tmp_path / "saved")
+    sg.save_checkpoint(tmp_path / "other", sg.models.build("llama-tiny", context=64))
+    with pytest.raises(CheckpointError, match="adapters of other weights than those at"):
+        Training(dataclasses.replace(settings, weights=str(tmp_path / "other")), TEXT, tmp_path / "saved")
+
+
+def test_a_published_model_keeps_its_vocabulary_and_its_largest_context():
+    training = Training(dataclasses.replace(SETTINGS, model="gpt2", lora=1), TEXT)
+    assert training.model.config.vocab_size == 50257
+    assert (training.data.train_batches(0).__next__()[0] < 256).all()
+    with pytest.raises(sg.errors.ArgumentError, match="got --context 1025; gpt2 has 1024 positions at most"):
+        Training(dataclasses.replace(SETTINGS, model="gpt2", context=1025), TEXT)
+    assert Training(dataclasses.replace(SETTINGS, context=128), TEXT).model.config.context == 128
+
+
+def test_weights_keep_their_context(base: str):
+    training = Training(dataclasses.replace(SETTINGS, weights=base), TEXT)
+    assert training.model.config.context == 64
+    assert training.model.training
+    with pytest.raises(sg.errors.ArgumentError, match=r"got --context 65; .* has 64 positions at most"):
+        Training(dataclasses.replace(SETTINGS, weights=base, context=65), TEXT)
+
+
+@pytest.mark.parametrize(("model", "lr"), [("tiny", 2e-3), ("small", 2e-3), ("gpt2", 2e-3 / 3), ("gpt2-xl", 3.2e-4)])
+def test_wide_models_have_a_lower_learning_rate(model: str, lr: float):
+    config = sg.models.config(model, n_layer=1, vocab_size=256)
+    assert LR * min(1.0, LR_WIDTH / config.n_embd) == pytest.approx(lr)
+
+
+def test_a_token_that_is_no_byte_is_shown_as_such(monkeypatch: pytest.MonkeyPatch):
+    training = Training(SETTINGS, TEXT)
+    tokens = sg.tensor([[ord("T"), 255, 256, 50000, ord("!")]])
+    monkeypatch.setattr(training.model, "generate", lambda *_, **__: tokens)
+    assert training.sample(3) == "T\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}!"
+
+
+@pytest.mark.parametrize(("steps", "batches", "length"), [(1, 1, 8), (2, 1, 11), (4, 2, 16), (100, 4, 80)])
+def test_after_a_short_training_evaluation_and_sample_are_short(steps: int, batches: int, length: int):
+    training = Training(dataclasses.replace(SETTINGS, steps=steps), TEXT)
+    found = training.held_out_loss()
+    assert (found.batches, found.all_batches) == (batches, 4)
+    lengths = []
+    training.model.generate = lambda prompt, length, **_: lengths.append(length) or sg.tensor([[65]])
+    training.sample(300)
+    assert lengths == [length]
 
 
 def test_spilling_changes_no_number(tmp_path: Path):
@@ -281,7 +374,7 @@ def test_accumulated_batches_are_one_larger_batch_up_to_rounding():
     for one, other in zip(whole.steps(), parts.steps(), strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
         assert one.tokens == other.tokens
-    assert whole.held_out_loss() == pytest.approx(parts.held_out_loss(), rel=1e-4)
+    assert whole.held_out_loss().loss == pytest.approx(parts.held_out_loss().loss, rel=1e-4)
 
 
 def test_the_gradient_of_accumulated_batches_is_their_mean():
@@ -301,7 +394,7 @@ def test_a_resumed_run_with_accumulated_batches_goes_through_the_same_numbers(tm
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(2)]
     stopped.save(tmp_path)
-    resumed = Training(Training.settings_of(tmp_path), TEXT, tmp_path)
+    resumed = Training(Training.settings_of(tmp_path)[0], TEXT, tmp_path)
     assert first + [record.loss for record in resumed.steps()] == losses
     assert weights(resumed) == weights(whole)
 
@@ -309,7 +402,7 @@ def test_a_resumed_run_with_accumulated_batches_goes_through_the_same_numbers(tm
 def test_the_command_accumulates(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--steps", "1", "--accumulate", "3", "--no-spill", "--out", "out"]) == 0
     assert "step 1/1" in capsys.readouterr().out
-    assert Training.settings_of(here / "out").accumulate == 3
+    assert Training.settings_of(here / "out")[0].accumulate == 3
 
 
 @pytest.mark.parametrize("policy", ["keep", "spill", "recompute"])
@@ -325,3 +418,65 @@ def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, 
 def test_a_policy_without_spilling_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--no-spill", "--policy", "recompute"]) == 2
     assert "--policy recompute with --no-spill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--offload"], ["--offload", "--lora", "2", "--autocast"], ["--offload", "--no-spill", "--accumulate", "2"]],
+    ids=" ".join,
+)
+def test_the_command_trains_a_model_that_lives_on_disk(
+    options: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    in_ram = [word for word in options if word not in ("--offload", "--no-spill")]
+    assert main([*ARGUMENTS, *in_ram, "--no-spill", "--out", "ram"]) == 0
+    capsys.readouterr()
+    assert main([*ARGUMENTS, *options, "--ram-budget", "100KiB", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "offloading to out/run-" in printed
+    for row in ("written a step", "read a step", "peak RSS"):
+        assert re.search(rf"{row} +[1-9]", printed)
+    ram, disk = saved_model(here / "ram"), saved_model(here / "out")
+    assert {name: array.tobytes() for name, array in ram.items()} == {n: a.tobytes() for n, a in disk.items()}
+    wait_until(lambda: not list(here.rglob("*.h5")))
+
+
+def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--steps", "2", "--no-spill", "--out", "out"]) == 0
+    assert re.search(r"held-out loss \(1 of 4 batches\) +[0-9.]+ nats", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--no-spill", "--ram-budget", "1MiB"], ["--ram-budget 1MiB with --no-spill"]),
+        (["--offload", "--codec", "bf16"], ["--codec with --offload"]),
+        (["--offload", "--encrypt"], ["--encrypt with --offload"]),
+        (["--weights", "base"], ["--model tiny with --weights"]),
+        (["--lora", "0"], ["--lora", "0"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_options_that_contradict_each_other_are_one_line(
+    options: list[str], words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*ARGUMENTS, *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert [word for word in words if word not in error] == []
+    assert not (here / "runs").exists()
+
+
+def test_a_budget_is_a_quarter_of_what_is_free_where_a_model_on_disk_names_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_command, "system_memory", lambda: SystemMemory(4000, 9000))
+    assert train_command._offload_budget(TrainOptions({}, offload=True)) == 1000
+    assert train_command._offload_budget(TrainOptions({}, offload=True, ram_budget="1K")) == 1024
+
+
+def test_a_resumed_run_of_given_weights_needs_them_no_more(here: Path, base: str):
+    arguments = ["train", "--data", "text.txt", "--batch", "2", "--context", "32"]
+    folder = here / "weights"
+    shutil.copytree(base, folder)
+    assert main([*arguments, "--weights", "weights", "--steps", "2", "--out", "out"]) == 0
+    shutil.rmtree(folder)
+    assert main(["train", "--data", "text.txt", "--resume", "out", "--steps", "3"]) == 0
