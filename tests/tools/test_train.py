@@ -228,6 +228,8 @@ def test_the_command_says_what_spilled_tensors_become(
     ((spill, passed),) = spilled
     assert {name: passed[name] for name in given} == given
     stats = spill.stats()
+    del spill
+    spilled.clear()
     # Floats as integers of a quarter, as halves, or as they are.
     share = {"int8": 0.3, "bf16": 0.6}.get(given["codec"], 1)
     assert stats.stored_bytes <= share * stats.written_bytes
