@@ -32,6 +32,10 @@ class OffloadedStorage(Storage):
 
     offloaded = True
 
+    def view_of(self, tensor: Tensor) -> "OffloadedView":
+        """Return what stands for `tensor`, over this storage, in a graph."""
+        return OffloadedView(tensor)
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -167,7 +171,6 @@ class _Frame:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames = [_Frame(None)]
-        self.hooks = hooks.saved_tensors_hooks(_Saved, _Saved.tensor, only=_is_offloaded)
         self.last_changed: np.ndarray | None = None  # who is about to modify it may not hold it yet
 
 
@@ -192,7 +195,7 @@ class Residents:
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
-            self.thread.hooks.__enter__()
+            hooks.watch(1)
         self.thread.frames.append(_Frame(next(self._numbers), owner))
 
     def leave(self, owner: int) -> None:
@@ -202,7 +205,7 @@ class Residents:
             return
         frames.pop()
         if len(frames) == 1:
-            self.thread.hooks.__exit__()
+            hooks.watch(-1)
         self.thread.last_changed = None
         self.settle()
 
@@ -235,8 +238,8 @@ class Residents:
         tensor.__class__ = kind
 
 
-class _Saved:
-    """A look at an offloaded storage that a node saved."""
+class OffloadedView:
+    """What a saved tensor over an offloaded storage leaves in the graph: where in that it lies."""
 
     __slots__ = ("_dtype", "_offset", "_shape", "_storage", "_strides")
 
@@ -251,10 +254,6 @@ class _Saved:
         dense = self._storage.array
         array: np.ndarray = np.ndarray(self._shape, self._dtype, dense, self._offset, self._strides)
         return Tensor.wrap(array, self._storage)
-
-
-def _is_offloaded(saved: hooks.SavedValue) -> bool:
-    return bool(saved.tensor.storage.offloaded)
 
 
 def _address(array: np.ndarray) -> int:

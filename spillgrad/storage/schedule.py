@@ -104,7 +104,8 @@ class Schedule:
     to go on like it. One that follows no plan is expected to need the newest first. What has a rank at the cursor or
     above was used; it is needed last.
 
-    Lasting arrays are there in every step. They are needed again, in this step or the next.
+    Lasting arrays are there in every step. They are needed again, in this step or the next. Where there are some, a
+    step goes on, to the updates after backward, until `begin_step` says that the next one begins.
 
     Invariant: ranks of live arrays differ, and follow the plan or are their sequence numbers. The store's lock guards
     everything.
@@ -188,7 +189,7 @@ class Schedule:
         self._too_long = position == _LONGEST
 
     def drop(self, entry: Entry) -> None:
-        """Forget an array; with the last one the step ends."""
+        """Forget an array."""
         if self._live.pop(entry, None) is not None:
             self._live_bytes -= entry.nbytes
         elif entry in self._lasting:  # as many will come in the next step
@@ -199,8 +200,13 @@ class Schedule:
         if not self._live:
             self.end_step()
 
+    def pass_last(self) -> None:
+        """Note that only lasting arrays are left, if any."""
+        if not self._lasting or self._too_long:
+            self.end_step()
+
     def end_step(self) -> None:
-        """Remember the step: only lasting arrays are left."""
+        """Remember the step."""
         if self._used and not self._too_long:
             _remember(Plan(tuple(self._packed), tuple(self._used), self._live_bytes_then))
         self._live.clear()
