@@ -1,5 +1,6 @@
 """One library in a process of its own, which trains a GPT step by step as its standard input asks."""
 
+import contextlib
 import importlib
 import sys
 import time
@@ -34,19 +35,20 @@ class StepRunner:
         """Return what runs here."""
         return {"version": self.module.VERSION}
 
-    def build(self, config: dict[str, Any], weights: str) -> dict[str, Any]:
-        """Build the model of these sizes with the parameters in a file."""
+    def build(self, config: dict[str, Any], weights: str | None, **options: Any) -> dict[str, Any]:
+        """Build the model of these sizes with the parameters in a file, or with drawn ones."""
         self.config = config
-        with np.load(weights) as arrays:
-            self.training = self.module.Training(config, arrays, LR, BETAS, WEIGHT_DECAY)
+        with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
+            self.training = self.module.Training(config, arrays, LR, BETAS, WEIGHT_DECAY, **options)
         return {}
 
     def step(self, number: int, batch: int) -> dict[str, Any]:
-        """Train by one batch; return its loss, the seconds it took, and the most memory so far."""
+        """Train by one batch; return its loss, the seconds it took, traffic and the most memory so far."""
         inputs, targets = tokens(self.config["vocab_size"], (batch, self.config["context"]), number)
         started = time.perf_counter()
         loss = self.training.step(inputs, targets)
-        return {"loss": loss, "seconds": time.perf_counter() - started, "peak_rss_bytes": peak_rss_bytes()}
+        seconds = time.perf_counter() - started
+        return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **self.training.traffic()}
 
 
 def serve(library: str, threads: int) -> None:

@@ -237,11 +237,19 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5,
     threads: Threads = None,
     page: Page = None,
+    directory: Disk = Path(),
+    name: Annotated[
+        str, typer.Option("--filter", metavar="NAME", help="Only contenders whose name contains this.")
+    ] = "",
+    large: Annotated[
+        bool,
+        typer.Option("--large", help="Also the GPT-2 of 1.6 billion parameters: half an hour, 30 GB of disk."),
+    ] = False,
 ) -> None:
-    """Time a training step in RAM beside the same model in plain PyTorch, where installed."""
+    """Time training steps in RAM, spilled and offloaded, beside the same model in PyTorch, where installed."""
     from spillgrad_tools.bench_train import run
 
-    run(as_json, model, batch, context, steps, threads, page)
+    run(as_json, model, batch, context, steps, threads, page, directory, name, large)
 
 
 @bench.command("spill")

@@ -67,13 +67,7 @@ def run(options: TrainOptions) -> bool:
     with _output_directory(options) as out:
         with show_preparation(console):
             training = Training(settings, text, options.resume, _offload(options, out))
-        if training.offload is not None:
-            show_line(console, f"offloading to {preflight(training.offload.directory)}")
-        if not options.keep_saved:
-            budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
-            training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, **options.spill)
-            if training.offload is None:
-                show_line(console, f"spilling to {training.spill.preflight()}")
+        show_line(console, _begin_spilling(training, options, out))
         records, duration_s = _train(training, console, out)
         if training.step < settings.steps:
             data = ["--data", str(options.data)] if options.data else []
@@ -125,6 +119,19 @@ def _offload_budget(options: TrainOptions) -> int:
         return parse_bytes(options.ram_budget)
     memory = system_memory()
     return parse_bytes(DEFAULT_RAM_BUDGET) if memory is None else memory.available_bytes // 4
+
+
+def _begin_spilling(training: Training, options: TrainOptions, out: Path) -> str:
+    """Let saved tensors go to disk as the options say; return a line about where they, and the model, go."""
+    if training.offload is not None:
+        if not options.keep_saved:
+            training.spill = sg.save_on_disk(training.offload, policy=options.spill["policy"])
+        return f"offloading to {preflight(training.offload.directory)}"
+    if options.keep_saved:
+        return "all in RAM"
+    budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
+    training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, **options.spill)
+    return f"spilling to {training.spill.preflight()}"
 
 
 def _places(options: TrainOptions) -> list[str]:
