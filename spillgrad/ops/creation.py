@@ -12,7 +12,6 @@ from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
-from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native
@@ -316,13 +315,13 @@ randn_like = _like(randn, "Return normal random values in the shape and dtype of
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
     draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator))
-    return inplace.copy_(tensor, add(mul(draws, b - a), a))
+    return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
     draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator))
-    return inplace.copy_(tensor, add(mul(draws, std), mean))
+    return inplace.copy_(tensor, draws.mul_(std).add_(mean))
 
 
 def randint(
