@@ -84,7 +84,7 @@ CONFIG = sg.models.config("tiny", context=16, vocab_size=300)
 
 def test_the_contenders_of_a_large_model_train_within_their_caps(tmp_path: Path):
     few = [
-        dataclasses.replace(contender, cap="1GiB", options={**contender.options, "offload_budget": "200KiB"})
+        dataclasses.replace(contender, cap="1GiB", options={**contender.options, "offload_budget": "400KiB"})
         for contender in ONE_BY_ONE
         if contender.library == "ours"
     ]

@@ -43,11 +43,17 @@ class Training:
         def make_optimizer(parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
             return sg.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay)
 
-        self.model = build()
-        self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
-        self.offload = None if offload_budget is None else sg.disk_offload(
-            self.model, self.optimizer, directory, ram_budget=offload_budget, step_in_backward=True
-        )  # fmt: skip
+        self.offload: sg.disk_offload | None = None
+        self.model: sg.nn.Module
+        self.optimizer: Any
+        if offload_budget is None:
+            self.model = build()
+            self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        else:
+            self.offload = sg.disk_offload(
+                build, make_optimizer, directory, ram_budget=offload_budget, step_in_backward=True
+            )
+            self.model, self.optimizer = self.offload.model, self.offload.optimizer
         if weights is not None:
             with sg.no_grad():
                 for name, parameter in self.model.named_parameters():

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import psutil
@@ -103,12 +103,15 @@ class Training:
             )
         build = functools.partial(self._build, is_new=state is None)
         if offload is None:
-            self.model = build()
-            self.optimizer = self._make_optimizer(_trainable(self.model))
+            model = build()
+            optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
         else:
-            self.model = build()
-            self.optimizer = self._make_optimizer(_trainable(self.model))
-            self.offload = offload(self.model, self.optimizer)
+            # Several batches' gradients must pile up on disk before the step.
+            found = self.offload = offload(
+                build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=MAX_GRADIENT_NORM
+            )
+            model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
+        self.model, self.optimizer = model, optimizer
         warmup_steps = round(settings.steps * WARMUP_SHARE)
         self.schedule = sg.optim.lr_scheduler.CosineWithWarmup(self.optimizer, warmup_steps, settings.steps)
         self._process = psutil.Process()
@@ -206,7 +209,8 @@ class Training:
             share = part_x.shape[0] / x.shape[0]
             (loss if share == 1 else loss * share).backward()
             value += loss.item() * share
-        sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
+        if self.offload is None:
+            sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
         self.optimizer.step()
         self.schedule.step()
         self.step += 1
@@ -267,10 +271,6 @@ def _checksums(settings: TrainSettings) -> dict[str, str] | None:
         return None
     paths = {tensor.path for tensor in pretrained.read(settings.weights)[0].values()}
     return {path.name: tensor_files.checksum(path) for path in sorted(paths)}
-
-
-def _trainable(model: sg.nn.Module) -> list[sg.nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _waited_s(stats: StoreStats) -> float:
