@@ -26,6 +26,7 @@ from spillgrad_tools.cli import main
 from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training
 from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
 from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+from tests.storage.test_disk_store import in_own_mounts
 from tests.waiting import wait_until
 
 TEXT = b"It was the best of times, it was the worst of times. " * 60
@@ -300,15 +301,22 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     assert [word for word in words if word not in printed.err] == []
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.Signals, here: Path):
-    options = [*ARGUMENTS, "--steps", "100000", "--ram-budget", "0", "--out", "out"]
+def start(*options: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "spillgrad_tools", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", "spillgrad_tools", *ARGUMENTS, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+PLACES = [["--ram-budget", "0"], ["--offload", "--ram-budget", "300KiB"]]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
+def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.Signals, place: list[str], here: Path):
+    process = start("--steps", "100000", *place, "--out", "out")
     try:
         assert process.stdout
-        assert process.stdout.readline().startswith("spilling to out/run-")
+        assert re.match(r"(spill|offload)ing to out/run-", process.stdout.readline())
         assert process.stdout.readline().startswith("step 1/100000")
         process.send_signal(stop)
         printed, complaints = process.communicate(timeout=60)
@@ -316,10 +324,53 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
         process.kill()
     assert (process.returncode, complaints) == (130, "")
     assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
-    assert "go on with: spillgrad train --data text.txt --resume out" in printed
+    assert f"go on with: spillgrad train --data text.txt --resume out {' '.join(place)}" in printed
     state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
     assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
+def test_what_a_killed_run_leaves_goes_with_the_next(place: list[str], here: Path):
+    process = start("--steps", "100000", *place, "--out", "out")
+    try:
+        assert process.stdout
+        for _ in range(2):
+            process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    (left,) = (here / "out").iterdir()
+    assert list(left.glob("*.h5"))
+    assert main([*ARGUMENTS, *place, "--steps", "1", "--out", "out"]) == 0
+    wait_until(lambda: len(list((here / "out").iterdir())) == 2)  # the checkpoint and its pointer
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("kibibytes", "options", "says"),
+    [
+        (1000, [], "MiB will be stored (parameters and buffers"),
+        (3000, ["--batch", "64"], "No space left on device"),
+        (3000, ["--batch", "64", "--on-full", "ram"], ""),
+    ],
+    ids=["before it starts", "in mid-step", "kept in RAM"],
+)
+def test_a_model_that_has_no_room_on_its_disk(here: Path, kibibytes: int, options: list[str], says: str):
+    (here / "disk").mkdir()
+    program = [sys.executable, "-W", "ignore", "-m", "spillgrad_tools", *ARGUMENTS, "--offload", "--steps", "2"]
+    command = [*program, "--ram-budget", "300KiB", "--spill-dir", "disk", "--out", "out", *options]
+    ran = subprocess.run(
+        [*in_own_mounts(here / "disk", kibibytes), *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert says in ran.stderr
+    if says:
+        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+        assert not (here / "out").exists()
+    else:
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert saved_model(here / "out")
 
 
 def records(count: int) -> list[StepRecord]:
