@@ -147,11 +147,11 @@ class Training:
     def sample(self, length: int) -> str:
         """Return `length` bytes that the model makes up after a first word, as text; fewer after a short training.
 
-        Each of them is a pass through the model: all take no more tokens than trained, and, where the model is read
-        from disk for each, no more passes than steps.
+        Each of them is a pass through the model over what is there: all take a small share of the tokens that trained,
+        and, where the model is read from disk for each, no more passes than steps.
         """
         trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
-        length = min(length, math.isqrt(trained_tokens), self.settings.steps if self.offload else length)
+        length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
         prompt = np.frombuffer(SAMPLE_PROMPT, np.uint8).astype(np.int64)[np.newaxis]
         with self._precision():
             made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed).numpy()[0]
