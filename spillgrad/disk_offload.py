@@ -555,7 +555,7 @@ class disk_offload:
         self.least_budget = need.nbytes
         if budget_bytes < need.nbytes:
             raise BudgetError(
-                f"disk_offload: got ram_budget {format_bytes(budget_bytes)}, but {need.why}; give at least "
+                f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
                 f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
             )
         self._residents = found or residents()
@@ -571,11 +571,12 @@ class disk_offload:
     def _require_disk(self, gradients: bool) -> None:
         need = disk_need(self.model, self.optimizer, gradients)
         left_bytes = sum(need) - self._store.stats().disk_bytes
-        free = free_bytes(self._store.directory)
+        place = self._store.directory.parent
+        free = free_bytes(place)
         if sum(need) > self._store.ram_budget and left_bytes > free:
             raise SpillError(
                 f"disk_offload: {format_bytes(sum(need))} will be stored ({need}), {format_bytes(left_bytes)} of it "
-                f"yet to be written, but {self._store.directory} has {format_bytes(free)} free; free space there, give "
+                f"yet to be written, but {place} has {format_bytes(free)} free; free space there, give "
                 "another directory, or keep in RAM what the disk refuses with on_full='ram'"
             )
 

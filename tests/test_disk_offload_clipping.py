@@ -154,7 +154,7 @@ def with_penalty(model: nn.Module, loss: sg.Tensor) -> None:
 
 
 class _Nested(sg.autograd.Function):
-    """Multiplies by the sum of a weight's squares; a backward inside backward, `depth` levels down, gives its gradient."""
+    """Multiplies by the sum of a weight's squares, whose gradient a backward gives that runs `depth` levels inside."""
 
     @staticmethod
     def forward(ctx, x, weight, depth):
