@@ -49,6 +49,11 @@ class OffloadedStorage(Storage):
         """Return what stands for `tensor`, over this storage, in a graph."""
         return OffloadedView(tensor)
 
+    def put_away(self, gradient: Tensor) -> None:
+        """Move a gradient of the leaf over this storage to the store."""
+        self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
+        self._residents.settle()
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -567,6 +572,7 @@ class disk_offload:
         if self.optimizer is not None:
             self._training.take_optimizer(self.optimizer)
         memory.empty_cache()
+        memory.pool.keep_to_peak()
 
     def _require_disk(self, gradients: bool) -> None:
         need = disk_need(self.model, self.optimizer, gradients)
