@@ -41,6 +41,12 @@ class OffloadedStorage(Storage):
         self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
         self._residents.settle()
 
+    def hold(self, made: object) -> None:
+        """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
+        frame = self._residents.frame
+        if frame.number is not None:
+            frame.arrays.append(made)
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -170,7 +176,7 @@ class _Frame:
     def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
         self.owner = owner
-        self.arrays: list[np.ndarray] = []
+        self.arrays: list[object] = []
 
 
 class _Thread(threading.local):

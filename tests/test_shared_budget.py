@@ -11,6 +11,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, SavedTensorError
+from spillgrad_kernels import memory
 
 BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(6)]
 
@@ -251,3 +252,77 @@ def test_a_recomputed_layer_does_not_hold_its_parameters_until_its_backward(tmp_
     result.sum().backward()
     # Gradients are in the store too: one may be in RAM still, and what the first layer's derivative asks for.
     assert held[0] <= 3 * layers[0].weight.nbytes
+
+
+class Repeats(nn.Module):
+    """Uses one layer three times, and one parameter twice in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(96, 96)
+        self.weight = nn.Parameter(sg.randn(96, 96) / 10)
+
+    def forward(self, x: sg.Tensor) -> sg.Tensor:
+        for _ in range(3):
+            x = self.layer(x).tanh()
+        return (x @ self.weight) @ self.weight
+
+
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("rank", [0, 4], ids=["all trained", "lora"])
+@pytest.mark.parametrize("kind", ["gpt", "repeats"])
+def test_mixed_precision_is_bit_for_bit_that_in_ram(tmp_path: Path, spills: bool, rank: int, kind: str):
+    def run(offloaded: bool) -> list[np.ndarray]:
+        sg.manual_seed(0)
+        model = sg.models.build("tiny") if kind == "gpt" else Repeats()
+        if rank:
+            nn.lora(model, rank=rank)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = sg.optim.AdamW(trained, lr=1e-2)
+        context = sg.enable_grad
+        if offloaded:
+            offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=0)
+            if spills:
+                context = lambda: sg.save_on_disk(offload)  # noqa: E731
+        results = []
+        for batch in BATCHES[:3]:
+            optimizer.zero_grad()
+            with context(), sg.autocast("cpu"):
+                if kind == "gpt":
+                    loss = model(batch[:, :-1].copy(), batch[:, 1:].copy())[1]
+                else:
+                    loss = model(sg.tensor(batch[:, :32].repeat(3, 1) / 256, dtype=sg.float32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            results.append(loss.detach().numpy().copy())
+        return results + [parameter.detach().numpy().copy() for parameter in model.parameters()]
+
+    for got, wanted in zip(run(True), run(False), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_conversions_of_offloaded_parameters_leave_ram_with_their_module(tmp_path: Path, frozen: bool):
+    layers = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(8)])
+    for parameter in layers.parameters():
+        parameter.requires_grad_(not frozen)
+    offload = sg.disk_offload(layers, directory=tmp_path, ram_budget=0)
+    x = sg.ones(1, 512, requires_grad=True)
+    before = memory.memory_stats().live_bytes
+    with sg.autocast("cpu"):
+        result = layers(x)
+        assert memory.memory_stats().live_bytes - before < layers[0].weight.nbytes
+        assert offload.stats().ram_bytes == 0
+    result.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_converted_parameter_that_changed_before_backward_is_refused(tmp_path: Path):
+    layer = nn.Linear(64, 64)
+    sg.disk_offload(layer, directory=tmp_path, ram_budget=0)
+    with sg.autocast("cpu"):
+        loss = layer(sg.ones(2, 64, requires_grad=True)).sum()
+    with sg.no_grad():
+        layer.weight.zero_()
+    with pytest.raises(SavedTensorError, match=r"linear saved a parameter of \(64, 64\) as 'weight'"):
+        loss.backward()
