@@ -90,8 +90,10 @@ class OffloadedStorage(Storage):
     def _begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
+            if not self._changing:  # what was changed before makes room
+                residents.thread.last_changed = None
+                residents.settle()
             array = residents.thread.last_changed = self.array
-            residents.settle()
             self.norm = None
             if not self._changing:
                 residents.store.begin_change(self._handle, array)
