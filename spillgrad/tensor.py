@@ -63,6 +63,10 @@ class Storage:
                 keeper.keep()
         self.version += 1
 
+    def lend(self) -> None:
+        """Note that somebody outside gets the memory, who may change it without telling."""
+        self.aliased = True
+
 
 class Tensor:
     """An n-dimensional array that can record how it was computed.
@@ -102,6 +106,8 @@ class Tensor:
     _base: "Tensor | None" = None
     _base_fn: Node | None = None
     _detached = False  # by detach_()
+    # Whether backward itself updates this leaf and frees its gradient; see `disk_offload`.
+    _updated_in_backward = False
 
     def _set(self, array: np.ndarray, storage: Storage) -> None:
         self._array = array
@@ -240,7 +246,7 @@ class Tensor:
 
         Writes through it cannot be tracked: change no value that backward still needs.
         """
-        self._storage.aliased = True
+        self._storage.lend()
         return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -474,12 +480,17 @@ class Tensor:
     def alias(self, edge: Edge = graph.NO_EDGE) -> "Tensor":
         """Return another tensor over the same memory, without graph or with the given place in it."""
         tensor = Tensor.wrap(self._array, self._storage)
+        if edge is not graph.NO_EDGE:
+            tensor.connect(edge)
+        return tensor
+
+    def connect(self, edge: Edge) -> None:
+        """Give a new tensor its place in the graph."""
         node, output_nr = edge
         if isinstance(node, AccumulateGrad):  # another look at a leaf: the leaf gets its gradient
-            tensor._requires_grad, tensor._accumulator = True, lambda: node
+            self._requires_grad, self._accumulator = True, lambda: node
         elif node is not None:
-            tensor.attach(node, output_nr)
-        return tensor
+            self.attach(node, output_nr)
 
     def detach(self) -> "Tensor":
         """Return a tensor over the same memory that has no graph; in-place changes of either are seen by both."""

@@ -21,20 +21,33 @@ _LEVELS_PER_THREAD = 16
 class Run:
     """One backward while it goes on: what it visits, and what is to be called at its end."""
 
-    __slots__ = ("__weakref__", "_needed", "_targets", "_waiting", "at_end")
+    __slots__ = ("__weakref__", "_needed", "_outer", "_targets", "_waiting", "at_end")
 
     def __init__(
-        self, waiting: Collection[Node], needed: Collection[Node] | None, targets: Collection[Node | None]
+        self,
+        waiting: Collection[Node],
+        needed: Collection[Node] | None,
+        targets: Collection[Node | None],
+        outer: "Run | None",
     ) -> None:
         self._waiting = waiting
         self._needed = needed
         self._targets = targets
+        self._outer = outer
         self.at_end: list[Callable[[], None]] = []
 
     def visits(self, node: Node | None) -> bool:
         """Return whether a gradient may arrive at the node."""
         needed = self._needed is None or node in self._needed or node in self._targets
         return needed and node is not None and node in self._waiting
+
+    @property
+    def outermost(self) -> "Run":
+        """The backward that runs this one, in the derivative of an operation say; itself where none does."""
+        run = self
+        while run._outer is not None:
+            run = run._outer
+        return run
 
 
 class _Thread(threading.local):
@@ -52,6 +65,11 @@ def current_run() -> Run:
     if _thread.run is None:
         raise GraphError("backward: none goes on in this thread; a gradient's hook is called by backward alone")
     return _thread.run
+
+
+def outermost_run() -> Run | None:
+    """Return the backward that this thread's is part of, or None where none goes on."""
+    return None if _thread.run is None else _thread.run.outermost
 
 
 def run_backward(
@@ -100,8 +118,8 @@ def run_backward(
     # Derivatives run in the dtypes of the forward.
     autocast, state.autocast = state.autocast, None
     pairs = hooks.stack.pairs
-    run = Run(waiting, needed, targets)
-    outer, _thread.run = _thread.run, run
+    outer = _thread.run
+    run = _thread.run = Run(waiting, needed, targets, outer)
     _thread.level += 1
     watched = anomaly_mode.run if anomaly_mode.is_anomaly_enabled() else None
     try:
@@ -152,12 +170,14 @@ def run_backward(
 def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
     """Return what `work` returns in a thread with a stack of its own, but this one's modes and hooks."""
     inherited = [(local, dict(local.__dict__)) for local in _INHERITED]
+    outer = _thread.run
     results: list[list[Any]] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         for local, values in inherited:
             local.__dict__.update(values)
+        _thread.run = outer
         try:
             results.append(work())
         except BaseException as error:

@@ -1,6 +1,6 @@
 """Layers, and what belongs to training them."""
 
-from spillgrad.nn import functional, init, utils
+from spillgrad.nn import functional, init, modules, utils
 from spillgrad.nn.activation import (
     CELU,
     ELU,
@@ -298,5 +298,6 @@ __all__ = [
     "lora",
     "lora_state_dict",
     "merge_lora",
+    "modules",
     "utils",
 ]

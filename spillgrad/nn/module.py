@@ -12,6 +12,7 @@ from spillgrad.autograd.node import HookDict, RemovableHandle
 from spillgrad.errors import ArgumentError, OperandError, StateDictError
 from spillgrad.nn.module_backward import ModuleBackward
 from spillgrad.nn.parameter import Buffer, Parameter
+from spillgrad.nn.registration import to_register
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor
@@ -227,6 +228,8 @@ class Module:
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(self._misfit(name, "a Parameter or None", param))
         self._require_free(name, "_parameters")
+        if param is not None:
+            param = to_register("parameter", Parameter, self, name, param)
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -234,7 +237,7 @@ class Module:
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(self._misfit(name, "a Tensor or None", tensor))
         self._require_free(name, "_buffers")
-        self._buffers[name] = tensor
+        self._buffers[name] = to_register("buffer", Tensor, self, name, tensor)
         if persistent:
             self._transient_buffers.discard(name)
         else:
@@ -245,7 +248,7 @@ class Module:
         if module is not None and not isinstance(module, Module):
             raise TypeError(self._misfit(name, "a Module or None", module))
         self._require_free(name, "_modules")
-        self._modules[name] = module
+        self._modules[name] = to_register("module", Module, self, name, module)
         Module._structure_version += 1
 
     add_module = register_module
@@ -318,19 +321,17 @@ class Module:
 
         Those in `memo` are left out; it takes up what was yielded.
         """
-        seen: set[Module] = set() if memo is None else memo
+        return self._walk(set() if memo is None else memo, prefix, remove_duplicate)
 
-        def walk(path: str, module: Module) -> "Iterator[tuple[str, Module]]":
-            if module in seen:
-                return
-            if remove_duplicate:
-                seen.add(module)
-            yield path, module
-            for name, child in module._modules.items():
-                if child is not None:
-                    yield from walk(f"{path}.{name}" if path else name, child)
-
-        return walk(prefix, self)
+    def _walk(self, seen: "set[Module]", path: str, remove_duplicate: bool) -> "Iterator[tuple[str, Module]]":
+        if self in seen:
+            return
+        if remove_duplicate:
+            seen.add(self)
+        yield path, self
+        for name, child in self._modules.items():
+            if child is not None:
+                yield from child._walk(seen, f"{path}.{name}" if path else name, remove_duplicate)
 
     def modules(self, remove_duplicate: bool = True) -> "Iterator[Module]":
         """Yield this module and all below it; a shared one once, unless told otherwise."""
@@ -530,9 +531,10 @@ class Module:
         value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
         if name in self._parameters:
             same = isinstance(value, Parameter)
-            self._parameters[name] = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
+            value = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
+            self.register_parameter(name, value)
         else:
-            self._buffers[name] = value
+            self.register_buffer(name, value, persistent=name not in self._transient_buffers)
 
     def register_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(module, prefix, keep_vars)` before `state_dict` collects this module's state."""

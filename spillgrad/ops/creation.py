@@ -315,7 +315,7 @@ randn_like = _like(randn, "Return normal random values in the shape and dtype of
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
     draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator))
-    return inplace.copy_(tensor, draws.mul_(b - a).add_(a))
+    return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:

@@ -35,6 +35,9 @@ class Adam(Optimizer):
             raise ArgumentError(f"{name}: got betas {betas}; both must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
+    def state_tensors(self, group: Group) -> int:
+        return 2
+
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         if not state:
             state.update(step=0, exp_avg=creation.zeros_like(param), exp_avg_sq=creation.zeros_like(param))

@@ -29,6 +29,9 @@ class Lion(Optimizer):
             raise ArgumentError(f"Lion: got betas {betas}; both must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
+    def state_tensors(self, group: Group) -> int:
+        return 1
+
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         if not state:
             state["exp_avg"] = creation.zeros_like(param)

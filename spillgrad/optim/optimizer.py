@@ -56,9 +56,21 @@ class Optimizer:
         """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
 
+    def state_tensors(self, group: Group) -> int:
+        """Return how many tensors of a parameter's size the state of each parameter of a group comes to hold."""
+        return 0
+
+    def around_step(self) -> AbstractContextManager[None]:
+        """Return the context in which a step updates the parameters."""
+        return nullcontext()
+
     def around_update(self, param: Tensor) -> AbstractContextManager[None]:
         """Return the context in which a parameter is updated, or passed over where it has no gradient."""
         return nullcontext()
+
+    def gradient(self, param: Tensor) -> Tensor | None:
+        """Return the gradient that a parameter is updated by."""
+        return param.grad
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what `closure`, called before, returned."""
@@ -66,7 +78,7 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 result = closure()
-        with no_grad(), closing(self._updates()) as updates:
+        with no_grad(), self.around_step(), closing(self._updates()) as updates:
             run(updates)
         return result
 
@@ -82,7 +94,7 @@ class Optimizer:
             run([self._update(param, group)])
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
-        grad = param.grad
+        grad = self.gradient(param)
         return None if grad is None else self.update(param, grad, self.state[param], group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -42,6 +42,9 @@ class SGD(Optimizer):
             },
         )
 
+    def state_tensors(self, group: Group) -> int:
+        return 1 if group["momentum"] else 0
+
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         first = not state
         if first and group["momentum"]:

@@ -13,9 +13,32 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
 
 
-def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+def _gradients(who: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if any(parameter._updated_in_backward for parameter in parameters):
+        raise GraphError(
+            f"{who}: got parameters that backward itself has updated, as disk_offload(step_in_backward=True) asked: "
+            "their gradients are gone; give disk_offload max_grad_norm, which clips them before the updates"
+        )
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def norm(gradient: Tensor, norm_type: float = 2.0) -> float:
+    """Return the norm of one gradient."""
+    return _norms([gradient.array], norm_type)[0]
+
+
+def total_norm(norms: list[float], norm_type: float = 2.0) -> float:
+    """Return the common norm of gradients of these norms."""
+    if norm_type == 2:
+        return math.sqrt(math.fsum(norm * norm for norm in norms))
+    return _norms([np.array(norms)], norm_type)[0]
+
+
+def factor(total: float, max_norm: float) -> float | None:
+    """Return what to scale gradients of a common norm by, None where they stay as they are."""
+    by = max_norm / (total + 1e-6)
+    return None if by >= 1 else by  # NaN too: it must reach the weights, not hide
 
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
@@ -44,31 +67,34 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients in place so that their common norm is at most `max_norm`; return the norm they had.
 
-    Raises ArgumentError for a norm that is not finite, if asked to; gradients are then left as they are.
+    Raises ArgumentError for a norm that is not finite, if asked to; gradients are then left as they are. GraphError for
+    parameters that are updated in backward.
     """
-    gradients = _gradients(parameters)
+    gradients = _gradients("clip_grad_norm_", parameters)
     norms = [norm for some in _in_ram_at_once(gradients) for norm in _norms([g.array for g in some], norm_type)]
-    if norm_type == 2:
-        total = math.sqrt(math.fsum(norm * norm for norm in norms))
-    else:
-        (total,) = _norms([np.array(norms)], norm_type)
+    total = total_norm(norms, norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise ArgumentError(f"clip_grad_norm_: the gradients' norm is {total}; lower the learning rate")
-    factor = max_norm / (total + 1e-6)
-    if not factor >= 1:  # NaN too: it must reach the weights, not hide
-        _scale(gradients, factor)
+    by = factor(total, max_norm)
+    if by is not None:
+        scale(gradients, by)
     return creation.tensor(total, dtype=gradients[0].dtype if gradients else None)
 
 
-def _scale(gradients: list[Tensor], factor: float) -> None:
+def scale(gradients: Iterable[Tensor], by: float) -> None:
+    """Multiply gradients in place."""
+    gradients = list(gradients)
     for gradient in gradients:
         if not gradient.array.flags.writeable:
             raise GraphError("clip_grad_norm_: a gradient's memory is read-only; clone() it first")
-    run(pending(lambda array, _, by: kernels.scaled(array, by), g, g, (), factor) for g in gradients)
+    run(pending(lambda array, _, by: kernels.scaled(array, by), g, g, (), by) for g in gradients)
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Clamp all gradients in place to [-clip_value, clip_value]."""
+    """Clamp all gradients in place to [-clip_value, clip_value].
+
+    Raises GraphError for parameters that are updated in backward.
+    """
     with no_grad():
-        for gradient in _gradients(parameters):
+        for gradient in _gradients("clip_grad_value_", parameters):
             gradient.copy_(gradient.clamp(-clip_value, clip_value))

@@ -1,0 +1,15 @@
+"""PyTorch's module of the base class of layers, and of hooks on what any of them registers."""
+
+from spillgrad.nn.module import Module
+from spillgrad.nn.registration import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+__all__ = [
+    "Module",
+    "register_module_buffer_registration_hook",
+    "register_module_module_registration_hook",
+    "register_module_parameter_registration_hook",
+]
