@@ -54,6 +54,12 @@ class OffloadedStorage(Storage):
         self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
         self._residents.settle()
 
+    def hold(self, made: Tensor) -> None:
+        """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
+        frame = self._residents.frame
+        if frame.number is not None:
+            frame.arrays.append(made)
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -99,8 +105,10 @@ class OffloadedStorage(Storage):
     def _begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
+            if not self._changing:  # what was changed before makes room
+                residents.thread.last_changed = None
+                residents.settle()
             array = residents.thread.last_changed = self.array
-            residents.settle()
             self.norm = None
             if not self._changing:
                 residents.store.begin_change(self._handle, array)
@@ -213,7 +221,7 @@ class _Frame:
     def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
         self.owner = owner
-        self.arrays: collections.deque[np.ndarray] = collections.deque()
+        self.arrays: collections.deque[np.ndarray | Tensor] = collections.deque()
 
 
 class _Thread(threading.local):
@@ -517,6 +525,8 @@ class disk_offload:
     update: in `optimizer.step()`, which leaves them on disk as they were; with `step_in_backward` in a second phase,
     when backward ends: gradients then go to disk first. `grad_norm` is the norm they had in the last step. Norms are
     taken when gradients are finished, so that each is read once.
+
+    `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
     What `numpy()` returns of such a tensor may be written to, and is stored again once nobody holds it.
 
