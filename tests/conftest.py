@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from spillgrad_kernels.compile import counts
+
 # The kernels' thread team and the stores' I/O threads live as long as the process.
 LASTING_THREADS = ("spillgrad-kernel-", "spillgrad-io-")
 # A thread told to stop needs a moment to do so.
@@ -38,8 +40,22 @@ def saved_tensor_hooks() -> set[str]:
 WATCHED: tuple[Callable[[], set[str]], ...] = (threads, open_hdf5_objects, saved_tensor_hooks)
 
 
+_kernels_seen = 0
+
+
+def freeze_compiled() -> None:
+    """Keep what Numba made out of later collections: it lives as long as the process, and there are millions of it."""
+    global _kernels_seen
+    kernels = counts.compiled + counts.loaded
+    if kernels > _kernels_seen:
+        _kernels_seen = kernels
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
+    freeze_compiled()
     before = {watch: watch() for watch in WATCHED}
     yield
     deadline, pause_s = time.monotonic() + GRACE_S, 0.01

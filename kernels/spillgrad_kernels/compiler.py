@@ -32,7 +32,7 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, overload
 
 from spillgrad_kernels import cache
-from spillgrad_kernels.compile import counts, fork_locks
+from spillgrad_kernels.compile import NO_WRAPPER, counts, fork_locks
 
 __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of", "types"]
 
@@ -90,7 +90,7 @@ class _DiskCache(NullCache):  # type: ignore[misc]
 
 def dispatcher(function: Callable[..., Any], fastmath: set[str]) -> Any:
     """Return Numba's callable that compiles `function` for each signature it meets, or finds it on disk."""
-    compiled = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    compiled = njit(nogil=True, error_model="numpy", fastmath=fastmath, **NO_WRAPPER)(function)
     compiled._cache = _DiskCache(function)
     return compiled
 
