@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import xxhash
 
 from spillgrad.autograd import hooks
 from spillgrad.autograd.engine import Run, outermost_run
@@ -61,6 +62,7 @@ class OffloadedStorage(Storage):
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
+        self._lent: bytes | None = None  # the digest of what it was, where others may or may not change it
         self._used_in: int | None = -1
 
     def __del__(self) -> None:
@@ -89,18 +91,25 @@ class OffloadedStorage(Storage):
 
     def begin_change(self) -> None:
         self._begin_change()
+        self._lent = None
         super().begin_change()
 
     def lend(self) -> None:
-        """Take it that who gets the memory changes it, for as long as he has it."""
-        self._begin_change()
+        """Take it that who gets the memory may change it, for as long as he has it."""
+        with self._residents.lock:
+            was_changing = self._changing
+            self._begin_change()
+            if not was_changing:
+                self._lent = _digest(self.array)
         super().lend()
 
     def _begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
+            if not self._changing:  # what was changed before makes room
+                residents.thread.last_changed = None
+                residents.settle()
             array = residents.thread.last_changed = self.array
-            residents.settle()
             self.norm = None
             if not self._changing:
                 residents.store.begin_change(self._handle, array)
@@ -114,9 +123,14 @@ class OffloadedStorage(Storage):
         """
         if _holders(self._alive) > _STORE_ONLY:
             return False
-        self._residents.store.end_change(self._handle)
-        self._changing = False
+        changed = self._lent is None or self._lent != _digest(cast(np.ndarray, self._alive()))
+        self._residents.store.end_change(self._handle, changed)
+        self._changing, self._lent = False, None
         return True
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _holders(alive: Callable[[], np.ndarray | None]) -> int:
@@ -518,7 +532,7 @@ class disk_offload:
     when backward ends: gradients then go to disk first. `grad_norm` is the norm they had in the last step. Norms are
     taken when gradients are finished, so that each is read once.
 
-    What `numpy()` returns of such a tensor may be written to, and is stored again once nobody holds it.
+    What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
     one update needs at once, is bytes.
