@@ -55,6 +55,12 @@ class OffloadedStorage(Storage):
         self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
         self._residents.settle()
 
+    def hold(self, made: Tensor) -> None:
+        """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
+        frame = self._residents.frame
+        if frame.number is not None:
+            frame.arrays.append(made)
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -227,7 +233,7 @@ class _Frame:
     def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
         self.owner = owner
-        self.arrays: collections.deque[np.ndarray] = collections.deque()
+        self.arrays: collections.deque[np.ndarray | Tensor] = collections.deque()
 
 
 class _Thread(threading.local):
@@ -532,6 +538,8 @@ class disk_offload:
     when backward ends: gradients then go to disk first. `grad_norm` is the norm they had in the last step. Norms are
     taken when gradients are finished, so that each is read once.
 
+    `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
+
     What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
@@ -585,7 +593,6 @@ class disk_offload:
         self._training.take_model(self.model)
         if self.optimizer is not None:
             self._training.take_optimizer(self.optimizer)
-        memory.empty_cache()
         memory.pool.keep_to_peak()
 
     def _require_disk(self, gradients: bool) -> None:

@@ -39,6 +39,7 @@ class Storage:
     offloaded = False
     view_of: Callable[["Tensor"], Any]
     put_away: Callable[["Tensor"], None]  # moves a gradient of the leaf there
+    hold: Callable[[Any], None]  # keeps an object until the module that runs has ended
     # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
 
