@@ -576,23 +576,27 @@ class disk_offload:
             return Residents(store)
 
         found = None if isinstance(model, Module) else residents()
-        self.model = _model(model, found)
-        self.optimizer = _optimizer(optimizer, self.model)
-        need = largest_need(self.model, self.optimizer)
-        self.least_budget = need.nbytes
-        if budget_bytes < need.nbytes:
-            raise BudgetError(
-                f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
-                f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
-            )
-        self._residents = found or residents()
-        self._store = self._residents.store
-        if on_full != "ram":
-            self._require_disk(gradients=not step_in_backward or max_grad_norm is not None)
-        self._training = _Training(self._residents, step_in_backward, max_grad_norm)
-        self._training.take_model(self.model)
-        if self.optimizer is not None:
-            self._training.take_optimizer(self.optimizer)
+        with contextlib.ExitStack() as undo:
+            if found is not None:
+                undo.callback(found.store.close)  # nobody else has what was built there
+            self.model = _model(model, found)
+            self.optimizer = _optimizer(optimizer, self.model)
+            need = largest_need(self.model, self.optimizer)
+            self.least_budget = need.nbytes
+            if budget_bytes < need.nbytes:
+                raise BudgetError(
+                    f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
+                    f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
+                )
+            self._residents = found or residents()
+            self._store = self._residents.store
+            if on_full != "ram":
+                self._require_disk(gradients=not step_in_backward or max_grad_norm is not None)
+            self._training = _Training(self._residents, step_in_backward, max_grad_norm)
+            self._training.take_model(self.model)
+            if self.optimizer is not None:
+                self._training.take_optimizer(self.optimizer)
+            undo.pop_all()
         memory.pool.keep_to_peak()
 
     def _require_disk(self, gradients: bool) -> None:
