@@ -15,7 +15,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, BudgetError
 from spillgrad.nn import registration
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (3, 4, 33))
@@ -280,3 +280,10 @@ def test_the_process_holds_the_budget_a_tensor_or_two_and_no_more(tmp_path: Path
     largest, budget, constant = 16 << 20, 20 << 20, 40 << 20
     assert peak(tmp_path, "from a file")[1] <= budget + largest + constant
     assert peak(tmp_path, "built")[1] <= budget + 2 * largest + constant  # random numbers become its first values
+
+
+def test_what_was_built_is_removed_at_once_where_it_cannot_be_trained(tmp_path: Path):
+    with pytest.raises(BudgetError) as caught:
+        sg.disk_offload(lambda: sg.models.build("tiny"), directory=tmp_path, ram_budget="1KiB")
+    assert caught.value.__traceback__ is not None  # which holds all there was
+    assert list(tmp_path.iterdir()) == []

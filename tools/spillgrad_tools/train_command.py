@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -168,8 +169,8 @@ def _settings(options: TrainOptions) -> TrainSettings:
         # A base may lie somewhere else now; whether it is the same, its checksum says.
         if name not in ("steps", "weights") and value != getattr(settings, name):
             raise ArgumentError(
-                f"train: got --{name} {value}, but {options.resume} was trained with {getattr(settings, name)}; "
-                f"leave --{name} out to go on, or leave --resume out to start anew"
+                f"train: got {_words(name, value)}, but {options.resume} was trained with "
+                f"{_words(name, getattr(settings, name))}; leave that out to go on, or leave --resume out to start anew"
             )
     settings = dataclasses.replace(settings, **options.settings)
     if done >= settings.steps:
@@ -178,6 +179,15 @@ def _settings(options: TrainOptions) -> TrainSettings:
             "number"
         )
     return settings
+
+
+def _words(name: str, value: Any) -> str:
+    """Return a setting as it stands on a command line."""
+    if value is None:
+        return f"no --{name}"
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
 
 
 @contextlib.contextmanager
