@@ -49,6 +49,17 @@ class OffloadedStorage(Storage):
         """Return what stands for `tensor`, over this storage, in a graph."""
         return OffloadedView(tensor)
 
+    def put_away(self, gradient: Tensor) -> None:
+        """Move a gradient of the leaf over this storage to the store."""
+        self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
+        self._residents.settle()
+
+    def hold(self, made: Tensor) -> None:
+        """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
+        frame = self._residents.frame
+        if frame.number is not None:
+            frame.arrays.append(made)
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -94,8 +105,10 @@ class OffloadedStorage(Storage):
     def _begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
+            if not self._changing:  # what was changed before makes room
+                residents.thread.last_changed = None
+                residents.settle()
             array = residents.thread.last_changed = self.array
-            residents.settle()
             self.norm = None
             if not self._changing:
                 residents.store.begin_change(self._handle, array)
@@ -208,7 +221,7 @@ class _Frame:
     def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
         self.owner = owner
-        self.arrays: collections.deque[np.ndarray] = collections.deque()
+        self.arrays: collections.deque[np.ndarray | Tensor] = collections.deque()
 
 
 class _Thread(threading.local):
@@ -513,6 +526,8 @@ class disk_offload:
     when backward ends: gradients then go to disk first. `grad_norm` is the norm they had in the last step. Norms are
     taken when gradients are finished, so that each is read once.
 
+    `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
+
     What `numpy()` returns of such a tensor may be written to, and is stored again once nobody holds it.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
@@ -555,7 +570,7 @@ class disk_offload:
         self.least_budget = need.nbytes
         if budget_bytes < need.nbytes:
             raise BudgetError(
-                f"disk_offload: got ram_budget {format_bytes(budget_bytes)}, but {need.why}; give at least "
+                f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
                 f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
             )
         self._residents = found or residents()
@@ -566,16 +581,17 @@ class disk_offload:
         self._training.take_model(self.model)
         if self.optimizer is not None:
             self._training.take_optimizer(self.optimizer)
-        memory.empty_cache()
+        memory.pool.keep_to_peak()
 
     def _require_disk(self, gradients: bool) -> None:
         need = disk_need(self.model, self.optimizer, gradients)
         left_bytes = sum(need) - self._store.stats().disk_bytes
-        free = free_bytes(self._store.directory)
+        place = self._store.directory.parent
+        free = free_bytes(place)
         if sum(need) > self._store.ram_budget and left_bytes > free:
             raise SpillError(
                 f"disk_offload: {format_bytes(sum(need))} will be stored ({need}), {format_bytes(left_bytes)} of it "
-                f"yet to be written, but {self._store.directory} has {format_bytes(free)} free; free space there, give "
+                f"yet to be written, but {place} has {format_bytes(free)} free; free space there, give "
                 "another directory, or keep in RAM what the disk refuses with on_full='ram'"
             )
 

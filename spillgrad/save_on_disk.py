@@ -20,8 +20,7 @@ from spillgrad.autograd import hooks
 from spillgrad.disk_offload import OffloadedView, disk_offload
 from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.nn.module import around_forward
-from spillgrad.ops.autocast import CastOf
-from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.autocast import CastOf, Conversion
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
@@ -118,32 +117,6 @@ class SpillStats(StoreStats):
     """What the store did and holds; `kept_bytes` are in RAM by the policy, beside what the budget bounds."""
 
     kept_bytes: int = 0
-
-
-class _Conversion:
-    """What a parameter's conversion to another dtype leaves in the graph: the parameter, and where in it to look."""
-
-    __slots__ = ("_array", "_cast", "_label", "_offset")
-
-    def __init__(self, cast: CastOf, array: np.ndarray, offset: int) -> None:
-        self._cast = cast.source, cast.source_version
-        self._array = array.dtype, array.shape, array.strides
-        self._offset = offset
-        self._label = hooks.packing()
-
-    def tensor(self) -> Tensor:
-        """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
-        source, version = self._cast
-        dtype, shape, strides = self._array
-        if source.storage.version != version:
-            operation, slot = self._label
-            raise SavedTensorError(
-                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{operation} saved a parameter of {source.shape} as '{slot}', which is at version "
-                f"{source.storage.version}; expected version {version} instead: go backward before it changes"
-            )
-        converted = to_dtype(source, dtype)
-        return Tensor.wrap(np.ndarray(shape, dtype, converted.array, self._offset, strides), converted.storage)
 
 
 class save_on_disk(hooks.saved_tensors_hooks):
@@ -278,7 +251,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
             return kept
         offset = _address(array) - _address(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
-            return _Conversion(storage, array, offset)
+            return storage.view_of(tensor)
         key, strides = _key(storage), array.strides
         if self._auto is not None:
             self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
@@ -306,7 +279,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor() if isinstance(packed, Spilled | _Kept | _Conversion | OffloadedView) else packed
+        return packed.tensor() if isinstance(packed, Spilled | _Kept | Conversion | OffloadedView) else packed
 
     def stats(self) -> SpillStats:
         """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.

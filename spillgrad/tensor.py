@@ -38,6 +38,8 @@ class Storage:
     # returns what stands for a tensor over it without holding that; its `tensor()` is the tensor again.
     offloaded = False
     view_of: Callable[["Tensor"], Any]
+    put_away: Callable[["Tensor"], None]  # moves a gradient of the leaf there
+    hold: Callable[[Any], None]  # keeps an object until the module that runs has ended
     # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
 

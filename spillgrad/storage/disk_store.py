@@ -51,8 +51,9 @@ class DiskStore:
     `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
     sizes, shapes and dtypes can be read. It needs the package cryptography.
 
-    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) until the last alias of it
-    dies. An array that a caller made is not counted once the store lets go of it, whoever else holds it.
+    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (lasting ones)
+    until the last alias of it dies. Any other array that a caller made is not counted once the store lets go of it,
+    whoever else holds it.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array; a `put` that does not fit, of an array that must be copied, adds the copy; and one array
@@ -146,7 +147,7 @@ class DiskStore:
                 entry = account.enter(kept, key, label, unchanged if kept is array else None, lasting)
                 try:
                     if fits:
-                        account.cache.keep(entry, kept, ours=kept is not array)
+                        account.cache.keep(entry, kept, ours=lasting or kept is not array)
                         self._writer.wake_if_behind()
                     else:
                         self._writer.write_through(entry, kept, ours=kept is not array)
