@@ -28,6 +28,7 @@ from spillgrad.tensor import Tensor
 _MARGIN_SHARE = 0.05
 # While a shallow model is watched, its store gets this share of the memory, or, where a layer needs more, the other.
 _PROFILE_SHARES = (0.25, 0.6)
+_BYTES = 256
 # So many choices, from nothing recomputed to everything, are looked at.
 _CHOICES = 9
 _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
@@ -212,10 +213,14 @@ def _builder(
     if isinstance(model, str):
         if depth is not None:
             raise ArgumentError(f"plan: got depth {depth} with the name {model}, which has its own; leave it out")
-        config = catalogue.config(model, context=context)
+        config = catalogue.config(model)
+        is_published = config.vocab_size > _BYTES  # its positions are its own, as in training
+        if is_published and context > config.context:
+            raise ArgumentError(f"plan: got context {context}; {model} has {config.context} positions at most")
+        positions = None if is_published else context
         field = "n_layer" if isinstance(config, GPTConfig) else "num_hidden_layers"
         layers, name = getattr(config, field), model
-        bare = lambda count: catalogue.build(name, context, **{field: count})  # noqa: E731
+        bare = lambda count: catalogue.build(name, positions, **{field: count})  # noqa: E731
     else:
         bare, layers, name = model, 1 if depth is None else depth, getattr(model, "__name__", "a model")
     if lora is None:
@@ -225,7 +230,7 @@ def _builder(
 
 
 def _language_loss(batch: int, context: int, tokens: int) -> Callable[[Module], Tensor]:
-    drawn = np.random.default_rng(0).integers(0, min(tokens, 256), (batch, context + 1))
+    drawn = np.random.default_rng(0).integers(0, min(tokens, _BYTES), (batch, context + 1))
 
     def loss(model: Module) -> Tensor:
         return model(drawn[:, :-1], drawn[:, 1:])[1]  # type: ignore[no-any-return]

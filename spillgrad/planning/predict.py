@@ -4,7 +4,8 @@ Assumed is: layers are alike; phases follow each other (forward, backward, updat
 the processor, so that it takes as long as the slower of the two; writing and reading share the disk; moving a byte also
 takes the processor's time, which the computation loses. So a phase takes max(computing + copying, writing + reading).
 Memory is that of the process without arrays, and of arrays the store's, at most the budget, beside all others: of a
-model in RAM its parameters, gradients and optimizer state too; and, of a recomputed layer, what it spares.
+model in RAM its parameters, gradients and optimizer state too; and, of a recomputed layer, what it spares. The first
+step, of which the store knows nothing yet, writes until half the budget is free.
 """
 
 import dataclasses
@@ -72,8 +73,8 @@ class Whole:
             io_s += disk_s
         return Prediction(
             budget_bytes=budget_bytes,
-            peak_bytes=self.peak_bytes(budget_bytes, choice),
-            disk_bytes=moved.disk_bytes,
+            peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes), choice),
+            disk_bytes=max(moved.disk_bytes, moved.live_bytes - budget_bytes // 2),
             saved_bytes=self._saved(choice)[0],
             written_bytes=moved.written_bytes,
             read_bytes=moved.read_bytes,

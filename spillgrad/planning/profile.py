@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from spillgrad import labels
 from spillgrad.disk_offload import disk_offload
+from spillgrad.generator import default_generator
 from spillgrad.nn.module import Module, around_forward
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils.clip_grad import clip_grad_norm_
@@ -89,13 +90,18 @@ def profile(
     gradients and the optimizer's state are on disk, but for `ram_budget` bytes; saved tensors are so in any case.
     Raises BudgetError when that is too little for a layer.
     """
+    state = default_generator.get_state()
+    others_bytes = memory.memory_stats().live_bytes
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
         watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision)
-        watched.busy_s_per_byte = busy_s_per_byte
+        watched.busy_s_per_byte, watched.others_bytes = busy_s_per_byte, others_bytes
         try:
             return watched.profile()
         finally:
             watched.close()
+            default_generator.set_state(state)
+            del watched
+            gc.collect()  # its memory is not to count as the next one's
 
 
 class _Watched:
@@ -135,14 +141,14 @@ class _Watched:
         self.recorder = Recorder()
         self.trace = _Trace(self.store, self)
         self.busy_s_per_byte = 0.0  # of the processor, for what the store moves
+        self.others_bytes = 0  # of arrays that are not the model's
         self.phase, self.unit = "", OUTSIDE
         self.marks: dict[str, float] = {}  # when phases began, and layers in backward
         self.moved: dict[str, int] = {}  # bytes that the store had moved then
 
     def close(self) -> None:
         self.trace.stop()
-        if self._offload is not None:
-            self.store.close()
+        self.store.close()
 
     def now_s(self) -> float:
         """Return a time that stands still while somebody waits for the disk."""
@@ -374,10 +380,10 @@ class _Sampler:
         while not self._done.wait(_LOOK_EVERY_S):
             where = self._watched.phase, self._watched.unit
             pool = memory.memory_stats()
-            in_store = self._watched.store.ram_bytes
+            beside_bytes = pool.live_bytes - self._watched.others_bytes - self._watched.store.ram_bytes
             self.live_bytes = max(self.live_bytes, pool.live_bytes)
             self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
-            self.held[where] = max(self.held.get(where, 0), pool.live_bytes - in_store)
+            self.held[where] = max(self.held.get(where, 0), beside_bytes)
 
 
 def _layers(model: Module, count: int) -> str | None:

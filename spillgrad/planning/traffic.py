@@ -2,7 +2,8 @@
 
 The store is taken to know the step, as it does from the second one on, and to follow Belady's rule: what is needed last
 leaves RAM first, and only what leaves RAM is written, if the disk does not have it. What is needed in the next step
-counts as needed then. Its ways to write and read ahead of time move the same bytes.
+counts as needed then. Its ways to write and read ahead of time move the same bytes. Callers hold the last two arrays
+that they put or got, whatever the budget; what they got last they get again for nothing.
 """
 
 import dataclasses
@@ -30,12 +31,13 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes written and read in each phase, the most that the store had in RAM, and on disk."""
+    """Bytes written and read in each phase, the most that the store had in RAM, on disk, and in all."""
 
     written: dict[str, int]
     read: dict[str, int]
     ram_bytes: int = 0
     disk_bytes: int = 0
+    live_bytes: int = 0
 
     @property
     def written_bytes(self) -> int:
@@ -65,29 +67,44 @@ class _Cache:
         self._dirty: set[int] = set()
         self._on_disk: set[int] = set()
         self._ram_bytes = self._disk_bytes = 0
+        self._in_use: tuple[int, ...] = ()
+        self._got: int | None = None  # the last one
+        self._live_bytes = 0
         self._began = 0
         self._traffic = Traffic({}, {})
         for number, item in enumerate(items):
             if item.lasting:  # as if it had been written before the first step
                 self._store(number)
+                self._live_bytes += item.nbytes
 
     def step(self) -> Traffic:
         self._traffic = Traffic(dict.fromkeys(PHASES, 0), dict.fromkeys(PHASES, 0), self._ram_bytes, self._disk_bytes)
+        self._traffic.live_bytes = self._live_bytes
         for place, (kind, item, phase) in enumerate(self._events):
             when = self._began + self._next[place]
             if kind == "drop":
                 self._drop(item)
             elif kind == "put":
                 self._dirty.add(item)
+                self._live_bytes += self._items[item].nbytes
+                self._traffic.live_bytes = max(self._traffic.live_bytes, self._live_bytes)
                 self._enter(item, when, phase)
             else:
-                if item not in self._needed:
+                if item not in self._needed and self._got != item:
                     self._traffic.read[phase] += self._items[item].nbytes
                 if kind == "change":
                     self._dirty.add(item)
                     self._unstore(item)
                 self._leave(item)
                 self._enter(item, when, phase)
+            if kind in ("use", "change"):
+                self._got = item
+            elif self._got == item:
+                self._got = None
+            if kind != "drop" and self._in_use[-1:] != (item,):
+                self._in_use = (*self._in_use[-1:], item)
+                used_bytes = sum(self._items[each].nbytes for each in self._in_use)
+                self._traffic.ram_bytes = max(self._traffic.ram_bytes, used_bytes)
         self._began += len(self._events)
         return self._traffic
 
@@ -111,6 +128,7 @@ class _Cache:
             self._ram_bytes -= self._items[item].nbytes
 
     def _drop(self, item: int) -> None:
+        self._live_bytes -= self._items[item].nbytes
         self._leave(item)
         self._dirty.discard(item)
         self._unstore(item)

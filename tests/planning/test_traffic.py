@@ -20,16 +20,22 @@ def test_the_newest_stay_and_what_does_not_fit_is_written_once_and_read_once(bud
     assert traffic.written == {"forward": moved, "backward": 0, "update": 0}
     assert traffic.read == {"forward": 0, "backward": moved, "update": 0}
     assert traffic.disk_bytes == moved
-    assert traffic.ram_bytes == min(budget // 10 * 10, 100)
+    assert traffic.ram_bytes == max(min(budget // 10 * 10, 100), 20)  # two are in use
+
+
+def test_what_is_used_again_at_once_is_still_there_but_not_what_was_used_before_something_else():
+    items = [Item(10), Item(10)]
+    events = [Event("put", 0), Event("put", 1), *(Event("use", i, "backward") for i in (1, 0, 0, 0, 1))]
+    assert run(items, [*events, Event("drop", 0, "backward"), Event("drop", 1, "backward")], 0).read_bytes == 30
 
 
 def test_a_parameter_is_read_for_each_use_that_it_does_not_wait_for_in_ram():
     items = [Item(10, lasting=True)] * 3
     events = [Event("use", i) for i in (0, 1, 2)] + [Event("use", i, "backward") for i in (2, 1, 0)]
     assert run(items, events, 30).read_bytes == 0
-    # One that stays is not read again at the turn, where it is used twice, nor at the begin of the next step.
-    assert run(items, events, 10).read == {"forward": 20, "backward": 20, "update": 0}
-    assert run(items, events, 0).read == {"forward": 30, "backward": 30, "update": 0}
+    assert run(items, events, 20).read == {"forward": 10, "backward": 10, "update": 0}
+    # What is used last is used first on the way back, and again at the begin of the next step.
+    assert run(items, events, 0).read == {"forward": 20, "backward": 20, "update": 0}
     assert run(items, events, 0).written_bytes == 0  # nobody changed them
 
 
