@@ -32,7 +32,7 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, overload
 
 from spillgrad_kernels import cache
-from spillgrad_kernels.compile import NO_WRAPPER, counts, fork_locks
+from spillgrad_kernels.compile import counts, fork_locks
 
 __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of", "types"]
 
@@ -88,9 +88,9 @@ class _DiskCache(NullCache):  # type: ignore[misc]
             cache.write(self._file(signature), dumps(result._reduce()))
 
 
-def dispatcher(function: Callable[..., Any], fastmath: set[str]) -> Any:
+def dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Return Numba's callable that compiles `function` for each signature it meets, or finds it on disk."""
-    compiled = njit(nogil=True, error_model="numpy", fastmath=fastmath, **NO_WRAPPER)(function)
+    compiled = njit(nogil=True, error_model="numpy", **options)(function)
     compiled._cache = _DiskCache(function)
     return compiled
 

@@ -71,7 +71,7 @@ def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Callable[...
     like: Any = np.zeros(1, dtype)
     namespace = {**FUNCTIONS, **body.constants, "array_at": array_at, "like": like, "__name__": __name__}
     exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
-    return jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}")  # type: ignore[no-any-return]
+    return jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}", has_address=True)  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -87,4 +87,6 @@ def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
     function.compile(signature)
     compiled = function.overloads[signature]
     address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+    if address == NO_EPILOGUE:  # products would be left as they are
+        raise RuntimeError(f"epilogue {name}: the machine code has no address; compile it with has_address=True")
     return address
