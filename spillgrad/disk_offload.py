@@ -46,6 +46,21 @@ class OffloadedStorage(Storage):
     # Of a gradient: its norm as it is now, where somebody noted it.
     norm: float | None = None
 
+    def view_of(self, tensor: Tensor) -> "OffloadedView":
+        """Return what stands for `tensor`, over this storage, in a graph."""
+        return OffloadedView(tensor)
+
+    def put_away(self, gradient: Tensor) -> None:
+        """Move a gradient of the leaf over this storage to the store."""
+        self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
+        self._residents.settle()
+
+    def hold(self, made: Tensor) -> None:
+        """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
+        frame = self._residents.frame
+        if frame.number is not None:
+            frame.arrays.append(made)
+
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
@@ -218,13 +233,12 @@ class _Frame:
     def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
         self.owner = owner
-        self.arrays: collections.deque[np.ndarray] = collections.deque()
+        self.arrays: collections.deque[np.ndarray | Tensor] = collections.deque()
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames = [_Frame(None)]
-        self.hooks = hooks.saved_tensors_hooks(_Saved, _Saved.tensor, only=_is_offloaded)
         self.last_changed: np.ndarray | None = None  # who is about to modify it may not hold it yet
 
 
@@ -249,7 +263,7 @@ class Residents:
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
-            self.thread.hooks.__enter__()
+            hooks.watch(1)
         self.thread.frames.append(_Frame(next(self._numbers), owner))
 
     def leave(self, owner: int) -> None:
@@ -259,7 +273,7 @@ class Residents:
             return
         frames.pop()
         if len(frames) == 1:
-            self.thread.hooks.__exit__()
+            hooks.watch(-1)
         self.thread.last_changed = None
         self.settle()
 
@@ -300,8 +314,8 @@ class Residents:
         tensor.__class__ = kind
 
 
-class _Saved:
-    """A look at an offloaded storage that a node saved."""
+class OffloadedView:
+    """What a saved tensor over an offloaded storage leaves in the graph: where in that it lies."""
 
     __slots__ = ("_dtype", "_offset", "_shape", "_storage", "_strides")
 
@@ -316,10 +330,6 @@ class _Saved:
         dense = self._storage.array
         array: np.ndarray = np.ndarray(self._shape, self._dtype, dense, self._offset, self._strides)
         return Tensor.wrap(array, self._storage)
-
-
-def _is_offloaded(saved: hooks.SavedValue) -> bool:
-    return bool(saved.tensor.storage.offloaded)
 
 
 def _address(array: np.ndarray) -> int:
@@ -528,6 +538,8 @@ class disk_offload:
     when backward ends: gradients then go to disk first. `grad_norm` is the norm they had in the last step. Norms are
     taken when gradients are finished, so that each is read once.
 
+    `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
+
     What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
@@ -581,7 +593,7 @@ class disk_offload:
         self._training.take_model(self.model)
         if self.optimizer is not None:
             self._training.take_optimizer(self.optimizer)
-        memory.empty_cache()
+        memory.pool.keep_to_peak()
 
     def _require_disk(self, gradients: bool) -> None:
         need = disk_need(self.model, self.optimizer, gradients)

@@ -17,10 +17,10 @@ import numpy as np
 
 from spillgrad import labels
 from spillgrad.autograd import hooks
-from spillgrad.errors import SavedTensorError
+from spillgrad.disk_offload import OffloadedView, disk_offload
+from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.nn.module import around_forward
-from spillgrad.ops.autocast import CastOf
-from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.autocast import CastOf, Conversion
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
@@ -32,6 +32,15 @@ from spillgrad_kernels import memory
 
 # A smaller tensor costs more in bookkeeping than it frees.
 MIN_BYTES = 4096
+# What says nothing of a store, as the one of an offload is what it is.
+_OPTIONS_OF_STORE = {
+    "ram_budget": None,
+    "direct_io": None,
+    "checksums": True,
+    "on_full": "raise",
+    "codec": None,
+    "encrypt": False,
+}
 # Views of a storage that the files tell of: HDF5 keeps an attribute below 64 KiB with the structure.
 _MAX_VIEWS = 32
 
@@ -109,34 +118,14 @@ class SpillStats(StoreStats):
     kept_bytes: int = 0
 
 
-class _Conversion:
-    """What a parameter's conversion to another dtype leaves in the graph: the parameter, and where in it to look."""
-
-    __slots__ = ("_array", "_cast", "_label", "_offset")
-
-    def __init__(self, cast: CastOf, array: np.ndarray, offset: int) -> None:
-        self._cast = cast.source, cast.source_version
-        self._array = array.dtype, array.shape, array.strides
-        self._offset = offset
-        self._label = hooks.packing()
-
-    def tensor(self) -> Tensor:
-        """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
-        source, version = self._cast
-        dtype, shape, strides = self._array
-        if source.storage.version != version:
-            operation, slot = self._label
-            raise SavedTensorError(
-                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{operation} saved a parameter of {source.shape} as '{slot}', which is at version "
-                f"{source.storage.version}; expected version {version} instead: go backward before it changes"
-            )
-        converted = to_dtype(source, dtype)
-        return Tensor.wrap(np.ndarray(shape, dtype, converted.array, self._offset, strides), converted.storage)
-
-
 class save_on_disk(hooks.saved_tensors_hooks):
     """Keep what operations inside save for backward on disk, and at most `ram_budget` bytes of it in RAM.
+
+    In place of a directory it takes the `disk_offload` of the model: saved tensors then go to that store, and share its
+    budget and its options with parameters, gradients and optimizer state; `stats()` are of the one store.
+
+        with sg.save_on_disk(offload):
+            loss = model(x)
 
     Leaving the context only stops packing: backward may run later. Files are removed when the last graph that uses them
     dies, or at process exit. Re-enterable, and cheap to make anew for each step. `pack_hook` and `unpack_hook` are the
@@ -172,15 +161,15 @@ class save_on_disk(hooks.saved_tensors_hooks):
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
-    Raises BudgetError for a size that does not parse, ArgumentError for an unknown word or without a package it needs,
-    SpillError for a directory that cannot be used.
+    Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
+    without `ram_budget`, or for an option that is the offload's; SpillError for a directory that cannot be used.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | disk_offload | None = None,
         *,
-        ram_budget: int | str,
+        ram_budget: int | str | None = None,
         min_bytes: int | str = MIN_BYTES,
         direct_io: bool | None = None,
         checksums: bool = True,
@@ -195,7 +184,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
         self._policy = None if policy == "spill" else Policy(policy)
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._min_bytes = parse_bytes(min_bytes)
-        self._store = DiskStore(
+        self._store = _store_at(
             directory,
             ram_budget=ram_budget,
             direct_io=direct_io,
@@ -208,7 +197,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
         # would go unnoticed by who holds the other.
         self._storages: weakref.WeakKeyDictionary[Handle, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
         self._storages_lock = threading.Lock()
-        weakref.finalize(self, self._store.retire).atexit = False
+        if not isinstance(directory, disk_offload):
+            weakref.finalize(self, self._store.retire).atexit = False
         if directory is None and _is_ram_disk(self._store.directory.parent):
             warnings.warn(
                 f"save_on_disk: the temporary directory {self._store.directory.parent} is a RAM disk, so spilling "
@@ -232,7 +222,10 @@ class save_on_disk(hooks.saved_tensors_hooks):
 
     def pack_hook(self, tensor: Tensor) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
-        storage, array = tensor.storage, tensor.array
+        storage = tensor.storage
+        if storage.offloaded:
+            return storage.view_of(tensor)
+        array = tensor.array
         if storage.trainable or storage.array.nbytes < self._min_bytes:
             return tensor
         if array.nbytes < self._min_bytes:
@@ -244,7 +237,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
             return kept
         offset = _address(array) - _address(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
-            return _Conversion(storage, array, offset)
+            return storage.view_of(tensor)
         key, strides = _key(storage), array.strides
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
@@ -270,7 +263,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor() if isinstance(packed, Spilled | _Kept | _Conversion) else packed
+        return packed.tensor() if isinstance(packed, Spilled | _Kept | Conversion | OffloadedView) else packed
 
     def stats(self) -> SpillStats:
         """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.
@@ -309,6 +302,27 @@ class save_on_disk(hooks.saved_tensors_hooks):
                 f"clone() a saved tensor before changing it"
             )
         return array, storage
+
+
+def _store_at(
+    directory: str | os.PathLike[str] | disk_offload | None, ram_budget: int | str | None, **options: Any
+) -> DiskStore:
+    """Return the store of an offload, or a new one. Raises ArgumentError for what does not go with either."""
+    if not isinstance(directory, disk_offload):
+        if ram_budget is None:
+            raise ArgumentError(
+                'save_on_disk: got no ram_budget; give bytes, or a size such as "512MiB"; or give what disk_offload '
+                "returned in place of the directory, to share its budget"
+            )
+        return DiskStore(directory, ram_budget=ram_budget, **options)
+    given = {"ram_budget": ram_budget, **options}
+    refused = [name for name, value in given.items() if value != _OPTIONS_OF_STORE[name]]
+    if refused:
+        raise ArgumentError(
+            f"save_on_disk: got {', '.join(refused)} with an offload, whose store, budget and options it shares; give "
+            "a directory for a store of its own, or give disk_offload what it takes"
+        )
+    return directory._store
 
 
 def _key(storage: Storage) -> Hashable:

@@ -34,8 +34,12 @@ class Storage:
     version = 0
     aliased = False
     trainable = False
-    # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`.
+    # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`. Then `view_of`
+    # returns what stands for a tensor over it without holding that; its `tensor()` is the tensor again.
     offloaded = False
+    view_of: Callable[["Tensor"], Any]
+    put_away: Callable[["Tensor"], None]  # moves a gradient of the leaf there
+    hold: Callable[[Any], None]  # keeps an object until the module that runs has ended
     # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
 

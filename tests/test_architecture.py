@@ -9,7 +9,10 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE_DIRECTORIES = ("spillgrad", "kernels/spillgrad_kernels", "tools/spillgrad_tools")
 
-CORE = tuple(f"spillgrad.autograd.{name}" for name in ("node", "engine", "saved", "hooks", "grad_mode", "anomaly_mode"))
+CORE = tuple(
+    f"spillgrad.autograd.{name}"
+    for name in ("node", "engine", "saved", "hooks", "unshared", "grad_mode", "anomaly_mode")
+)
 FACADE_MODULES = ("spillgrad.autograd.graph",)
 DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.interop")
 LAYERS_ABOVE_TENSORS = (

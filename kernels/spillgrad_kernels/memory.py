@@ -79,6 +79,7 @@ class BufferPool:
         # The largest use in this period, in the one before, and in all before this one.
         self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
         self._period_began_s = self._looked_s = time.monotonic()
+        self._is_short = False
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array, page-aligned from `POOLED_MIN_BYTES` upwards.
@@ -117,6 +118,15 @@ class BufferPool:
             mapped_bytes = self._live_bytes + self._idle_bytes
             peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
+
+    def keep_to_peak(self) -> None:
+        """Map no more from here on than the largest recent use, where memory is short; idle memory goes back now."""
+        with self._lock:
+            self._drain()
+            self._is_short = True
+            self._past_peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
+            self._former_peak_bytes = self._peak_bytes = self._live_bytes
+            self._trim_all()
 
     def release_idle(self) -> int:
         """Give all idle buffers, and what malloc has free, back to the system; return the buffers' bytes."""
@@ -171,8 +181,9 @@ class BufferPool:
                 self._trim_all()
                 return
         recent_bytes = max(self._former_peak_bytes, self._peak_bytes)
-        explained_bytes = int(recent_bytes * _MAPPED_PER_PEAK) - self._live_bytes
-        self._trim(max(_IDLE_FLOOR_BYTES, explained_bytes) - wanted_bytes)
+        mapped_bytes = recent_bytes if self._is_short else int(recent_bytes * _MAPPED_PER_PEAK)
+        floor_bytes = 0 if self._is_short else _IDLE_FLOOR_BYTES
+        self._trim(max(floor_bytes, mapped_bytes - self._live_bytes) - wanted_bytes)
 
     def _trim_all(self) -> int:
         nbytes = self._trim(0)

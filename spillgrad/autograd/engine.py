@@ -10,7 +10,8 @@ from typing import Any
 from spillgrad import labels
 from spillgrad.autograd import anomaly_mode, hooks
 from spillgrad.autograd.grad_mode import state
-from spillgrad.autograd.node import NO_EDGE, Edge, Node, add_gradients
+from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, accumulate_gradients, add_gradients
+from spillgrad.autograd.unshared import is_unshared
 from spillgrad.errors import GraphError
 
 # A custom backward that runs backward itself takes a dozen Python frames a level, of the thousand a thread has.
@@ -151,6 +152,8 @@ def run_backward(
                 waiting[source] -= 1
                 if waiting[source] == 0:
                     heapq.heappush(ready, (source.rank, -source.sequence, source))
+                elif isinstance(source, AccumulateGrad) and source in arrived:
+                    source.put_away(arrived[source])
             del results
         for end in run.at_end:
             end()
@@ -215,8 +218,12 @@ def _deliver(arrived: dict[Node, list[Any]], edge: Edge, grad: Any) -> None:
     grads = arrived.get(node)
     if grads is None:
         grads = arrived[node] = [None] * node.output_count
-    before = grads[output_nr]
-    grads[output_nr] = grad if before is None else add_gradients(before, grad)
+    if grads[output_nr] is None:
+        grads[output_nr] = grad
+    elif state.enabled or grad.shape != grads[output_nr].shape or not is_unshared(grads, output_nr):
+        grads[output_nr] = add_gradients(grads[output_nr], grad)
+    else:
+        accumulate_gradients(grads[output_nr], grad)
 
 
 def _leading_to(nodes: dict[Node, int], inputs: Sequence[Edge], stopped: Collection[Edge]) -> set[Node]:

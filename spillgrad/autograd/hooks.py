@@ -45,12 +45,13 @@ class HookPair(NamedTuple):
 
 
 class _HookStack(threading.local):
-    # Whether somebody looks at what this thread records: pairs of its own, or anomaly detection, which says so on the
-    # class. Every recorded operation asks.
+    # Whether somebody looks at what this thread records: pairs of its own, `watch`, or anomaly detection, which says so
+    # on the class. Every recorded operation asks.
     watched = False
 
     def __init__(self) -> None:
         self.pairs: list[HookPair] = []
+        self.watchers = 0
         self.disabled: list[str] = []
         self.packing: tuple[str, str] = ("", "")
 
@@ -63,6 +64,12 @@ def watch_every_thread(watch: bool) -> None:
     _HookStack.watched = watch
 
 
+def watch(by: int) -> None:
+    """Say that so many more, or with a minus less, want what this thread saves packed as its storage does itself."""
+    stack.watchers += by
+    restore(stack.pairs)
+
+
 def depth() -> int:
     """Return how many pairs this thread has entered and not left."""
     return len(stack.pairs)
@@ -71,7 +78,7 @@ def depth() -> int:
 def restore(pairs: list[HookPair]) -> None:
     """Make `pairs` the ones this thread has entered."""
     stack.pairs = pairs
-    if pairs:
+    if pairs or stack.watchers:
         stack.watched = True
     else:
         stack.__dict__.pop("watched", None)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from spillgrad.autograd import anomaly_mode
 from spillgrad.autograd.grad_mode import state
 from spillgrad.autograd.hooks import stack as hook_stack
+from spillgrad.autograd.unshared import is_unshared
 from spillgrad.errors import GraphError, HookTypeError
 
 # Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.
@@ -299,6 +300,12 @@ class AccumulateGrad(Node):
     def tensor_hooks(self) -> dict[int, HookDict] | None:
         hooks = self.variable._leaf_hooks
         return None if hooks is None else {0: hooks}
+
+    def put_away(self, grads: list[Any]) -> None:
+        """Have a gradient that waits for others leave RAM, if its variable's memory does too."""
+        storage = self.variable._storage
+        if storage.offloaded and is_unshared(grads, 0):
+            storage.put_away(grads[0])
 
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads

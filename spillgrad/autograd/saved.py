@@ -54,10 +54,15 @@ class SavedTensor:
             self._edge = edge
 
     def pack(self, pairs: list[hooks.HookPair] | None = None) -> None:
-        """Let the innermost hooks that take the value, if there are any, pack it: of some pairs, or the active ones."""
+        """Let the innermost hooks that take the value, if there are any, pack it: of some pairs, or the active ones.
+
+        What none takes is kept, but for memory that lives elsewhere: its storage says where to find it again.
+        """
         pair = hooks.chosen(self._alias, self.operation, self.slot, pairs)
         if pair is not None:
             self.register_hooks(pair.pack, pair.unpack)
+        elif self._storage.offloaded:
+            self.register_hooks(self._storage.view_of, lambda view: view.tensor())
 
     def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
         """Pack the value now with `pack_hook`; `unpack_hook` will bring it back.

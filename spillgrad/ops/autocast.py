@@ -17,8 +17,9 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import decorated, is_grad_enabled, state
-from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.autograd.grad_mode import decorated, is_grad_enabled, no_grad, state
+from spillgrad.autograd.node import Edge
+from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
@@ -33,31 +34,84 @@ _PRODUCTS = frozenset(
 _CONVERTED = dtypes.HALF | {dtypes.float32}
 
 
-class CastOf(Storage):
-    """The storage of a parameter's conversion: `source`, without graph, is what it can be made from again."""
+class _Origin(NamedTuple):
+    """A parameter that was converted, without graph and, where it lives on disk, without holding it in RAM."""
 
-    def __init__(self, array: np.ndarray, source: Tensor) -> None:
+    storage: Storage
+    version: int
+    look: Any
+
+    def tensor(self, operation: str, slot: str) -> Tensor:
+        """Return the parameter, for what an operation saved. Raises SavedTensorError when it changed since."""
+        tensor: Tensor = self.look if isinstance(self.look, Tensor) else self.look.tensor()
+        if self.storage.version != self.version:
+            raise SavedTensorError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{operation} saved a parameter of {tensor.shape} as '{slot}', which is at version "
+                f"{self.storage.version}; expected version {self.version} instead: go backward before it changes"
+            )
+        return tensor
+
+
+class CastOf(Storage):
+    """The storage of a parameter's conversion, which can be made again as long as nobody changed it."""
+
+    def __init__(self, array: np.ndarray, parameter: Tensor) -> None:
         super().__init__(array)
-        self.source = source
-        self.source_version = source.storage.version
+        storage = parameter._storage
+        look = storage.view_of(parameter) if storage.offloaded else Tensor.wrap(parameter._array, storage)
+        self.origin = _Origin(storage, storage.version, look)
+
+    @property
+    def offloaded(self) -> bool:  # type: ignore[override]
+        """Whether a graph need not hold it, as it does not hold the parameter."""
+        return self.origin.storage.offloaded and not self.version
+
+    def view_of(self, tensor: Tensor) -> "Conversion":
+        """Return what stands for `tensor`, over this storage, in a graph."""
+        return Conversion(self, tensor._array)
+
+
+class Conversion:
+    """What a parameter's conversion to another dtype leaves in a graph: the parameter, and where in it to look."""
+
+    __slots__ = ("_array", "_label", "_offset", "_origin")
+
+    def __init__(self, storage: CastOf, array: np.ndarray) -> None:
+        self._origin = storage.origin
+        self._label = hooks.packing()
+        self._array = array.dtype, array.shape, array.strides
+        addresses = [each.__array_interface__["data"][0] for each in (array, storage.array)]
+        self._offset = addresses[0] - addresses[1] if array.size else 0
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
+        dtype, shape, strides = self._array
+        converted = to_dtype(self._origin.tensor(*self._label), dtype)
+        return Tensor.wrap(np.ndarray(shape, dtype, converted.array, self._offset, strides), converted.storage)
 
 
 class _Known(NamedTuple):
     """A parameter's conversion, made when the parameter had this memory, at this version."""
 
     parameter: weakref.ref[Tensor]
-    array: np.ndarray
+    memory: np.ndarray | Storage
     version: int
     is_recorded: bool
-    converted: Tensor
+    edge: Edge
+    converted: Callable[[], Tensor | None]
 
     def is_for(self, parameter: Tensor) -> bool:
         return (
             self.parameter() is parameter
-            and self.array is parameter._array
+            and self.memory is _memory_of(parameter)
             and self.version == parameter._storage.version
             and (self.is_recorded or not is_grad_enabled())
         )
+
+
+def _memory_of(parameter: Tensor) -> np.ndarray | Storage:
+    return parameter._storage if parameter._storage.offloaded else parameter._array
 
 
 class _Region(threading.local):
@@ -87,25 +141,37 @@ class Casting(NamedTuple):
     def _converted(self, argument: Any) -> Any:
         if not isinstance(argument, Tensor) or argument.dtype not in _CONVERTED or argument.dtype == self.dtype:
             return argument
-        if not argument.storage.trainable:
+        storage = argument._storage
+        if not (storage.trainable or storage.offloaded):
             return to_dtype(argument, self.dtype)
         if not self.cache_enabled or argument._base is not None or not argument.is_leaf:
             return _parameter_as(argument, self.dtype)
         key = id(argument), self.dtype
         known = _region.known.get(key)
         if known is not None and known.is_for(argument):
-            return known.converted
-        converted = _parameter_as(argument, self.dtype)
-        if not hooks.depth():  # these may send the graph's copy elsewhere: then none is to stay here
+            converted = known.converted()
+            if converted is None:  # nobody has it any more: it is made again, at its old place in the graph
+                with no_grad():
+                    converted = _parameter_as(argument, self.dtype)
+                node, output_nr = known.edge
+                if node is not None:
+                    converted.attach(node, output_nr)
+        else:
+            converted = _parameter_as(argument, self.dtype)
+            # Hooks may send the graph's copy elsewhere, and an offloaded parameter leaves RAM: then none is to stay.
+            stays = not (hooks.depth() or storage.offloaded)
             _region.known[key] = _Known(
-                weakref.ref(argument), argument._array, argument._storage.version, converted.requires_grad, converted
-            )
+                weakref.ref(argument), _memory_of(argument), storage.version, converted.requires_grad,
+                converted.gradient_edge(), (lambda: converted) if stays else weakref.ref(converted),
+            )  # fmt: skip
+        if storage.offloaded:
+            storage.hold(converted)
         return converted
 
 
 def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
     converted = to_dtype(parameter, dtype)
-    converted._storage = CastOf(converted._array, Tensor.wrap(parameter._array, parameter._storage))
+    converted._storage = CastOf(converted._array, parameter)
     return converted
 
 
@@ -136,7 +202,8 @@ class autocast:
     `sg.linalg` convert half precision to float32. All else
     computes in the dtype it is given, and rows are normalized by float32 parameters whatever their own dtype.
     Parameters stay as they are, and so do their gradients. They are converted once in the outermost region, unless not
-    `cache_enabled`, or where hooks on saved tensors are active; `save_on_disk` keeps the parameter instead of the copy.
+    `cache_enabled`; where hooks on saved tensors are active, or the parameter is offloaded, the copy is freed when
+    nobody uses it and made again. `save_on_disk` keeps the parameter instead of the copy.
     What changes a parameter, or `no_grad`, never leaves a stale copy. Backward computes in the dtypes of the forward,
     inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs `dtype=bfloat16`
     or scaled losses: gradients below 6e-8 are 0 in float16.

@@ -181,7 +181,8 @@ def _linear_cross_entropy_fused(
     operands = (input.array, weight.array, g.array, None if bias is None else bias.array)
     _, *arrays = on_floats(gradients, *operands, exact_aux=True)
     parts = tuple(None if array is None else Tensor.wrap(array) for array in arrays)
-    return parts if divisor is None else _scaled(parts, g, needs)
+    # One of them is as large as the weight: no other of that size is made for a factor of one.
+    return parts if divisor is None or g.array == 1 else _scaled(parts, g, needs)
 
 
 def _linear_cross_entropy_composed(

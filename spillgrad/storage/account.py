@@ -240,7 +240,7 @@ class Account:
 
     def _end_step(self) -> None:
         """Note that a step ended."""
-        self.cache.schedule.end_step()
+        self.cache.schedule.pass_last()
         waited_s = self.wait_write_s + self.wait_read_s
         moved_bytes = self.written_bytes + self.read_bytes
         if moved_bytes > self._moved_before_bytes:

@@ -29,9 +29,12 @@ class Plan:
     `live_bytes` of the step's arrays were live when each was put.
     """
 
-    def __init__(self, packed: tuple[Packed, ...], used: tuple[int, ...], live_bytes: Sequence[int]) -> None:
+    def __init__(
+        self, packed: tuple[Packed, ...], used: tuple[int, ...], live_bytes: Sequence[int], used_bytes: Sequence[int]
+    ) -> None:
         self.packed = packed
         self.used = used
+        self._used_bytes = [*itertools.accumulate(used_bytes, initial=0)]
         self._peak_bytes = [*itertools.accumulate(reversed(live_bytes), max, initial=0)][::-1]
         self._uses: dict[int, list[int]] = {}
         for position, number in enumerate(used):
@@ -48,6 +51,12 @@ class Plan:
         """Return the highest rank of an array that does not fit beside all that are needed sooner."""
         place = bisect.bisect_right(self._needed_bytes, budget_bytes)
         return self._ranks[place] if place < len(self._ranks) else -math.inf
+
+    def bytes_before(self, rank: int, got: int) -> int:
+        """Return the bytes of all uses from after `got` of them to that of a rank, in this step or the next."""
+        position = min(-1 - rank, 2 * len(self.used))
+        steps, place = divmod(position, len(self.used)) if self.used else (0, 0)
+        return steps * self._used_bytes[-1] + self._used_bytes[place] - self._used_bytes[min(got, len(self.used))]
 
     def rank(self, number: int, got: int) -> int:
         """Return the rank of an array after `got` uses of any, by its next use.
@@ -104,7 +113,8 @@ class Schedule:
     to go on like it. One that follows no plan is expected to need the newest first. What has a rank at the cursor or
     above was used; it is needed last.
 
-    Lasting arrays are there in every step. They are needed again, in this step or the next.
+    Lasting arrays are there in every step. They are needed again, in this step or the next. Where there are some, a
+    step goes on, to the updates after backward, until `begin_step` says that the next one begins.
 
     Invariant: ranks of live arrays differ, and follow the plan or are their sequence numbers. The store's lock guards
     everything.
@@ -120,7 +130,8 @@ class Schedule:
         self._touches = 0
         self._packed: list[Packed] = []
         self._used: list[int] = []
-        self._live_bytes = 0
+        self._used_bytes: list[int] = []
+        self._live_bytes = self._lasting_bytes = 0
         self._live_bytes_then: list[int] = []  # when each was put
         self._plan: Plan | None = None
         self._too_long = False
@@ -130,6 +141,7 @@ class Schedule:
         if entry.lasting:
             number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._lasting)
             self._lasting[entry] = number
+            self._lasting_bytes += entry.nbytes
             entry.rank = self._lasting_rank(number)
             return
         if not self._too_long:
@@ -161,6 +173,18 @@ class Schedule:
         """Whether an array fits the budget beside all that a plan says are needed sooner."""
         return self._plan is not None and entry.rank > self._plan.highest_rank_beyond(budget_bytes)
 
+    def leaves(self, entry: Entry, budget_bytes: int) -> bool:
+        """Whether a plan says that a lasting array cannot stay until it is needed: what is used before fills a budget.
+
+        What is used twice before counts twice, unless all there is fits.
+        """
+        plan = self._plan
+        if plan is None or not entry.lasting or self._too_long:
+            return False
+        if self._lasting_bytes + plan.peak_bytes(0) <= budget_bytes:
+            return False
+        return plan.bytes_before(entry.rank, len(self._used)) > budget_bytes
+
     def get(self, entry: Entry) -> None:
         """Note that an array is used now."""
         number = self._live.get(entry, self._lasting.get(entry))
@@ -170,6 +194,7 @@ class Schedule:
             return
         position = len(self._used)
         self._used.append(number)
+        self._used_bytes.append(entry.nbytes)
         plan = self._plan
         if position == 0 if plan is None else plan.used[position : position + 1] != (number,):
             self._choose_plan()
@@ -188,23 +213,29 @@ class Schedule:
         self._too_long = position == _LONGEST
 
     def drop(self, entry: Entry) -> None:
-        """Forget an array; with the last one the step ends."""
+        """Forget an array."""
         if self._live.pop(entry, None) is not None:
             self._live_bytes -= entry.nbytes
         elif entry in self._lasting:  # as many will come in the next step
             heapq.heappush(self._free_numbers, self._lasting.pop(entry))
+            self._lasting_bytes -= entry.nbytes
 
     def begin_step(self) -> None:
         """Note that a step begins, unless arrays of the last one are still there."""
         if not self._live:
             self.end_step()
 
+    def pass_last(self) -> None:
+        """Note that only lasting arrays are left, if any."""
+        if not self._lasting or self._too_long:
+            self.end_step()
+
     def end_step(self) -> None:
-        """Remember the step: only lasting arrays are left."""
+        """Remember the step."""
         if self._used and not self._too_long:
-            _remember(Plan(tuple(self._packed), tuple(self._used), self._live_bytes_then))
+            _remember(Plan(tuple(self._packed), tuple(self._used), self._live_bytes_then, self._used_bytes))
         self._live.clear()
-        self._packed, self._used = [], []
+        self._packed, self._used, self._used_bytes = [], [], []
         self._live_bytes, self._live_bytes_then = 0, []
         self._plan, self._too_long, self.cursor = None, False, None
 

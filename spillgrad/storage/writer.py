@@ -91,6 +91,8 @@ class Writer:
         entry = cache.dirty.lowest()
         if entry is None or cache.schedule.stays(entry, cache.budget_bytes):
             return False
+        if cache.schedule.leaves(entry, cache.budget_bytes):
+            return True
         coming_bytes = cache.schedule.coming_bytes
         if coming_bytes is None:
             # Once arrays are asked for, the newest go next: writing them would be for nothing.

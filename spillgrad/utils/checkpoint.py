@@ -210,6 +210,7 @@ class _Filling:
             if slot is not None:
                 # Like any saved value: what changes it before it is used is noticed.
                 slot.value = SavedTensor(tensor, *hooks.packing(), NO_EDGE)
+                slot.value.pack([])
             if number == self._stop:
                 raise _Stop(self)
         return tensor

@@ -246,3 +246,16 @@ print(before_bytes - resident_bytes())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert int(ran.stdout) > 50e6
+
+
+def test_where_memory_is_short_idle_memory_stays_within_the_largest_recent_use():
+    pool = BufferPool()
+    pool.keep_to_peak()
+    largest = [pool.empty((4 * MIB,), np.uint8) for _ in range(4)]
+    del largest
+    for nbytes in range(MIB, 9 * MIB, MIB // 2):  # a size class of its own each
+        array = pool.empty((nbytes,), np.uint8)
+        del array
+        assert pool.stats().mapped_bytes <= 16 * MIB
+    larger = pool.empty((20 * MIB,), np.uint8)
+    assert pool.stats().mapped_bytes <= larger.nbytes + MIB

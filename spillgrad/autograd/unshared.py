@@ -1,0 +1,45 @@
+"""Whether a gradient on its way is backward's alone: then others may be added to it in place, as PyTorch does."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+# A sum of smaller ones, in new memory, costs less than to look who holds the first.
+_LEAST_BYTES = 1 << 16
+
+
+def is_unshared(grads: list[Any], place: int) -> bool:
+    """Return whether nobody else can see a large gradient, at a place of a list, change or move."""
+    grad = grads[place]
+    if grad is None or grad.nbytes < _LEAST_BYTES or grad._grad_fn is not None or grad._requires_grad:
+        return False
+    storage = grad._storage
+    if storage.aliased:
+        return False
+    if not storage.offloaded:
+        array = storage.array
+        if grad._array is not array or not array.flags.carray or isinstance(array.base, np.ndarray):
+            return False
+        del array
+    offloaded = storage.offloaded
+    del grad, storage
+    return all(count <= alone for count, alone in zip(_holders(grads, place, offloaded), _ALONE, strict=False))
+
+
+def _holders(grads: list[Any], place: int, offloaded: bool) -> list[int]:
+    """Return how many refer to the gradient, to its storage and, unless that is in a store, to the array."""
+    counts = [sys.getrefcount(grads[place]), sys.getrefcount(grads[place]._storage)]
+    return counts if offloaded else [*counts, sys.getrefcount(grads[place]._storage.array)]
+
+
+def _of_one_alone() -> list[int]:
+    array = np.empty(0)
+    grads = [SimpleNamespace(_array=array, _storage=SimpleNamespace(array=array))]
+    del array
+    return _holders(grads, 0, offloaded=False)
+
+
+# What Python counts where only the list holds the gradient.
+_ALONE = _of_one_alone()
