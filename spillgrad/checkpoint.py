@@ -46,6 +46,7 @@ def save_checkpoint(
     step: int = 0,
     extra: Mapping[str, Any] | None = None,
     max_shard_size: int | str = "5GB",
+    trainable_only: bool = False,
 ) -> Path:
     """Write a checkpoint that replaces the directory's former one, and return the sub-directory with its files.
 
@@ -53,7 +54,8 @@ def save_checkpoint(
     are stored once. Files of tensors are `model.safetensors`, or, above `max_shard_size`, several and an index, as
     Hugging Face's loaders look for them; likewise those of the optimizer's state. The random state is saved too, and of
     `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
-    can hold.
+    can hold. With `trainable_only`, parameters that require no gradient are left out, such as the base of adapters; a
+    load leaves those of its model as they are.
     Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
     JSON cannot hold.
     """
@@ -63,6 +65,9 @@ def save_checkpoint(
     if max_shard_bytes < 1:
         raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
     tensors, others = _unique_state(model)
+    if trainable_only:
+        frozen = _frozen(model)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
     sets = {_MODEL: tensors}
     state: dict[str, Any] = {
         "step": step,
@@ -73,6 +78,7 @@ def save_checkpoint(
         "data": None if data is None else data.state_dict(),
         "extra": dict(extra or {}),
         "model_extra": others,
+        "trainable_only": trainable_only,
     }
     if optimizer is not None:
         state["optimizer"], sets[_OPTIMIZER] = _split_optimizer_state(optimizer)
@@ -85,7 +91,7 @@ def save_checkpoint(
             checksums: dict[str, str] = {}
             for stem, tensors in sets.items():
                 checksums |= tensor_files.write(target, stem, tensors, max_shard_bytes)
-            if hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
+            if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
                 checksums[_CONFIG] = tensor_files.write_json(target / _CONFIG, model.config.to_hugging_face())
             state_checksum = tensor_files.write_json(target / _STATE, state | {"checksums": checksums})
             _sync(target)
@@ -137,6 +143,8 @@ def load_checkpoint(
         if optimizer is not None and optimizer_state is not None:
             optimizer.check_state_dict(optimizer_state)
         if model is not None:
+            if state.get("trainable_only"):
+                saved = {**{name: _LeftOut(tensor) for name, tensor in _frozen(model).items()}, **saved}
             result |= load_into(model, saved, strict)
         if optimizer is not None and optimizer_state is not None:
             optimizer.load_state_dict(optimizer_state)
@@ -173,6 +181,22 @@ def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str
         "unexpected_keys": found.unexpected_keys,
         "mismatched_keys": mismatched,
     }
+
+
+class _LeftOut(StoredTensor):
+    """A tensor that is not in the files: the model's own stays."""
+
+    def __init__(self, own: Tensor) -> None:
+        super().__init__(Path(), own.dtype, tuple(own.shape), 0)
+
+    def copy_to(self, tensor: Tensor) -> None:
+        pass
+
+
+def _frozen(model: Module) -> dict[str, Tensor]:
+    """Return the parameters that require no gradient, under all their paths."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.requires_grad}
 
 
 def _config(model: Module) -> dict[str, Any] | None:

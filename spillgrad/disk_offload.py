@@ -8,10 +8,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import xxhash
 
 from spillgrad.autograd import hooks
 from spillgrad.autograd.engine import Run, outermost_run
@@ -25,7 +27,7 @@ from spillgrad.nn.registration import (
     register_module_parameter_registration_hook,
 )
 from spillgrad.nn.utils import clip_grad
-from spillgrad.offload_needs import disk_need, largest_need
+from spillgrad.offload_needs import disk_need, largest_need, state_bytes_of
 from spillgrad.optim.optimizer import Group, Optimizer
 from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.storage.disk_store import DiskStore
@@ -67,6 +69,7 @@ class OffloadedStorage(Storage):
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
+        self._lent: bytes | None = None  # the digest of what it was, where others may or may not change it
         self._used_in: int | None = -1
 
     def __del__(self) -> None:
@@ -95,11 +98,16 @@ class OffloadedStorage(Storage):
 
     def begin_change(self) -> None:
         self._begin_change()
+        self._lent = None
         super().begin_change()
 
     def lend(self) -> None:
-        """Take it that who gets the memory changes it, for as long as he has it."""
-        self._begin_change()
+        """Take it that who gets the memory may change it, for as long as he has it."""
+        with self._residents.lock:
+            was_changing = self._changing
+            self._begin_change()
+            if not was_changing:
+                self._lent = _digest(self.array)
         super().lend()
 
     def _begin_change(self) -> None:
@@ -122,9 +130,14 @@ class OffloadedStorage(Storage):
         """
         if _holders(self._alive) > _STORE_ONLY:
             return False
-        self._residents.store.end_change(self._handle)
-        self._changing = False
+        changed = self._lent is None or self._lent != _digest(cast(np.ndarray, self._alive()))
+        self._residents.store.end_change(self._handle, changed)
+        self._changing, self._lent = False, None
         return True
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _holders(alive: Callable[[], np.ndarray | None]) -> int:
@@ -477,14 +490,22 @@ class _Training:
 
     @contextlib.contextmanager
     def _around_update(self, param: Tensor) -> Iterator[None]:
+        optimizer = self._optimizer()
         self.residents.enter(id(param))
         try:
-            yield
+            with self._room_for_state(optimizer, param):
+                yield
         finally:
             self.residents.leave(id(param))
-        optimizer = self._optimizer()
         if optimizer is not None:
             self._put_state_away(optimizer, param)
+
+    def _room_for_state(self, optimizer: Optimizer | None, param: Tensor) -> AbstractContextManager[None]:
+        """Return the context of a parameter's update: a first one makes state that the store does not have yet."""
+        group = None if optimizer is None or optimizer.state.get(param) else self._group_of(optimizer, param)
+        if optimizer is None or group is None or param.grad is None:
+            return contextlib.nullcontext()
+        return self.residents.store.room(state_bytes_of(optimizer, param, group))
 
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         for key, value in optimizer.state.get(param, {}).items():
@@ -528,7 +549,7 @@ class disk_offload:
 
     `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
-    What `numpy()` returns of such a tensor may be written to, and is stored again once nobody holds it.
+    What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
     one update needs at once, is bytes.
@@ -564,23 +585,27 @@ class disk_offload:
             return Residents(store)
 
         found = None if isinstance(model, Module) else residents()
-        self.model = _model(model, found)
-        self.optimizer = _optimizer(optimizer, self.model)
-        need = largest_need(self.model, self.optimizer)
-        self.least_budget = need.nbytes
-        if budget_bytes < need.nbytes:
-            raise BudgetError(
-                f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
-                f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
-            )
-        self._residents = found or residents()
-        self._store = self._residents.store
-        if on_full != "ram":
-            self._require_disk(gradients=not step_in_backward or max_grad_norm is not None)
-        self._training = _Training(self._residents, step_in_backward, max_grad_norm)
-        self._training.take_model(self.model)
-        if self.optimizer is not None:
-            self._training.take_optimizer(self.optimizer)
+        with contextlib.ExitStack() as undo:
+            if found is not None:
+                undo.callback(found.store.close)  # nobody else has what was built there
+            self.model = _model(model, found)
+            self.optimizer = _optimizer(optimizer, self.model)
+            need = largest_need(self.model, self.optimizer)
+            self.least_budget = need.nbytes
+            if budget_bytes < need.nbytes:
+                raise BudgetError(
+                    f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
+                    f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
+                )
+            self._residents = found or residents()
+            self._store = self._residents.store
+            if on_full != "ram":
+                self._require_disk(gradients=not step_in_backward or max_grad_norm is not None)
+            self._training = _Training(self._residents, step_in_backward, max_grad_norm)
+            self._training.take_model(self.model)
+            if self.optimizer is not None:
+                self._training.take_optimizer(self.optimizer)
+            undo.pop_all()
         memory.pool.keep_to_peak()
 
     def _require_disk(self, gradients: bool) -> None:

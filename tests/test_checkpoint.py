@@ -639,3 +639,53 @@ def test_a_model_on_disk_is_saved_and_goes_on_bit_for_bit(tmp_path, saved_on_dis
     assert len(states) == 6
     assert all(tensor.storage.offloaded == loaded_on_disk for tensor in (*resumed[0].parameters(), *states))
     assert _train_on_noise(*resumed, range(3, 6)) == wanted
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_a_frozen_base_is_left_out_and_stays_where_only_adapters_are_saved(tmp_path, offloaded):
+    def start(seed):
+        sg.manual_seed(7)  # of the base
+        model = sg.models.build("tiny")
+        sg.manual_seed(seed)
+        model = nn.lora(model, rank=2)
+        optimizer = AdamW(p for p in model.parameters() if p.requires_grad)
+        if offloaded:
+            sg.disk_offload(model, optimizer, tmp_path / "store", ram_budget="100KiB")
+        return model, optimizer
+
+    def train(model, optimizer, steps):
+        losses = []
+        for step in steps:
+            tokens = np.random.default_rng(step).integers(0, 256, (2, 9))
+            loss = model(tokens[:, :-1].copy(), tokens[:, 1:].copy())[1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    model, optimizer = start(1)
+    train(model, optimizer, range(2))
+    folder = checkpoint.save_checkpoint(tmp_path / "saved", model, optimizer, trainable_only=True)
+    assert load_file(folder / "model.safetensors").keys() == nn.lora_state_dict(model).keys()
+    assert not (folder / "config.json").exists()  # nobody else could load that as a model
+    wanted = train(model, optimizer, range(2, 4))
+    again, its_optimizer = start(2)
+    checkpoint.load_checkpoint(tmp_path / "saved", again, its_optimizer)
+    assert train(again, its_optimizer, range(2, 4)) == wanted
+
+
+def test_adapters_of_other_layers_are_all_listed(tmp_path):
+    def adapted(rank, target):
+        return nn.lora(sg.models.build("tiny"), rank=rank, target=target)
+
+    checkpoint.save_checkpoint(tmp_path, adapted(2, ["c_attn"]), trainable_only=True)
+    other = adapted(3, ["c_attn", "c_fc"])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load_checkpoint(tmp_path, other)
+    for words in ("Missing key", "h.1.mlp.c_fc.lora_B.weight", "size mismatch for transformer.h.0.attn.c_attn.lora_A"):
+        assert words in str(caught.value)
+    assert "c_attn.weight" not in str(caught.value)
+    plain = sg.models.build("tiny")
+    with pytest.raises(CheckpointError, match=r"Missing key.*transformer\.wte\.weight"):
+        checkpoint.load_checkpoint(tmp_path, plain)

@@ -58,6 +58,11 @@ class TokenDataset:
         """Return how many tokens are held out."""
         return len(self._held_out)
 
+    @property
+    def held_out_count(self) -> int:
+        """Return how many batches `held_out_batches` yields."""
+        return max(1, (len(self._held_out) - 1) // self.context // self.batch)
+
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield training batches for ever, the first being that of `start_step`."""
         return (self._train_batch(step) for step in itertools.count(start_step))
@@ -65,8 +70,7 @@ class TokenDataset:
     def held_out_batches(self) -> Iterator[Batch]:
         """Yield the held-out windows in order, in whole batches; less than one only if that is all there is."""
         starts = np.arange((len(self._held_out) - 1) // self.context) * self.context
-        batches = max(1, len(starts) // self.batch)
-        for index in range(batches):
+        for index in range(self.held_out_count):
             yield self._cut(self._held_out, starts[index * self.batch : (index + 1) * self.batch])
 
     def _train_batch(self, step: int) -> Batch:

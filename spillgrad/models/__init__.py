@@ -1,9 +1,22 @@
 """Models, by name or by class."""
 
 from spillgrad.models import gpt, llama
-from spillgrad.models.catalogue import build, config, names
+from spillgrad.models.catalogue import build, config, config_of, from_safetensors, names
 from spillgrad.models.gpt import GPT, GPTConfig
 from spillgrad.models.language_model import LanguageModel
 from spillgrad.models.llama import Llama, LlamaConfig
 
-__all__ = ["GPT", "GPTConfig", "LanguageModel", "Llama", "LlamaConfig", "build", "config", "gpt", "llama", "names"]
+__all__ = [
+    "GPT",
+    "GPTConfig",
+    "LanguageModel",
+    "Llama",
+    "LlamaConfig",
+    "build",
+    "config",
+    "config_of",
+    "from_safetensors",
+    "gpt",
+    "llama",
+    "names",
+]

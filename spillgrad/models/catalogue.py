@@ -2,9 +2,11 @@
 
 import dataclasses
 import difflib
+import os
 from typing import Any
 
 from spillgrad.errors import ArgumentError, UnknownModelError
+from spillgrad.models import gpt, llama, pretrained
 from spillgrad.models.gpt import GPT, GPTConfig
 from spillgrad.models.language_model import LanguageModel
 from spillgrad.models.llama import Llama, LlamaConfig
@@ -69,16 +71,16 @@ def names() -> list[str]:
     return list(_CONFIGS)
 
 
-def config(name: str, context: int | None = None, **overrides: Any) -> Config:
+def config(name: str | Config, context: int | None = None, **overrides: Any) -> Config:
     """Return the sizes of a model, with some replaced; `context` is the largest number of positions.
 
     Raises UnknownModelError for a name that is not in the list, ArgumentError for a size that does not exist.
     """
-    if name not in _CONFIGS:
+    if isinstance(name, str) and name not in _CONFIGS:
         near = difflib.get_close_matches(name, _CONFIGS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownModelError(f"models: got {name!r}; known are {', '.join(_CONFIGS)}{hint}")
-    chosen = _CONFIGS[name]
+    chosen = _CONFIGS[name] if isinstance(name, str) else name
     if context is not None:
         overrides["context" if isinstance(chosen, GPTConfig) else "max_position_embeddings"] = context
     fields = [field.name for field in dataclasses.fields(chosen)]
@@ -88,10 +90,35 @@ def config(name: str, context: int | None = None, **overrides: Any) -> Config:
     return dataclasses.replace(chosen, **overrides)
 
 
-def build(name: str, context: int | None = None, **overrides: Any) -> LanguageModel:
-    """Build a freshly initialised model by name; keywords replace fields of its `GPTConfig` or `LlamaConfig`.
+def build(name: str | Config, context: int | None = None, **overrides: Any) -> LanguageModel:
+    """Build a freshly initialised model by name, or of a config; keywords replace fields of its config.
 
     Raises UnknownModelError for a name that is not in the list, ArgumentError for a size that does not exist.
     """
     chosen = config(name, context, **overrides)
     return GPT(chosen) if isinstance(chosen, GPTConfig) else Llama(chosen)
+
+
+def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
+    """Return the model whose weights are at a path: of the kind that `config.json` there says, without one a GPT.
+
+    Raises what `gpt.from_safetensors` and `llama.from_safetensors` raise; CheckpointError for a kind that is neither.
+    """
+    kind, _, _ = _read(path)
+    return kind.from_safetensors(path)  # type: ignore[no-any-return]
+
+
+def config_of(path: str | os.PathLike[str]) -> Config:
+    """Return the config of the model that `from_safetensors` reads from a path. Raises what that raises."""
+    kind, saved, description = _read(path)
+    return kind.config_of(saved, description, path)  # type: ignore[no-any-return]
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Any, pretrained.Weights, dict[str, Any] | None]:
+    saved, description = pretrained.read(path)
+    if description is not None:
+        pretrained.require(description, {"model_type": tuple(_KINDS)})
+    return _KINDS[(description or {}).get("model_type", "gpt2")], saved, description
+
+
+_KINDS = {"gpt2": gpt, "llama": llama}

@@ -200,9 +200,20 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
     saved = {_own_name(name): tensor for name, tensor in saved.items() if not _MASK.search(name)}
     saved = pretrained.without_tied_head(saved, "transformer.wte.weight", path)
     if model is None:
-        config = config or (_inferred(saved, path) if description is None else GPTConfig.from_hugging_face(description))
-        model = pretrained.build(GPT, config)
+        model = pretrained.build(GPT, config or config_of(saved, description, path))
     return pretrained.fill(model, saved, path)
+
+
+def config_of(
+    saved: Mapping[str, StoredTensor], description: Mapping[str, Any] | None, path: str | os.PathLike[str]
+) -> GPTConfig:
+    """Return the config of weights read from a path; without a description, the one that their shapes leave possible.
+
+    Raises CheckpointError where there is none.
+    """
+    if description is not None:
+        return GPTConfig.from_hugging_face(description)
+    return _inferred({_own_name(name): tensor for name, tensor in saved.items()}, path)
 
 
 _MASK = re.compile(r"\.attn\.(masked_)?bias$")

@@ -23,6 +23,7 @@ from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.rms_norm import RMSNorm
 from spillgrad.ops import activations, attention, creation, shape
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_files import StoredTensor
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -285,12 +286,19 @@ def from_safetensors(
     saved, description = pretrained.read(path)
     saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
     if model is None:
-        if config is None and description is None:
-            raise CheckpointError(f"from_safetensors: {path} has no config.json beside it; give a config")
-        model = pretrained.build(Llama, config or LlamaConfig.from_hugging_face(description or {}))
+        model = pretrained.build(Llama, config or config_of(saved, description, path))
     if model.config.tie_word_embeddings:
         saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
     return pretrained.fill(model, saved, path)
+
+
+def config_of(
+    saved: Mapping[str, StoredTensor], description: Mapping[str, Any] | None, path: str | os.PathLike[str]
+) -> LlamaConfig:
+    """Return the config of weights read from a path. Raises CheckpointError without a description."""
+    if description is None:
+        raise CheckpointError(f"from_safetensors: {path} has no config.json beside it; give a config")
+    return LlamaConfig.from_hugging_face(description)
 
 
 def _own_name(name: str) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -222,19 +222,24 @@ class DiskStore:
                 entry = account.live_entry("begin_change", handle)
             if not entry.changing:
                 account.cache.begin_change(entry, array)
-                account.free_extent(entry)
-                account.renumber(entry)
                 if account.waiting_puts:
                     account.changed.notify_all()  # what they wait for can only come later now
         account.look_again()
 
-    def end_change(self, handle: Handle) -> None:
+    def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
         account = self._account
         with account.lock:
             account.settle("end_change")
             entry = account.live_entry("end_change", handle)
+            while entry.changing and changed and entry.readers:  # somebody checks what the disk has
+                account.changed.wait()
+                account.settle("end_change")
+                entry = account.live_entry("end_change", handle)
             if entry.changing:
+                if changed:
+                    account.free_extent(entry)
+                    account.renumber(entry)
                 account.cache.end_change(entry)
                 if account.waiting_puts:
                     account.changed.notify_all()
@@ -242,6 +247,22 @@ class DiskStore:
                 self._writer.wake_if_behind()
                 self._writer.wait_for_room(0)
         account.look_again()
+
+    @contextlib.contextmanager
+    def room(self, nbytes: int) -> Iterator[None]:
+        """Count so many bytes that the caller uses inside; waits as `put` does until they fit, if they can."""
+        account = self._account
+        with account.lock:
+            account.settle("room")
+            self._writer.wait_for_room(nbytes)
+            account.cache.reserve(nbytes, pinned=True)
+        try:
+            yield
+        finally:
+            with account.lock:
+                account.cache.unreserve(nbytes, pinned=True)
+                account.changed.notify_all()
+            account.look_again()
 
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""

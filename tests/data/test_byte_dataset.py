@@ -66,6 +66,7 @@ def test_the_order_is_the_same_on_every_machine():
 def test_held_out_windows_are_in_order_and_never_trained_on():
     dataset = ByteDataset(PLACES, context=8, batch=2, seed=0, held_out_fraction=0.2)
     held_out = list(dataset.held_out_batches())
+    assert dataset.held_out_count == len(held_out)
     assert [x[:, 0].tolist() for x, _ in held_out] == [[200, 208], [216, 224], [232, 240]]
     assert all((y == x + 1).all() for x, y in held_out)
     trained = {int(value) for x, y in take(dataset, 500) for value in (x.max(), y.max())}
@@ -73,7 +74,9 @@ def test_held_out_windows_are_in_order_and_never_trained_on():
 
 
 def test_a_held_out_part_smaller_than_a_batch_still_comes():
-    assert [x.shape for x, _ in ByteDataset(PLACES, 8, batch=16, seed=0).held_out_batches()] == [(3, 8)]
+    dataset = ByteDataset(PLACES, 8, batch=16, seed=0)
+    assert [x.shape for x, _ in dataset.held_out_batches()] == [(3, 8)]
+    assert dataset.held_out_count == 1
 
 
 def test_the_shortest_text_trains_on_one_window_and_holds_out_one():

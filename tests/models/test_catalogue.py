@@ -71,3 +71,9 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
 def test_a_size_that_does_not_exist_is_named():
     with pytest.raises(ArgumentError, match="got n_heads; what may be set is vocab_size"):
         models.build("tiny", n_heads=3)
+
+
+def test_a_model_is_built_of_a_config_too():
+    chosen = models.config("tiny", n_layer=1)
+    assert models.build(chosen).config == chosen
+    assert models.build(chosen, context=8).config == models.config("tiny", context=8, n_layer=1)

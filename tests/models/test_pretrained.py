@@ -111,6 +111,23 @@ def test_a_llama_comes_back(tmp_path, tied):
     assert same(llama.from_safetensors(tmp_path / "old.safetensors", made.config), made)
 
 
+def test_the_config_beside_weights_says_which_kind_of_model_they_are(model, tmp_path):
+    made = Llama(LLAMA)
+    for name, each in {"gpt": model, "llama": made}.items():
+        sg.save_checkpoint(tmp_path / name, each)
+        found = sg.models.from_safetensors(tmp_path / name)
+        assert type(found) is type(each)
+        assert sg.models.config_of(tmp_path / name) == found.config
+        assert same(found, each)
+    bare = GPT(GPTConfig(vocab_size=7, context=5, n_layer=1, n_head=1, n_embd=64))
+    (tmp_path / "alone").mkdir()
+    save_file(arrays(bare), tmp_path / "alone" / "model.safetensors")
+    assert same(sg.models.from_safetensors(tmp_path / "alone"), bare)
+    assert sg.models.config_of(tmp_path / "alone") == bare.config
+    with pytest.raises(CheckpointError, match=r"model_type 'bert' \(accepted: 'gpt2', 'llama'\)"):
+        sg.models.from_safetensors(_saved(tmp_path / "alone", arrays(bare), model_type="bert"))
+
+
 def _missing(path, content):
     return path / "nowhere"
 

@@ -1,13 +1,16 @@
 """Training from the command line: what is printed, saved, interrupted and resumed."""
 
 import dataclasses
+import functools
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +18,15 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import spillgrad as sg
+from spillgrad.errors import CheckpointError
 from spillgrad_kernels.compile import Counts
-from spillgrad_tools import train_display
+from spillgrad_kernels.system_memory import SystemMemory
+from spillgrad_tools import train_command, train_display
 from spillgrad_tools.cli import main
-from spillgrad_tools.train import StepRecord, Training
+from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training
 from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
-from spillgrad_tools.train_settings import TrainSettings
+from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+from tests.storage.test_disk_store import in_own_mounts
 from tests.waiting import wait_until
 
 TEXT = b"It was the best of times, it was the worst of times. " * 60
@@ -66,7 +72,7 @@ def test_a_loss_that_is_not_finite_stops_training():
 
 
 def test_the_held_out_loss_of_a_new_model_is_that_of_a_uniform_guess():
-    assert Training(SETTINGS, TEXT).held_out_loss() == pytest.approx(np.log(256), rel=0.05)
+    assert Training(SETTINGS, TEXT).held_out_loss().loss == pytest.approx(np.log(256), rel=0.05)
 
 
 def test_a_sample_has_the_asked_length_and_is_the_same_again():
@@ -77,19 +83,107 @@ def test_a_sample_has_the_asked_length_and_is_the_same_again():
     assert training.sample(20) == sample
 
 
-@pytest.mark.parametrize("model", ["tiny", "llama-tiny"])
-def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, model: str):
-    settings = dataclasses.replace(SETTINGS, model=model)
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the weights of a model."""
+    sg.manual_seed(5)
+    folder = tmp_path_factory.mktemp("base")
+    return str(sg.save_checkpoint(folder, sg.models.build("llama-tiny", context=64)))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "GPT": {},
+    "Llama": {"model": "llama-tiny"},
+    "given weights": {"weights": "base"},
+    "adapters": {"lora": 2},
+    "adapters of given weights": {"weights": "base", "lora": 2, "accumulate": 2},
+    "bfloat16": {"autocast": True},
+    "accumulated": {"accumulate": 3},
+}
+
+
+@pytest.mark.parametrize("where", ["RAM to RAM", "disk to disk", "RAM to disk", "disk to RAM"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, base: str, kind: str, where: str):
+    first_place, second_place = (
+        functools.partial(sg.disk_offload, directory=tmp_path / "store", ram_budget="300KiB")
+        if place == "disk"
+        else None
+        for place in where.split(" to ")
+    )
+    changes = {name: base if name == "weights" else value for name, value in KINDS[kind].items()}
+    settings = dataclasses.replace(SETTINGS, **changes)
     whole = Training(settings, TEXT)
     losses = [record.loss for record in whole.steps()]
-    stopped = Training(settings, TEXT)
+    assert len(set(losses)) == settings.steps
+    stopped = Training(settings, TEXT, offload=first_place)
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(3)]
-    stopped.save(tmp_path)
-    resumed = Training(Training.settings_of(tmp_path), TEXT, tmp_path)
+    stopped.save(tmp_path / "saved")
+    resumed = Training(Training.settings_of(tmp_path / "saved")[0], TEXT, tmp_path / "saved", second_place)
     rest = [record.loss for record in resumed.steps()]
     assert first + rest == losses
     assert weights(resumed) == weights(whole)
+    if second_place is not None:
+        stats = resumed.stats()
+        assert min(stats.read_bytes, stats.written_bytes) > 0
+
+
+def test_what_is_known_of_a_base_is_its_contents_not_its_place(tmp_path: Path, base: str):
+    settings = dataclasses.replace(SETTINGS, weights=base, lora=2)
+    training = Training(settings, TEXT)
+    next(training.steps())
+    training.save(tmp_path / "saved")
+    saved = saved_model(tmp_path / "saved")
+    assert saved
+    assert all(".lora_" in name for name in saved)
+    shutil.copytree(base, tmp_path / "moved")
+    moved = dataclasses.replace(settings, weights=str(tmp_path / "moved"))
+    Training(moved, TEXT, tmp_path / "saved")
+    sg.save_checkpoint(tmp_path / "other", sg.models.build("llama-tiny", context=64))
+    with pytest.raises(CheckpointError, match="adapters of other weights than those at"):
+        Training(dataclasses.replace(settings, weights=str(tmp_path / "other")), TEXT, tmp_path / "saved")
+
+
+def test_a_published_model_keeps_its_vocabulary_and_its_largest_context():
+    training = Training(dataclasses.replace(SETTINGS, model="gpt2", lora=1), TEXT)
+    assert training.model.config.vocab_size == 50257
+    assert (training.data.train_batches(0).__next__()[0] < 256).all()
+    with pytest.raises(sg.errors.ArgumentError, match="got --context 1025; gpt2 has 1024 positions at most"):
+        Training(dataclasses.replace(SETTINGS, model="gpt2", context=1025), TEXT)
+    assert Training(dataclasses.replace(SETTINGS, context=128), TEXT).model.config.context == 128
+
+
+def test_weights_keep_their_context(base: str):
+    training = Training(dataclasses.replace(SETTINGS, weights=base), TEXT)
+    assert training.model.config.context == 64
+    assert training.model.training
+    with pytest.raises(sg.errors.ArgumentError, match=r"got --context 65; .* has 64 positions at most"):
+        Training(dataclasses.replace(SETTINGS, weights=base, context=65), TEXT)
+
+
+@pytest.mark.parametrize(("model", "lr"), [("tiny", 2e-3), ("small", 2e-3), ("gpt2", 2e-3 / 3), ("gpt2-xl", 3.2e-4)])
+def test_wide_models_have_a_lower_learning_rate(model: str, lr: float):
+    config = sg.models.config(model, n_layer=1, vocab_size=256)
+    assert LR * min(1.0, LR_WIDTH / config.n_embd) == pytest.approx(lr)
+
+
+def test_a_token_that_is_no_byte_is_shown_as_such(monkeypatch: pytest.MonkeyPatch):
+    training = Training(SETTINGS, TEXT)
+    tokens = sg.tensor([[ord("T"), 255, 256, 50000, ord("!")]])
+    monkeypatch.setattr(training.model, "generate", lambda *_, **__: tokens)
+    assert training.sample(3) == "T\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}!"
+
+
+@pytest.mark.parametrize(("steps", "batches", "length"), [(1, 1, 2), (2, 1, 4), (4, 2, 5), (100, 4, 28)])
+def test_after_a_short_training_evaluation_and_sample_are_short(steps: int, batches: int, length: int):
+    training = Training(dataclasses.replace(SETTINGS, steps=steps), TEXT)
+    found = training.held_out_loss()
+    assert (found.batches, found.all_batches) == (batches, 4)
+    lengths = []
+    training.model.generate = lambda prompt, length, **_: lengths.append(length) or sg.tensor([[65]])
+    training.sample(300)
+    assert lengths == [length]
 
 
 def test_spilling_changes_no_number(tmp_path: Path):
@@ -135,6 +229,8 @@ def test_the_command_says_what_spilled_tensors_become(
     ((spill, passed),) = spilled
     assert {name: passed[name] for name in given} == given
     stats = spill.stats()
+    del spill
+    spilled.clear()
     # Floats as integers of a quarter, as halves, or as they are.
     share = {"int8": 0.3, "bf16": 0.6}.get(given["codec"], 1)
     assert stats.stored_bytes <= share * stats.written_bytes
@@ -186,6 +282,9 @@ def test_the_command_resumes_to_the_weights_of_an_uninterrupted_run(here: Path, 
         (["--resume", "done", "--data", "text.txt"], ["done", "6 steps", "--steps"]),
         (["--resume", "done", "--data", "text.txt", "--model", "small"], ["--model small", "tiny"]),
         (["--resume", "done", "--data", "text.txt", "--lr", "1", "--steps", "9"], ["--lr 1", "0.002"]),
+        (["--resume", "done", "--data", "text.txt", "--lora", "2", "--steps", "9"], ["--lora 2", "no --lora"]),
+        (["--resume", "done", "--data", "text.txt", "--autocast", "--steps", "9"], ["--autocast", "--no-autocast"]),
+        (["--resume", "done", "--data", "text.txt", "--weights", "x", "--model", "small"], ["--weights", "--model"]),
         (["--resume", "done", "--data", "other.txt", "--steps", "9"], ["another text", "--data"]),
         (["--out", "done", "--data", "text.txt", "--steps", "1"], ["done", "--resume"]),
         (["--resume", "model_only", "--data", "text.txt"], ["model_only", "no run"]),
@@ -205,15 +304,22 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     assert [word for word in words if word not in printed.err] == []
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.Signals, here: Path):
-    options = [*ARGUMENTS, "--steps", "100000", "--ram-budget", "0", "--out", "out"]
+def start(*options: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "spillgrad_tools", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", "spillgrad_tools", *ARGUMENTS, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+PLACES = [["--ram-budget", "0"], ["--offload", "--ram-budget", "300KiB"]]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
+def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.Signals, place: list[str], here: Path):
+    process = start("--steps", "100000", *place, "--out", "out")
     try:
         assert process.stdout
-        assert process.stdout.readline().startswith("spilling to out/run-")
+        assert re.match(r"(spill|offload)ing to out/run-", process.stdout.readline())
         assert process.stdout.readline().startswith("step 1/100000")
         process.send_signal(stop)
         printed, complaints = process.communicate(timeout=60)
@@ -221,10 +327,53 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
         process.kill()
     assert (process.returncode, complaints) == (130, "")
     assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
-    assert "go on with: spillgrad train --data text.txt --resume out" in printed
+    assert f"go on with: spillgrad train --data text.txt --resume out {' '.join(place)}" in printed
     state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
     assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
+def test_what_a_killed_run_leaves_goes_with_the_next(place: list[str], here: Path):
+    process = start("--steps", "100000", *place, "--out", "out")
+    try:
+        assert process.stdout
+        for _ in range(2):
+            process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    (left,) = (here / "out").iterdir()
+    assert list(left.glob("*.h5"))
+    assert main([*ARGUMENTS, *place, "--steps", "1", "--out", "out"]) == 0
+    wait_until(lambda: len(list((here / "out").iterdir())) == 2)  # the checkpoint and its pointer
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("kibibytes", "options", "says"),
+    [
+        (1000, [], "MiB will be stored (parameters and buffers"),
+        (3000, ["--batch", "64"], "No space left on device"),
+        (3000, ["--batch", "64", "--on-full", "ram"], ""),
+    ],
+    ids=["before it starts", "in mid-step", "kept in RAM"],
+)
+def test_a_model_that_has_no_room_on_its_disk(here: Path, kibibytes: int, options: list[str], says: str):
+    (here / "disk").mkdir()
+    program = [sys.executable, "-W", "ignore", "-m", "spillgrad_tools", *ARGUMENTS, "--offload", "--steps", "2"]
+    command = [*program, "--ram-budget", "300KiB", "--spill-dir", "disk", "--out", "out", *options]
+    ran = subprocess.run(
+        [*in_own_mounts(here / "disk", kibibytes), *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert says in ran.stderr
+    if says:
+        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+        assert not (here / "out").exists()
+    else:
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert saved_model(here / "out")
 
 
 def records(count: int) -> list[StepRecord]:
@@ -281,7 +430,7 @@ def test_accumulated_batches_are_one_larger_batch_up_to_rounding():
     for one, other in zip(whole.steps(), parts.steps(), strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
         assert one.tokens == other.tokens
-    assert whole.held_out_loss() == pytest.approx(parts.held_out_loss(), rel=1e-4)
+    assert whole.held_out_loss().loss == pytest.approx(parts.held_out_loss().loss, rel=1e-4)
 
 
 def test_the_gradient_of_accumulated_batches_is_their_mean():
@@ -301,7 +450,7 @@ def test_a_resumed_run_with_accumulated_batches_goes_through_the_same_numbers(tm
     steps = stopped.steps()
     first = [next(steps).loss for _ in range(2)]
     stopped.save(tmp_path)
-    resumed = Training(Training.settings_of(tmp_path), TEXT, tmp_path)
+    resumed = Training(Training.settings_of(tmp_path)[0], TEXT, tmp_path)
     assert first + [record.loss for record in resumed.steps()] == losses
     assert weights(resumed) == weights(whole)
 
@@ -309,7 +458,7 @@ def test_a_resumed_run_with_accumulated_batches_goes_through_the_same_numbers(tm
 def test_the_command_accumulates(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--steps", "1", "--accumulate", "3", "--no-spill", "--out", "out"]) == 0
     assert "step 1/1" in capsys.readouterr().out
-    assert Training.settings_of(here / "out").accumulate == 3
+    assert Training.settings_of(here / "out")[0].accumulate == 3
 
 
 @pytest.mark.parametrize("policy", ["keep", "spill", "recompute"])
@@ -325,3 +474,66 @@ def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, 
 def test_a_policy_without_spilling_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--no-spill", "--policy", "recompute"]) == 2
     assert "--policy recompute with --no-spill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--offload"], ["--offload", "--lora", "2", "--autocast"], ["--offload", "--no-spill", "--accumulate", "2"]],
+    ids=" ".join,
+)
+def test_the_command_trains_a_model_that_lives_on_disk(
+    options: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    in_ram = [word for word in options if word not in ("--offload", "--no-spill")]
+    assert main([*ARGUMENTS, *in_ram, "--no-spill", "--out", "ram"]) == 0
+    capsys.readouterr()
+    assert main([*ARGUMENTS, *options, "--ram-budget", "300KiB", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "offloading to out/run-" in printed
+    for row in ("written a step", "read a step", "peak RSS"):
+        assert re.search(rf"{row} +[1-9]", printed)
+    ram, disk = saved_model(here / "ram"), saved_model(here / "out")
+    assert {name: array.tobytes() for name, array in ram.items()} == {n: a.tobytes() for n, a in disk.items()}
+    wait_until(lambda: not list(here.rglob("*.h5")))
+
+
+def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--steps", "2", "--no-spill", "--out", "out"]) == 0
+    assert re.search(r"held-out loss \(1 of 4 batches\) +[0-9.]+ nats", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--no-spill", "--ram-budget", "1MiB"], ["--ram-budget 1MiB with --no-spill"]),
+        (["--offload", "--codec", "bf16"], ["--codec with --offload"]),
+        (["--offload", "--encrypt"], ["--encrypt with --offload"]),
+        (["--weights", "base"], ["--model tiny with --weights"]),
+        (["--lora", "0"], ["--lora", "0"]),
+        (["--offload", "--ram-budget", "1KiB"], ["ram_budget", "1024 bytes", "give at least 262144 bytes"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_options_that_contradict_each_other_are_one_line(
+    options: list[str], words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*ARGUMENTS, *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert [word for word in words if word not in error] == []
+    assert not (here / "runs").exists()
+
+
+def test_a_budget_is_a_quarter_of_what_is_free_where_a_model_on_disk_names_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_command, "system_memory", lambda: SystemMemory(4000, 9000))
+    assert train_command._offload_budget(TrainOptions({}, offload=True)) == 1000
+    assert train_command._offload_budget(TrainOptions({}, offload=True, ram_budget="1K")) == 1024
+
+
+def test_a_resumed_run_of_given_weights_needs_them_no_more(here: Path, base: str):
+    arguments = ["train", "--data", "text.txt", "--batch", "2", "--context", "32"]
+    folder = here / "weights"
+    shutil.copytree(base, folder)
+    assert main([*arguments, "--weights", "weights", "--steps", "2", "--out", "out"]) == 0
+    shutil.rmtree(folder)
+    assert main(["train", "--data", "text.txt", "--resume", "out", "--steps", "3"]) == 0

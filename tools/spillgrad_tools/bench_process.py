@@ -8,24 +8,42 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from spillgrad_tools.memory_cap import MemoryCap
+
+
+class WorkerEnded(RuntimeError):
+    """A process ended before it answered, with `status`: minus the number of the signal that killed it."""
+
+    def __init__(self, library: str, status: int) -> None:
+        super().__init__(f"bench: the {library} process ended with status {status}")
+        self.status = status
+
 
 class Worker:
-    """A process that knows one library. It runs `module`, whose `answer_requests` answers `ask`."""
+    """A process that knows one library. It runs `module`, whose `answer_requests` answers `ask`.
 
-    def __init__(self, module: str, library: str, threads: int) -> None:
+    It has the memory that `cap` leaves it, if one is given. Raises WorkerEnded when it does not even start.
+    """
+
+    def __init__(self, module: str, library: str, threads: int, cap: MemoryCap | None = None) -> None:
         limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         # OpenBLAS's idle threads spin for 2^26 cycles, into the turn of the next library; 2^20 bridge the gap between
         # two calls just as well.
         limits["OPENBLAS_THREAD_TIMEOUT"] = "20"
         self.library = library
+        command = [sys.executable, "-m", module, library, str(threads)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, library, str(threads)],
+            command if cap is None else cap.command(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **limits, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        self.version: str = self.ask(do="version")["version"]
+        try:
+            self.version: str = self.ask(do="version")["version"]
+        except WorkerEnded:
+            self._process.communicate()
+            raise
 
     def __enter__(self) -> "Worker":
         return self
@@ -40,7 +58,7 @@ class Worker:
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send a request and return the answer.
 
-        Raises RuntimeError when the process has died; what it died of is on its stderr.
+        Raises WorkerEnded when the process has died; what it died of is on its stderr.
         """
         assert self._process.stdin and self._process.stdout
         line = ""
@@ -51,7 +69,7 @@ class Worker:
         except BrokenPipeError:
             pass  # no line either
         if not line:
-            raise RuntimeError(f"bench: the {self.library} process ended with status {self._process.wait()}")
+            raise WorkerEnded(self.library, self._process.wait())
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -101,29 +101,31 @@ def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str
     return "\n".join(lines)
 
 
-def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdict: Verdict | None) -> None:
-    """Print a training step's time, tokens a second and memory by library, and whether the bar was reached."""
+def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> None:
+    """Print training steps' time, tokens a second, memory and traffic by contender, and what bars were reached."""
     table = Table(box=SIMPLE)
-    table.add_column("library")
-    for heading in ("tokens/s", "a step", "peak memory"):
+    table.add_column("contender")
+    for heading in _TRAIN_COLUMNS:
         table.add_column(heading, justify="right")
-    for library, result in results.items():
-        table.add_row(LIBRARY_NAMES[library], *_train_row(result))
+    for name, result in results.items():
+        table.add_row(name, *_train_row(result))
     console = Console()
     _show_about(console, about)
     console.print(table)
-    if verdict:
+    for verdict in verdicts:
         console.print(str(verdict), highlight=False)
 
 
-def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdict: Verdict) -> str:
-    """Return a training step's table as Markdown; `results` is by library."""
+def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> str:
+    """Return training steps' table as Markdown; `results` is by contender."""
     lines = [
-        f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | tokens/s | a step | peak memory |",
-        "|---|---|---|---|",
-        *(f"| {LIBRARY_NAMES[library]} | {' | '.join(_train_row(result))} |" for library, result in results.items()),
+        f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | {' | '.join(_TRAIN_COLUMNS)} |",
+        "|" + "---|" * (1 + len(_TRAIN_COLUMNS)),
+        *(f"| {name} | {' | '.join(_train_row(result))} |" for name, result in results.items()),
         "",
-        f"{verdict}. {_about_as_text(about)}; medians of {about['steps']} steps.",
+        *(f"* {verdict}" for verdict in verdicts),
+        "",
+        f"{_about_as_text(about)}; medians of {about['steps']} steps.",
     ]
     return "\n".join(lines)
 
@@ -154,9 +156,18 @@ def _about_as_text(about: dict[str, Any]) -> str:
     return f"{about['cpu']}, {about['threads']} threads; {libraries}; Python {about['python']}; {about['date']}"
 
 
+_TRAIN_COLUMNS = ("tokens/s", "a step", "peak memory", "capped at", "written a step", "read a step")
+
+
 def _train_row(result: dict[str, Any]) -> list[str]:
+    cap = format_bytes(result["cap_bytes"]) if "cap_bytes" in result else ABSENT
+    if "ended_with_status" in result:
+        return [f"ended with status {result['ended_with_status']}", ABSENT, ABSENT, cap, ABSENT, ABSENT]
+    traffic = (result.get(f"{name}_bytes_per_step") for name in ("written", "read"))
     return [
-        f"{result['tokens_per_s']:,.0f}", format_seconds(result["seconds"]), format_bytes(result["peak_rss_bytes"])
+        f"{result['tokens_per_s']:,.0f}", format_seconds(result["seconds"]),
+        format_bytes(result["peak_rss_bytes"]), cap,
+        *(ABSENT if nbytes is None else format_bytes(int(nbytes)) for nbytes in traffic),
     ]  # fmt: skip
 
 

@@ -101,18 +101,19 @@ class GPT(nn.Module):  # type: ignore[misc]
 
 
 class Training:
-    """A model with given parameters, and its optimizer."""
+    """A model with given parameters, or drawn ones, and its optimizer."""
 
     def __init__(
         self,
         config: Mapping[str, Any],
-        weights: Mapping[str, np.ndarray],
+        weights: Mapping[str, np.ndarray] | None,
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
         self.model = GPT(config)
-        self.model.load(weights)
+        if weights is not None:
+            self.model.load(weights)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=lr, betas=tuple(betas), weight_decay=weight_decay, fused=True
         )
@@ -125,3 +126,7 @@ class Training:
         self.optimizer.step()
         value: float = loss.item()
         return value
+
+    def traffic(self) -> dict[str, float]:
+        """Return nothing: all is in RAM."""
+        return {}

@@ -1,14 +1,15 @@
 """One library in a process of its own, which trains a GPT step by step as its standard input asks."""
 
+import contextlib
 import importlib
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spillgrad_tools.bench_process import answer_requests
+from spillgrad_tools.memory_cap import peak_rss_bytes
 
 LR = 3e-4
 BETAS = (0.9, 0.95)
@@ -19,13 +20,6 @@ def tokens(vocabulary: int, shape: tuple[int, int], seed: int) -> tuple[np.ndarr
     """Return a batch of random tokens, and those that follow each; the same in every process."""
     drawn = np.random.default_rng(seed).integers(0, vocabulary, (shape[0], shape[1] + 1))
     return np.ascontiguousarray(drawn[:, :-1]), np.ascontiguousarray(drawn[:, 1:])
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory this process ever had; getrusage would count its parent's, from before it was started."""
-    status = Path("/proc/self/status").read_text()
-    (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(kibibytes) * 1024
 
 
 class StepRunner:
@@ -41,19 +35,20 @@ class StepRunner:
         """Return what runs here."""
         return {"version": self.module.VERSION}
 
-    def build(self, config: dict[str, Any], weights: str) -> dict[str, Any]:
-        """Build the model of these sizes with the parameters in a file."""
+    def build(self, config: dict[str, Any], weights: str | None, **options: Any) -> dict[str, Any]:
+        """Build the model of these sizes with the parameters in a file, or with drawn ones."""
         self.config = config
-        with np.load(weights) as arrays:
-            self.training = self.module.Training(config, arrays, LR, BETAS, WEIGHT_DECAY)
+        with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
+            self.training = self.module.Training(config, arrays, LR, BETAS, WEIGHT_DECAY, **options)
         return {}
 
     def step(self, number: int, batch: int) -> dict[str, Any]:
-        """Train by one batch; return its loss, the seconds it took, and the most memory so far."""
+        """Train by one batch; return its loss, the seconds it took, traffic and the most memory so far."""
         inputs, targets = tokens(self.config["vocab_size"], (batch, self.config["context"]), number)
         started = time.perf_counter()
         loss = self.training.step(inputs, targets)
-        return {"loss": loss, "seconds": time.perf_counter() - started, "peak_rss_bytes": peak_rss_bytes()}
+        seconds = time.perf_counter() - started
+        return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **self.training.traffic()}
 
 
 def serve(library: str, threads: int) -> None:

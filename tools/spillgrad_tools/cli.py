@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -58,8 +58,8 @@ def _global_options(
 def _setting(name: str, help: str, **limits: Any) -> Any:
     """Return an option whose default stands in `TrainSettings`; left out, a resumed run keeps its own."""
     default = getattr(TrainSettings, name)
-    metavar = {int: "N", float: "X", str: "NAME"}[type(default)]
-    return typer.Option(help=help, metavar=metavar, show_default=str(default), **limits)
+    metavar = {int: "N", str: "NAME"}.get(type(default))
+    return typer.Option(help=help, **{"metavar": metavar, "show_default": str(default), **limits})
 
 
 class Codec(enum.StrEnum):
@@ -91,16 +91,52 @@ def train(
     data: Annotated[
         Path | None, typer.Option(help="Text file, or a folder of them.", show_default="Python's reference text")
     ] = None,
-    model: Annotated[str | None, _setting("model", "Size of the model: tiny, small, gpt2, ...")] = None,
+    model: Annotated[str | None, _setting("model", "Size of the model: tiny, small, gpt2, gpt2-xl, ...")] = None,
+    weights: Annotated[
+        str | None,
+        _setting(
+            "weights",
+            "Begin with the weights in this safetensors file, or folder as Hugging Face's.",
+            metavar="PATH",
+            show_default="drawn",
+        ),
+    ] = None,
     ram_budget: Annotated[
-        str, typer.Option(metavar="SIZE", help="RAM for saved tensors; what exceeds it goes to disk.")
-    ] = "64MiB",
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
+            show_default=f"{DEFAULT_RAM_BUDGET}; with --offload, a quarter of what is free",
+        ),
+    ] = None,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
+    ] = False,
     steps: Annotated[int | None, _setting("steps", "Optimizer steps.", min=1)] = None,
     batch: Annotated[int | None, _setting("batch", "Sequences in a batch.", min=1)] = None,
-    context: Annotated[int | None, _setting("context", "Bytes in a sequence.", min=1)] = None,
-    lr: Annotated[float | None, _setting("lr", "Highest learning rate.", min=0)] = None,
+    context: Annotated[
+        int | None, _setting("context", "Bytes in a sequence; at most the positions of a published model.", min=1)
+    ] = None,
+    lr: Annotated[
+        float | None,
+        _setting("lr", "Highest learning rate.", min=0, metavar="X", show_default="0.002, less for wide models"),
+    ] = None,
     accumulate: Annotated[
         int | None, _setting("accumulate", "Batches of each step, one after the other: as one so much larger.", min=1)
+    ] = None,
+    lora: Annotated[
+        int | None,
+        _setting(
+            "lora",
+            "Train adapters of this rank beside frozen weights.",
+            min=1,
+            metavar="RANK",
+            show_default="train the weights",
+        ),
+    ] = None,
+    autocast: Annotated[
+        bool | None,
+        typer.Option("--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast"),
     ] = None,
     seed: Annotated[int | None, _setting("seed", "Seed of weights, batches and sample.", min=0)] = None,
     out: Annotated[
@@ -131,17 +167,19 @@ def train(
         bool, typer.Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")
     ] = False,
 ) -> None:
-    """Train a byte-level GPT under a RAM budget for saved tensors.
+    """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
     Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files.
     """
     from spillgrad_tools.train_command import run
 
-    settings = {"model": model, "steps": steps, "batch": batch, "context": context, "lr": lr, "seed": seed}
-    settings["accumulate"] = accumulate
+    settings = {
+        "model": model, "weights": weights, "steps": steps, "batch": batch, "context": context, "lr": lr,
+        "accumulate": accumulate, "lora": lora, "autocast": autocast, "seed": seed,
+    }  # fmt: skip
     named = {name: value for name, value in settings.items() if value is not None}
     chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt, "policy": policy.value}
-    finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget if spill else None, chosen))
+    finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, chosen))
     if not finished:
         raise typer.Exit(INTERRUPTED)
 
@@ -247,11 +285,19 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5,
     threads: Threads = None,
     page: Page = None,
+    directory: Disk = Path(),
+    name: Annotated[
+        str, typer.Option("--filter", metavar="NAME", help="Only contenders whose name contains this.")
+    ] = "",
+    large: Annotated[
+        bool,
+        typer.Option("--large", help="Also the GPT-2 of 1.6 billion parameters: half an hour, 30 GB of disk."),
+    ] = False,
 ) -> None:
-    """Time a training step in RAM beside the same model in plain PyTorch, where installed."""
+    """Time training steps in RAM, spilled and offloaded, beside the same model in PyTorch, where installed."""
     from spillgrad_tools.bench_train import run
 
-    run(as_json, model, batch, context, steps, threads, page)
+    run(as_json, model, batch, context, steps, threads, page, directory, name, large)
 
 
 @bench.command("plan")

@@ -3,8 +3,8 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
-import resource
 import shlex
 import signal
 import statistics
@@ -13,16 +13,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.preflight import preflight
 from spillgrad.storage.sweep import sweep
-from spillgrad_tools.train import StepRecord, Training
+from spillgrad_kernels.system_memory import system_memory
+from spillgrad_tools.memory_cap import peak_rss_bytes
+from spillgrad_tools.train import MakeOffload, StepRecord, Training
 from spillgrad_tools.train_display import Report, show_line, show_preparation, show_progress, show_report, show_sample
-from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 
 SAMPLE_BYTES = 300
 # Train loss and speed are reported over this many last steps: a single batch is noisy.
@@ -58,31 +62,85 @@ def stop_request(console: Console) -> Iterator[StopRequest]:
 def run(options: TrainOptions) -> bool:
     """Train, save and report; return False when stopped before the last step (a checkpoint is saved all the same)."""
     console = Console()
-    budget_bytes = None if options.ram_budget is None else parse_bytes(options.ram_budget)
+    _require_consistent(options)
     settings = _settings(options)
-    if budget_bytes is None and options.spill.get("policy", "spill") != "spill":
-        raise ArgumentError(
-            f"train: got --policy {options.spill['policy']} with --no-spill, which keeps all in RAM; leave one out"
-        )
-    with show_preparation(console):
-        training = Training(settings, sg.data.load_text(options.data), options.resume)
-    if training.step >= settings.steps:
-        done = f"{options.resume} has gone through {training.step} steps"
-        raise ArgumentError(f"train: {done}, wanted {settings.steps}; give --steps a larger number")
+    text = sg.data.load_text(options.data)
     with _output_directory(options) as out:
-        if budget_bytes is not None:
-            training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget_bytes, **options.spill)
-            show_line(console, f"spilling to {training.spill.preflight()}")
+        with show_preparation(console):
+            training = Training(settings, text, options.resume, _offload(options, out))
+        show_line(console, _begin_spilling(training, options, out))
         records, duration_s = _train(training, console, out)
         if training.step < settings.steps:
             data = ["--data", str(options.data)] if options.data else []
-            again = shlex.join(["spillgrad", "train", *data, "--resume", str(out)])
+            again = shlex.join(["spillgrad", "train", *data, "--resume", str(out), *_places(options)])
             show_line(console, f"stopped after step {training.step}; go on with: {again}")
             return False
         show_sample(console, training.sample(SAMPLE_BYTES))
         show_report(console, _report(training, records, duration_s))
         show_line(console, f"checkpoint: {out}")
     return True
+
+
+def _require_consistent(options: TrainOptions) -> None:
+    """Raise ArgumentError for options that contradict each other, BudgetError for a budget that is none."""
+    if options.ram_budget is not None:
+        parse_bytes(options.ram_budget)
+    policy = options.spill.get("policy", "spill")
+    if options.keep_saved and policy != "spill":
+        raise ArgumentError(f"train: got --policy {policy} with --no-spill, which keeps all in RAM; leave one out")
+    if options.keep_saved and options.ram_budget is not None and not options.offload:
+        raise ArgumentError(
+            f"train: got --ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM; leave one out"
+        )
+    if options.offload:
+        for option, unset in (("codec", None), ("encrypt", False)):
+            if options.spill.get(option, unset) != unset:
+                raise ArgumentError(
+                    f"train: got --{option} with --offload, which keeps parameters exact and as they are; leave one out"
+                )
+    if options.settings.get("weights") is not None and "model" in options.settings:
+        raise ArgumentError(
+            f"train: got --model {options.settings['model']} with --weights, whose config says the model; leave one out"
+        )
+
+
+def _offload(options: TrainOptions, out: Path) -> MakeOffload | None:
+    if not options.offload:
+        return None
+    return functools.partial(
+        sg.disk_offload,
+        directory=options.spill_dir or out,
+        ram_budget=_offload_budget(options),
+        on_full=options.spill.get("on_full", "raise"),
+    )
+
+
+def _offload_budget(options: TrainOptions) -> int:
+    if options.ram_budget is not None:
+        return parse_bytes(options.ram_budget)
+    memory = system_memory()
+    return parse_bytes(DEFAULT_RAM_BUDGET) if memory is None else memory.available_bytes // 4
+
+
+def _begin_spilling(training: Training, options: TrainOptions, out: Path) -> str:
+    """Let saved tensors go to disk as the options say; return a line about where they, and the model, go."""
+    if training.offload is not None:
+        if not options.keep_saved:
+            training.spill = sg.save_on_disk(training.offload, policy=options.spill["policy"])
+        return f"offloading to {preflight(training.offload.directory)}"
+    if options.keep_saved:
+        return "all in RAM"
+    budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
+    training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, **options.spill)
+    return f"spilling to {training.spill.preflight()}"
+
+
+def _places(options: TrainOptions) -> list[str]:
+    """Return the words that a resumed run needs again, as a checkpoint does not hold them."""
+    words = ["--offload"] if options.offload else []
+    words += ["--no-spill"] if options.keep_saved else []
+    words += ["--ram-budget", options.ram_budget] if options.ram_budget is not None else []
+    return words + (["--spill-dir", str(options.spill_dir)] if options.spill_dir else [])
 
 
 def _train(training: Training, console: Console, out: Path) -> tuple[collections.deque[StepRecord], float]:
@@ -106,14 +164,30 @@ def _settings(options: TrainOptions) -> TrainSettings:
     """
     if options.resume is None:
         return dataclasses.replace(TrainSettings(), **options.settings)
-    settings = Training.settings_of(options.resume)
+    settings, done = Training.settings_of(options.resume)
     for name, value in options.settings.items():
-        if name != "steps" and value != getattr(settings, name):
+        # A base may lie somewhere else now; whether it is the same, its checksum says.
+        if name not in ("steps", "weights") and value != getattr(settings, name):
             raise ArgumentError(
-                f"train: got --{name} {value}, but {options.resume} was trained with {getattr(settings, name)}; "
-                f"leave --{name} out to go on, or leave --resume out to start anew"
+                f"train: got {_words(name, value)}, but {options.resume} was trained with "
+                f"{_words(name, getattr(settings, name))}; leave that out to go on, or leave --resume out to start anew"
             )
-    return dataclasses.replace(settings, **options.settings)
+    settings = dataclasses.replace(settings, **options.settings)
+    if done >= settings.steps:
+        raise ArgumentError(
+            f"train: {options.resume} has gone through {done} steps, wanted {settings.steps}; give --steps a larger "
+            "number"
+        )
+    return settings
+
+
+def _words(name: str, value: Any) -> str:
+    """Return a setting as it stands on a command line."""
+    if value is None:
+        return f"no --{name}"
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
 
 
 @contextlib.contextmanager
@@ -133,29 +207,35 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
         raise ArgumentError(
             f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
         )
+    made = [directory for directory in (out, *out.parents) if not directory.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=out):
             pass
         yield out
     finally:
-        if not any(out.iterdir()):
-            out.rmdir()
+        for directory in made or [out]:
+            if not any(directory.iterdir()):
+                directory.rmdir()
 
 
 def _report(training: Training, records: collections.deque[StepRecord], duration_s: float) -> Report:
-    stats = training.spill.stats() if training.spill else None
-    waited_s = stats.wait_write_s + stats.wait_read_s if stats else 0.0
+    stats = training.stats()
+    waited_s = stats.wait_write_s + stats.wait_read_s
+    last = records[-1]
+    steps = last.step - training.first_step
     return Report(
         train_loss=statistics.fmean(record.loss for record in records),
-        held_out_loss=training.held_out_loss(),
+        held_out=training.held_out_loss(),
         tokens_per_s=sum(record.tokens for record in records) / sum(record.duration_s for record in records),
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        packed_bytes=stats.packed_bytes if stats else 0,
-        deduplicated_bytes=stats.deduplicated_bytes if stats else 0,
-        written_bytes=stats.written_bytes if stats else 0,
-        stored_bytes=stats.stored_bytes if stats else 0,
-        read_bytes=stats.read_bytes if stats else 0,
+        peak_rss_bytes=peak_rss_bytes(),
+        packed_bytes=stats.packed_bytes,
+        deduplicated_bytes=stats.deduplicated_bytes,
+        written_bytes=stats.written_bytes,
+        written_bytes_per_step=last.written_bytes // steps,
+        stored_bytes=stats.stored_bytes,
+        read_bytes=stats.read_bytes,
+        read_bytes_per_step=last.read_bytes // steps,
         waited_s=waited_s,
         wait_share=waited_s / duration_s,
     )

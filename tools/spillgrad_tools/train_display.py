@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spillgrad.storage.budget import format_bytes
 from spillgrad_kernels.compile import counts
-from spillgrad_tools.train import StepRecord
+from spillgrad_tools.train import Evaluation, StepRecord
 
 # Where lines cannot be redrawn, at least this long passes between two of them.
 LINE_EVERY_S = 10.0
@@ -79,14 +79,16 @@ class Report:
     """What a finished run comes to; losses in nats per byte."""
 
     train_loss: float
-    held_out_loss: float
+    held_out: Evaluation
     tokens_per_s: float
     peak_rss_bytes: int
     packed_bytes: int
     deduplicated_bytes: int
     written_bytes: int
+    written_bytes_per_step: int
     stored_bytes: int  # what a codec made of them
     read_bytes: int
+    read_bytes_per_step: int
     waited_s: float
     wait_share: float
 
@@ -101,17 +103,25 @@ def show_report(console: Console, report: Report) -> None:
     table.add_column(justify="right")
     for name, value in (
         ("train loss (last steps)", f"{report.train_loss:.4f} nats/byte"),
-        ("held-out loss", f"{report.held_out_loss:.4f} nats/byte"),
+        (f"held-out loss{_share(report.held_out)}", f"{report.held_out.loss:.4f} nats/byte"),
         ("speed", f"{report.tokens_per_s:,.0f} tokens/s"),
         ("peak RSS", format_bytes(report.peak_rss_bytes)),
         ("saved tensors packed", format_bytes(report.packed_bytes)),
         ("deduplicated", format_bytes(report.deduplicated_bytes)),
         ("written to disk", written),
+        ("written a step", format_bytes(report.written_bytes_per_step)),
         ("read from disk", format_bytes(report.read_bytes)),
+        ("read a step", format_bytes(report.read_bytes_per_step)),
         ("waited for the disk", f"{report.waited_s:.1f} s ({report.wait_share:.1%} of the time)"),
     ):
         table.add_row(name, value)
     console.print(table)
+
+
+def _share(evaluation: Evaluation) -> str:
+    if evaluation.batches == evaluation.all_batches:
+        return ""
+    return f" ({evaluation.batches} of {evaluation.all_batches} batches)"
 
 
 def show_sample(console: Console, sample: str) -> None:

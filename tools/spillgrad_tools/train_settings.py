@@ -4,19 +4,27 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+DEFAULT_RAM_BUDGET = "64MiB"
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
     """What, together with the text, decides every number of a run; a checkpoint carries it."""
 
     model: str = "small"
+    weights: str | None = None
+    """A file or folder of weights to begin with, whose config then says the model; None draws them."""
     steps: int = 240
     batch: int = 16
     context: int = 256
-    lr: float = 2e-3
+    lr: float | None = None
+    """None chooses by the model's width."""
     seed: int = 1
     accumulate: int = 1
     """Batches of each step: gradients are those of one `accumulate` times as large."""
+    lora: int | None = None
+    """The rank of adapters, which are trained in place of the model; None trains that."""
+    autocast: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,5 +40,9 @@ class TrainOptions:
     spill_dir: Path | None = None
     resume: Path | None = None
     ram_budget: str | None = None
-    """None keeps every saved tensor in RAM."""
+    """None is `DEFAULT_RAM_BUDGET`; with `offload`, a quarter of the memory that is available."""
+    keep_saved: bool = False
+    """Whether saved tensors stay in RAM."""
+    offload: bool = False
+    """Whether parameters, gradients and optimizer state live on disk."""
     spill: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,135 @@
+"""Run a program within so much memory and no more, and say how much of it a process has taken."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+_OWN_GROUPS = Path("/proc/self/cgroup")
+# How long the kernel may take to empty a group whose processes have ended.
+_EMPTY_S = 10.0
+
+
+class _Hierarchy(NamedTuple):
+    """Where a version of control groups keeps memory limits, and how it names them and the most that was used.
+
+    `swap` and memory together must not be more than the limit, or swap alone nothing.
+    """
+
+    controller: str
+    root: Path
+    limit: str
+    peak: str
+    swap: tuple[str, int | None]
+
+
+# Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+_HIERARCHIES = (
+    _Hierarchy(
+        "memory", Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes",
+        ("memory.memsw.limit_in_bytes", None),
+    ),
+    _Hierarchy("", Path("/sys/fs/cgroup"), "memory.max", "memory.peak", ("memory.swap.max", 0)),
+)  # fmt: skip
+
+
+class MemoryCap:
+    """Bounds the memory of programs started by the words of `command`.
+
+    A memory control group bounds all of them together, page cache included: who needs more is killed. Where none can
+    be made (`is_group` is False) RLIMIT_DATA bounds each: it gets no more memory. Leaving the context, by which
+    time they must have ended, removes the group.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._group = _make_group(limit_bytes)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether a control group does it."""
+        return self._group is not None
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return what to start instead of `words`: the same within the bound."""
+        if self._group is None:
+            return ["sh", "-c", f'ulimit -d {self.limit_bytes >> 10} && exec "$@"', "sh", *words]
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group.path / "cgroup.procs"), *words]
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that all of them had together, page cache included; None where nobody counts."""
+        if self._group is None:
+            return None
+        with contextlib.suppress(FileNotFoundError):  # v2 counts it since Linux 5.19
+            return int((self._group.path / self._group.hierarchy.peak).read_text())
+        return None
+
+    def __enter__(self) -> "MemoryCap":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._group is None:
+            return
+        deadline = time.monotonic() + _EMPTY_S
+        while self._group.path.exists():
+            try:
+                self._group.path.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+
+class _Group(NamedTuple):
+    hierarchy: _Hierarchy
+    path: Path
+
+
+def _make_group(limit_bytes: int) -> _Group | None:
+    """Return a new control group with this limit, in this process's own or around it, or None where none can be."""
+    for hierarchy in _HIERARCHIES:
+        for parent in _own_and_outer(hierarchy):
+            group = parent / f"spillgrad-cap-{secrets.token_hex(4)}"
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            try:
+                (group / hierarchy.limit).write_text(str(limit_bytes))
+            except OSError:  # v2: a group that holds processes has no limits for those inside it
+                group.rmdir()
+                continue
+            swap, most = hierarchy.swap
+            with contextlib.suppress(OSError):  # kernels without an account of swap
+                (group / swap).write_text(str(limit_bytes if most is None else most))
+            return _Group(hierarchy, group)
+    return None
+
+
+def _own_and_outer(hierarchy: _Hierarchy) -> Iterator[Path]:
+    """Yield this process's control group and those around it, as far as they can be seen."""
+    try:
+        lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
+    except OSError:
+        return
+    own = {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
+    if hierarchy.controller not in own:
+        return
+    group = hierarchy.root / own[hierarchy.controller].strip("/")
+    for directory in (group, *group.parents):
+        if not directory.is_relative_to(hierarchy.root):
+            return
+        if (directory / "cgroup.procs").exists():
+            yield directory
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory this process ever had; getrusage would count its parent's, from before it was started."""
+    status = Path("/proc/self/status").read_text()
+    (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(kibibytes) * 1024
