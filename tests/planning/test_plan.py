@@ -150,8 +150,8 @@ def test_two_layers_tell_what_six_save_and_move(offload: bool, tmp_path: Path):
             budget = max(int(share * (saved + lasting)), found.least_budget)
             predicted = whole.predict(budget, choice)
             written, read = moved(6, budget, policy, offload, tmp_path)
-            # Bytes that a step of the tiny model moves in either direction, where it moves any to speak of.
-            allowed = 0.15 * (written + read) + (1 << 18)
+            # Where hardly anything moves, a share of what might: it depends on when the writer comes to it.
+            allowed = 0.15 * (written + read) + 0.03 * (saved + lasting)
             assert predicted.written_bytes == pytest.approx(written, abs=allowed)
             assert predicted.read_bytes == pytest.approx(read, abs=allowed)
 
