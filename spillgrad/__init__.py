@@ -34,6 +34,7 @@ from spillgrad import (
     models,
     nn,
     optim,
+    planning,
     special,
     storage,
     utils,

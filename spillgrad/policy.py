@@ -40,8 +40,8 @@ class Policy:
             self._of_module = self._of_operation = _checked(policy)
         else:
             raise ArgumentError(
-                f"save_on_disk: got policy {policy!r}; wanted one of {', '.join(CHOICES)}, or a mapping or function "
-                "from the path of a module, or an operation's name, to one of them"
+                f"save_on_disk: got policy {policy!r}; wanted auto, one of {', '.join(CHOICES)}, or a mapping or "
+                "function from the path of a module, or an operation's name, to one of them"
             )
         self._known: dict[tuple[str, str], bool] = {}
 
@@ -87,7 +87,9 @@ def _of_repeated(path: str) -> str | None:
 
 def _require_choice(choice: Any) -> None:
     if choice not in CHOICES:
-        raise ArgumentError(f"save_on_disk: got {choice!r} as a policy; accepted are {', '.join(CHOICES)}")
+        raise ArgumentError(
+            f"save_on_disk: got {choice!r} as a policy; accepted are {', '.join(CHOICES)}; and, for all, auto"
+        )
 
 
 def _checked(policy: Chooser) -> Chooser:

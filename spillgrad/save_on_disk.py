@@ -21,6 +21,7 @@ from spillgrad.disk_offload import OffloadedView, disk_offload
 from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.nn.module import around_forward
 from spillgrad.ops.autocast import CastOf, Conversion
+from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
@@ -159,6 +160,12 @@ class save_on_disk(hooks.saved_tensors_hooks):
     An operation's own choice goes first, then that of the innermost module; of a mapping's patterns the first that
     fits. What none names is spilled. Operations alone cannot be recomputed. Gradients are the same, bit for bit.
 
+    "auto" spills all of it in the first steps, and measures: where they wait for the disk, it recomputes from then on
+    the layers, or parts of them, that take less time to compute again than to write and read (`sg.planning`). That is
+    decided once for a model and the shapes of its inputs, from what passes through `with`, and taken back if steps
+    become no shorter. Each layer that is recomputed takes the memory of what it saves, beside the budget, while
+    backward is in it.
+
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
     Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
@@ -181,7 +188,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
     ) -> None:
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
         self.only = hooks.checked_predicate("save_on_disk", only)
-        self._policy = None if policy == "spill" else Policy(policy)
+        self._policy: Policy | Automatic | None = None if policy in ("spill", "auto") else Policy(policy)
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._min_bytes = parse_bytes(min_bytes)
         self._store = _store_at(
@@ -193,6 +200,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
             codec=codec,
             encrypt=encrypt,
         )
+        self._auto: Automatic | None = None
+        if policy == "auto":
+            self._policy = self._auto = Automatic(self._store, os.stat(self._store.directory).st_dev)
         # The storage over the array that the store hands out now: an array must not have two, or a change through one
         # would go unnoticed by who holds the other.
         self._storages: weakref.WeakKeyDictionary[Handle, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
@@ -208,6 +218,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
 
     def __enter__(self) -> Any:
         super().__enter__()
+        if self._auto is not None:
+            self._auto.begin()
         around_forward(self, None if self._policy is None else self._policy.around).__enter__()
         return self
 
@@ -218,6 +230,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
         trace: TracebackType | None = None,
     ) -> None:
         around_forward(self, None).__exit__()
+        if self._auto is not None:
+            self._auto.end()
         super().__exit__(kind, error, trace)
 
     def pack_hook(self, tensor: Tensor) -> Any:
@@ -239,6 +253,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
         if isinstance(storage, CastOf) and not storage.version:
             return storage.view_of(tensor)
         key, strides = _key(storage), array.strides
+        if self._auto is not None:
+            self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
         if not is_kept:

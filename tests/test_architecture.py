@@ -14,7 +14,7 @@ CORE = tuple(
     for name in ("node", "engine", "saved", "hooks", "unshared", "grad_mode", "anomaly_mode")
 )
 FACADE_MODULES = ("spillgrad.autograd.graph",)
-DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.interop")
+DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.planning", "spillgrad.interop")
 LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",

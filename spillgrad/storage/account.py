@@ -5,11 +5,13 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.bell import Bell
+from spillgrad.storage.busy import BusyClock
 from spillgrad.storage.cache import Cache
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.journal import Journal
@@ -26,6 +28,26 @@ class Post(enum.Enum):
     RETIRE = "close as soon as no handle is live"
     ABANDON = "close now: nobody can get anything any more"
     ROOM = "an array that was counted is gone"
+
+
+class StepTraffic(NamedTuple):
+    """What a step of so many seconds moved, how long something was under way, and how long callers waited."""
+
+    seconds: float
+    written_bytes: int
+    read_bytes: int
+    writing_s: float
+    reading_s: float
+    waited_s: float
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes written and read."""
+        return self.written_bytes + self.read_bytes
+
+    def since(self, before: "StepTraffic") -> "StepTraffic":
+        """Return the difference."""
+        return StepTraffic._make(now - then for now, then in zip(self, before, strict=True))
 
 
 class Account:
@@ -52,10 +74,11 @@ class Account:
         self.closing = False
         self.on_closing: Callable[[], None] = lambda: None
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
+        self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
         self.on_room: Callable[[], None] = lambda: None
-        self.written_bytes = self.read_bytes = self._moved_before_bytes = 0
+        self.written_bytes = self.read_bytes = 0
         self.wait_write_s = self.wait_read_s = 0.0
-        self._step_began_s = self._waited_before_s = 0.0
+        self._before = self._moved()
         self._passing = 0  # entries that are not lasting: a step is over when there are none
         self.deduplicated_bytes = self.live_bytes = self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
@@ -164,6 +187,7 @@ class Account:
     def _make_locks(self) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
+        self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
 
     # Entries
 
@@ -180,7 +204,7 @@ class Account:
         entry.key, entry.unchanged, entry.lasting = key, unchanged, lasting
         if not lasting:
             if not self._passing:
-                self._step_began_s = time.perf_counter()
+                self._before = self._moved()
             self._passing += 1
         self.sequence += 1
         self.entries[entry.sequence] = entry
@@ -241,12 +265,18 @@ class Account:
     def _end_step(self) -> None:
         """Note that a step ended."""
         self.cache.schedule.pass_last()
+        step = self._moved().since(self._before)
+        if step.moved_bytes:
+            self.on_step(step.seconds, step.waited_s, step.moved_bytes)
+        callbacks, self.at_step_end = self.at_step_end, []
+        for callback in callbacks:
+            callback(step)
+
+    def _moved(self) -> StepTraffic:
+        """Return the traffic since the store was made."""
         waited_s = self.wait_write_s + self.wait_read_s
-        moved_bytes = self.written_bytes + self.read_bytes
-        if moved_bytes > self._moved_before_bytes:
-            step_s = time.perf_counter() - self._step_began_s
-            self.on_step(step_s, waited_s - self._waited_before_s, moved_bytes - self._moved_before_bytes)
-        self._waited_before_s, self._moved_before_bytes = waited_s, moved_bytes
+        moving_s = self.writing.seconds, self.reading.seconds
+        return StepTraffic(time.perf_counter(), self.written_bytes, self.read_bytes, *moving_s, waited_s)
 
     def free_extent(self, entry: Entry) -> None:
         """Give the space of an entry without references back, once nobody reads it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
-from spillgrad.storage.account import Account, Post
+from spillgrad.storage.account import Account, Post, StepTraffic
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.encryption import Encrypted
@@ -271,6 +271,22 @@ class DiskStore:
             self._account.cache.schedule.begin_step()
         self._account.look_again()
 
+    @property
+    def ram_bytes(self) -> int:
+        """What `stats().ram_bytes` says, without waiting for anybody."""
+        return self._account.cache.ram_bytes
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds that callers waited so far."""
+        return self._account.wait_write_s + self._account.wait_read_s
+
+    def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
+        """Call back once, at the end of the present step; in any thread, which holds locks: it may only take note."""
+        with self._account.lock:
+            self._account.at_step_end.append(callback)
+        self._account.look_again()
+
     def watch(self, handle: Handle, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
         """Ask `unchanged` before anybody else gets `array`, got from `handle`, if the store still keeps it."""
         account = self._account
@@ -320,6 +336,8 @@ class DiskStore:
                 cache_misses=self._misses,
                 wait_write_s=account.wait_write_s,
                 wait_read_s=account.wait_read_s,
+                writing_s=account.writing.seconds,
+                reading_s=account.reading.seconds,
             )
         account.look_again()
         return stats

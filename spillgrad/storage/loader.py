@@ -112,10 +112,12 @@ class Loader:
         extent = cast(Extent, entry.extent)  # not freed while it has a reader
         try:
             if extent.encoding is None or self._codec is None:
-                extent.read(array)
+                with self._account.reading:
+                    extent.read(array)
             else:
                 stored = memory.empty((extent.encoding.nbytes,), np.uint8)
-                extent.read(stored)
+                with self._account.reading:
+                    extent.read(stored)
                 self._codec.decode(stored, extent.encoding, entry, array)
         except Undecodable as error:
             raise extent.corrupt(str(error)) from error

@@ -36,12 +36,17 @@ class Prefetcher:
         while self._loading < _LOADING_MAX:
             entry = self._next()
             account.loads_wait = entry is not None  # from before it looks for room: some may be made meanwhile
-            if entry is None or not account.cache.make_room(_needs(entry), for_rank=entry.rank):
+            if entry is None or not account.cache.make_room(self._room_for(entry), for_rank=entry.rank):
                 return
             account.loads_wait = False
             self._loader.begin(entry, pinned=False)
             self._loading += 1
             io_threads.submit(account.fail, functools.partial(self._load, entry))
+
+    def _room_for(self, entry: Entry) -> int:
+        """Return the room to wait for: what is put before a step's arrays are asked for would make them leave again."""
+        coming_bytes = None if entry.lasting else self._account.cache.schedule.coming_bytes
+        return _needs(entry) + (coming_bytes or 0)
 
     def _load(self, entry: Entry) -> None:
         self._loader.prefetch(entry)

@@ -70,7 +70,8 @@ class StoreStats:
     Units: bytes and seconds. `packed_bytes` were given to `put`, `deduplicated_bytes` of them were stored already.
     `written_bytes` of arrays went to disk; there a codec made `stored_bytes` of them. `live_bytes` counts each live
     array once, wherever it is. `ram_bytes` is what the budget bounds, `disk_bytes` the blocks its files occupy. A hit
-    found its array in RAM, or on its way there; a miss had to read the disk itself.
+    found its array in RAM, or on its way there; a miss had to read the disk itself. `writing_s` and `reading_s` are the
+    time in which at least one array was under way, checksums included: what moved by them is the speed of the disk.
     """
 
     packed_bytes: int = 0
@@ -87,6 +88,8 @@ class StoreStats:
     cache_misses: int = 0
     wait_write_s: float = 0.0
     wait_read_s: float = 0.0
+    writing_s: float = 0.0
+    reading_s: float = 0.0
 
 
 class Store(Protocol):

@@ -326,7 +326,8 @@ class Writer:
         """Store the bytes of an array, which can be got meanwhile."""
         started = time.perf_counter()
         try:
-            extent.write(_payload(entry), self._segments.goes_through_cache)
+            with self._account.writing:
+                extent.write(_payload(entry), self._segments.goes_through_cache)
             self._account.journal.took("write", entry.sequence, started, extent.where)
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()

@@ -83,6 +83,7 @@ class Policy(enum.StrEnum):
     SPILL = "spill"
     KEEP = "keep"
     RECOMPUTE = "recompute"
+    AUTO = "auto"
 
 
 @app.command()
@@ -158,7 +159,9 @@ def train(
     ] = OnFull.RAISE,
     policy: Annotated[
         Policy,
-        typer.Option(help="Saved tensors: spill beyond the budget, keep in RAM, or recompute those of blocks."),
+        typer.Option(
+            help="Saved tensors: spill beyond the budget, keep in RAM, recompute those of blocks, or what is quickest."
+        ),
     ] = Policy.SPILL,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")
@@ -179,6 +182,51 @@ def train(
     finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, chosen))
     if not finished:
         raise typer.Exit(INTERRUPTED)
+
+
+class PlannedOptimizer(enum.StrEnum):
+    """Optimizers whose state `spillgrad plan` knows."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    LION = "lion"
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, gpt2-xl, ...")],
+    ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory of the whole process, such as 4GiB.")],
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = TrainSettings.batch,
+    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = TrainSettings.context,
+    directory: Disk = Path(),
+    lora: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="RANK",
+            help="Train adapters of this rank beside frozen weights.",
+            show_default="train the weights",
+        ),
+    ] = None,
+    autocast: Annotated[bool, typer.Option("--autocast", help="Compute products in bfloat16.")] = False,
+    offload: Annotated[
+        bool | None,
+        typer.Option(
+            "--offload/--no-offload",
+            help="Whether parameters, gradients and optimizer state live on disk.",
+            show_default="what is quicker",
+        ),
+    ] = None,
+    optimizer: Annotated[PlannedOptimizer, typer.Option(help="What updates the parameters.")] = PlannedOptimizer.ADAMW,
+    as_json: Json = False,
+) -> None:
+    """Say how to train a model in so much memory: what to keep, spill and recompute, and what that takes.
+
+    Two layers of the model are trained for a few steps, and the disk and the processor measured.
+    """
+    from spillgrad_tools.plan_command import run
+
+    run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, as_json)
 
 
 @app.command()
@@ -250,6 +298,22 @@ def bench_train(
     from spillgrad_tools.bench_train import run
 
     run(as_json, model, batch, context, steps, threads, page, directory, name, large)
+
+
+@bench.command("plan")
+def bench_plan(
+    as_json: Json = False,
+    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "small",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 16,
+    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 256,
+    ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory for watching two layers.")] = "2GiB",
+    directory: Disk = Path(),
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3,
+) -> None:
+    """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
+    from spillgrad_tools.bench_plan import run
+
+    run(as_json, model, batch, context, ram, directory, steps)
 
 
 @bench.command("spill")

@@ -1,0 +1,406 @@
+"""What a training step of a model saves, uses, holds and takes: a shallow one of the same layers is run and watched."""
+
+import collections
+import contextlib
+import dataclasses
+import gc
+import itertools
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from spillgrad import labels
+from spillgrad.disk_offload import disk_offload
+from spillgrad.generator import default_generator
+from spillgrad.nn.module import Module, around_forward
+from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.utils.clip_grad import clip_grad_norm_
+from spillgrad.ops.autocast import autocast
+from spillgrad.optim.optimizer import Optimizer
+from spillgrad.planning.record import Recorder, Unit, is_within, pattern
+from spillgrad.planning.traffic import PHASES, Event, Item
+from spillgrad.save_on_disk import Spilled, save_on_disk
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import memory
+
+# So many layers are run of a model that has more: the first may differ, the second stands for all others.
+_SHALLOW = 2
+# Units that are no layers: what runs before, or around them, and in backward what comes before them, as the head does.
+OUTSIDE, HEAD = -1, -2
+# Steps are measured until there are so many, or they took so long.
+_STEPS = 4
+_MEASURED_S = 8.0
+# Memory is looked at so often.
+_LOOK_EVERY_S = 1e-3
+MAX_GRAD_NORM = 1.0
+
+MakeOptimizer = Callable[[list[Parameter]], Optimizer]
+Step = Callable[[Module], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A step of a shallow model.
+
+    `layers` is the path of what the model repeats, of which two ran; None where all of it ran. Events carry items by
+    number, whose `units` are layers' numbers, or OUTSIDE; `freed_by` are the paths of modules whose recomputation
+    spares them. Times are of computing alone: of each phase as a whole, and of the last layer in it.
+    `held` is the memory beside what the store holds, at most, while a unit is in a phase; `least_budget` the store's.
+    """
+
+    layers: str | None
+    offload: bool
+    parameter_bytes: dict[int, int]
+    trained_bytes: dict[int, int]
+    items: list[Item]
+    units: list[int]
+    freed_by: list[frozenset[str]]
+    events: list[Event]
+    phase_s: dict[str, float]
+    layer_s: dict[str, float]
+    recomputable: list[Unit]
+    held: dict[tuple[str, int], int]
+    least_budget: int
+    state_per_trained_byte: float
+    base_bytes: int
+    mapped_per_live: float
+
+
+def profile(
+    build: Callable[[int], Module],
+    depth: int,
+    step: Step,
+    make_optimizer: MakeOptimizer,
+    directory: str | os.PathLike[str],
+    *,
+    ram_budget: int,
+    offload: bool,
+    mixed_precision: bool = False,
+    busy_s_per_byte: float = 0.0,
+) -> Profile:
+    """Build a model of two layers, if it has more, train it for a few steps, and return what those showed.
+
+    `build` makes a model of so many layers, `depth` for all; `step` returns its loss. With `offload`, parameters,
+    gradients and the optimizer's state are on disk, but for `ram_budget` bytes; saved tensors are so in any case.
+    Raises BudgetError when that is too little for a layer.
+    """
+    state = default_generator.get_state()
+    others_bytes = memory.memory_stats().live_bytes
+    with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
+        watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision)
+        watched.busy_s_per_byte, watched.others_bytes = busy_s_per_byte, others_bytes
+        try:
+            return watched.profile()
+        finally:
+            watched.close()
+            default_generator.set_state(state)
+            del watched
+            gc.collect()  # its memory is not to count as the next one's
+
+
+class _Watched:
+    """A model in training that somebody looks at."""
+
+    def __init__(
+        self,
+        build: Callable[[int], Module],
+        depth: int,
+        step: Step,
+        make_optimizer: MakeOptimizer,
+        place: str,
+        ram_budget: int,
+        offload: bool,
+        mixed_precision: bool,
+    ) -> None:
+        self._loss, self._mixed_precision = step, mixed_precision
+        self._offload: disk_offload | None = None
+        if offload:
+            self._offload = disk_offload(
+                lambda: build(min(depth, _SHALLOW)),
+                make_optimizer,
+                place,
+                ram_budget=ram_budget,
+                step_in_backward=True,
+                max_grad_norm=MAX_GRAD_NORM,
+            )
+            self.model, optimizer = self._offload.model, self._offload.optimizer
+            self.spill = _Watching(self, self._offload)
+        else:
+            self.model = build(min(depth, _SHALLOW))
+            optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            self.spill = _Watching(self, place, ram_budget=ram_budget)
+        self.optimizer = cast(Optimizer, optimizer)
+        self.store: DiskStore = self.spill._store
+        self.layers = _layers(self.model, _SHALLOW) if depth > _SHALLOW else None
+        self.recorder = Recorder()
+        self.trace = _Trace(self.store, self)
+        self.busy_s_per_byte = 0.0  # of the processor, for what the store moves
+        self.others_bytes = 0  # of arrays that are not the model's
+        self.phase, self.unit = "", OUTSIDE
+        self.marks: dict[str, float] = {}  # when phases began, and layers in backward
+        self.moved: dict[str, int] = {}  # bytes that the store had moved then
+
+    def close(self) -> None:
+        self.trace.stop()
+        self.store.close()
+
+    def now_s(self) -> float:
+        """Return a time that stands still while somebody waits for the disk."""
+        return time.perf_counter() - self.store.waited_s
+
+    def enter(self, phase: str) -> None:
+        """Begin with a phase."""
+        self.phase, self.unit = phase, HEAD if phase == "backward" else OUTSIDE
+        self.marks[phase] = self.now_s()
+        stats = self.store.stats()
+        self.moved[phase] = stats.written_bytes + stats.read_bytes
+
+    def unit_of(self, path: str) -> int:
+        """Return the number of the layer that a path is in, or OUTSIDE."""
+        if self.layers is None or not is_within(path, self.layers) or path == self.layers:
+            return OUTSIDE
+        number = path[len(self.layers) + 1 if self.layers else 0 :].partition(".")[0]
+        return int(number) if number.isdigit() else OUTSIDE
+
+    def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outer, self.unit = self.unit, self.unit_of(path)
+        try:
+            return self.recorder.forward(path, forward, args, kwargs, self.now_s)
+        finally:
+            self.unit = outer
+
+    def unpacked(self, path: str) -> None:
+        unit = self.unit_of(path)
+        if self.phase == "backward" and (unit != OUTSIDE or self.unit != HEAD):
+            self.unit = unit
+            self.marks.setdefault(f"backward of {unit}", self.now_s())
+
+    def step(self) -> None:
+        self.recorder, self.marks, self.moved = Recorder(), {}, {}
+        self.trace.begin()
+        self.enter("forward")
+        self.optimizer.zero_grad()
+        precision = autocast("cpu") if self._mixed_precision else contextlib.nullcontext()
+        with self.spill, around_forward(self, self.around), precision:
+            loss = self._loss(self.model)
+        self.enter("backward")
+        loss.backward()
+        if self._offload is None:
+            self.enter("update")
+            clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+            self.optimizer.step()
+        if "update" not in self.marks:  # a frozen model
+            self.enter("update")
+        self.enter("end")
+        del loss
+
+    def profile(self) -> Profile:
+        self.step()  # kernels compile, the optimizer's state comes
+        phases: list[dict[str, float]] = []
+        layers: list[dict[str, float]] = []
+        began_s = time.perf_counter()
+        with _Sampler(self) as sampler:
+            while len(phases) < _STEPS and (not phases or time.perf_counter() - began_s < _MEASURED_S):
+                self.step()
+                phases.append(self._phase_s())
+                layers.append(self._layer_s())
+        parameter_bytes: dict[int, int] = collections.defaultdict(int)
+        trained_bytes: dict[int, int] = collections.defaultdict(int)
+        for name, parameter in self.model.named_parameters():
+            parameter_bytes[self.unit_of(name)] += parameter.nbytes
+            if parameter.requires_grad:
+                trained_bytes[self.unit_of(name)] += parameter.nbytes
+        state = sum(
+            value.nbytes
+            for each in self.optimizer.state.values()
+            for value in each.values()
+            if isinstance(value, Tensor)
+        )
+        gc.collect()
+        memory.empty_cache()
+        base_bytes = _rss_bytes() - memory.memory_stats().mapped_bytes
+        return Profile(
+            layers=self.layers,
+            offload=self._offload is not None,
+            parameter_bytes=dict(parameter_bytes),
+            trained_bytes=dict(trained_bytes),
+            items=self.trace.items,
+            units=[self.unit_of(path) for path in self.trace.paths],
+            freed_by=self._freed_by(),
+            events=self.trace.events,
+            phase_s=_medians(phases),
+            layer_s=_medians(layers),
+            recomputable=self.recorder.units(),
+            held=dict(sampler.held),
+            least_budget=0 if self._offload is None else self._offload.least_budget,
+            state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
+            base_bytes=base_bytes,
+            mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
+        )
+
+    def _phase_s(self) -> dict[str, float]:
+        """Return what phases took, without the processor's time for what the store moved beside them."""
+        names = (*PHASES, "end")
+        taken = {}
+        for name, following in itertools.pairwise(names):
+            busy_s = (self.moved[following] - self.moved[name]) * self.busy_s_per_byte
+            taken[name] = max(0.0, self.marks[following] - self.marks[name] - busy_s)
+        return taken
+
+    def _layer_s(self) -> dict[str, float]:
+        if self.layers is None:
+            return {"forward": 0.0, "backward": 0.0}
+        last = _SHALLOW - 1
+        prefix = f"{self.layers}." if self.layers else ""
+        begin, end = self.marks[f"backward of {last}"], self.marks[f"backward of {last - 1}"]
+        return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
+
+    def _freed_by(self) -> list[frozenset[str]]:
+        parts = [part.path for unit in self.recorder.units() for part in (unit.whole, *unit.children)]
+        freed = {path: self.recorder.freed(path) for path in parts}
+        return [frozenset(path for path in parts if key in freed[path]) for key in self.trace.keys]
+
+
+class _Watching(save_on_disk):
+    """Saves on disk, and tells who saves and when that is used."""
+
+    def __init__(self, watched: _Watched, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._watched = watched
+
+    def pack_hook(self, tensor: Tensor) -> Any:
+        packed = super().pack_hook(tensor)
+        path = labels.current.module or ""
+        if isinstance(packed, Spilled):
+            storage = tensor.storage
+            self._watched.recorder.save(path, storage.uid, storage.array.nbytes)
+            self._watched.trace.name(packed._handle, storage.uid)
+        return path, packed
+
+    def unpack_hook(self, packed: Any) -> Tensor:
+        path, inner = packed
+        self._watched.unpacked(path)
+        return super().unpack_hook(inner)
+
+
+class _Trace:
+    """What the store is asked for, as events of items."""
+
+    def __init__(self, store: DiskStore, watched: _Watched) -> None:
+        self._store, self._watched = store, watched
+        self._known: dict[Handle, int] = {}
+        self._references: collections.Counter[int] = collections.Counter()
+        self.begin()
+        for name in ("put", "get", "use", "begin_change", "drop"):
+            setattr(store, name, self._seen(name, getattr(store, name)))
+
+    def begin(self) -> None:
+        """Forget what happened before."""
+        self.items: list[Item] = []
+        self.paths: list[str] = []
+        self.keys: list[Any] = []
+        self.events: list[Event] = []
+        self._numbers: dict[int, int] = {}  # of the handles, by their sequence
+
+    def stop(self) -> None:
+        for name in ("put", "get", "use", "begin_change", "drop"):
+            vars(self._store).pop(name, None)
+
+    def name(self, handle: Handle, key: Any) -> None:
+        """Say which memory a handle stands for."""
+        self.keys[self._number(handle)] = key
+
+    def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        kinds = {"get": "use", "use": "use", "begin_change": "change"}
+
+        def put(*args: Any, **options: Any) -> Handle:
+            handle: Handle = method(*args, **options)
+            self._references[handle.sequence] += 1
+            if self._references[handle.sequence] == 1:
+                self._note("put", handle)
+            return handle
+
+        def drop(handle: Handle) -> None:
+            method(handle)
+            self._references[handle.sequence] -= 1
+            if self._references[handle.sequence] <= 0:
+                del self._references[handle.sequence]
+                self._note("drop", handle)
+
+        def used(handle: Handle, *args: Any) -> Any:
+            if handle.label.op == "state" and self._watched.phase == "backward":
+                self._watched.enter("update")
+            self._note(kinds[name], handle)
+            return method(handle, *args)
+
+        return put if name == "put" else drop if name == "drop" else used
+
+    def _note(self, kind: str, handle: Handle) -> None:
+        if self._watched.phase in ("forward", "backward", "update"):
+            self.events.append(Event(kind, self._number(handle), self._watched.phase))
+
+    def _number(self, handle: Handle) -> int:
+        number = self._numbers.get(handle.sequence)
+        if number is None:
+            number = self._numbers[handle.sequence] = len(self.items)
+            # Gradients are there from backward to their update: no step begins with them.
+            self.items.append(
+                Item(handle.nbytes, bool(getattr(handle, "lasting", False)) and handle.label.op != "gradient")
+            )
+            self.paths.append(handle.label.module or "")
+            self.keys.append(None)
+        return number
+
+
+class _Sampler:
+    """A thread that looks how much memory is held, by phase and unit."""
+
+    def __init__(self, watched: _Watched) -> None:
+        self._watched = watched
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="spillgrad-plan", daemon=True)
+        self.held: dict[tuple[str, int], int] = {}
+        self.live_bytes = self.mapped_bytes = 0
+
+    def __enter__(self) -> "_Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(_LOOK_EVERY_S):
+            where = self._watched.phase, self._watched.unit
+            pool = memory.memory_stats()
+            beside_bytes = pool.live_bytes - self._watched.others_bytes - self._watched.store.ram_bytes
+            self.live_bytes = max(self.live_bytes, pool.live_bytes)
+            self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
+            self.held[where] = max(self.held.get(where, 0), beside_bytes)
+
+
+def _layers(model: Module, count: int) -> str | None:
+    """Return the path of what a model repeats so often, the outermost; None where there is no such thing."""
+    numbered: collections.Counter[str] = collections.Counter()
+    for path, _ in model.named_modules():
+        outer, _, name = path.rpartition(".")
+        if name.isdigit():
+            numbered[outer] += 1
+    found = [outer for outer, times in numbered.items() if times == count and "*" not in pattern(outer)]
+    return min(found, key=len) if found else None
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * memory.PAGE_BYTES

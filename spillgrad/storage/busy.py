@@ -1,0 +1,31 @@
+"""How long something was being done, by however many threads at once."""
+
+import threading
+import time
+
+
+class BusyClock:
+    """Counts the seconds in which at least one thread is within its `with` block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer inside may look at the clock
+        self._inside = 0
+        self._began_s = self._past_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far."""
+        with self._lock:
+            return self._past_s + (time.perf_counter() - self._began_s if self._inside else 0.0)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._began_s = time.perf_counter()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._past_s += time.perf_counter() - self._began_s

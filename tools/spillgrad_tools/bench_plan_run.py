@@ -1,0 +1,65 @@
+"""One training run in a process of its own, for `spillgrad bench plan`: what it moved, held and took, as JSON."""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import spillgrad as sg
+from spillgrad.nn.utils.clip_grad import clip_grad_norm_
+
+WARM_STEPS = 3
+
+
+def train(model: str, batch: int, context: int, steps: int, directory: str, **how: Any) -> dict[str, Any]:
+    """Train; return the bytes and seconds of the median step after the first ones, and the largest memory."""
+    sg.manual_seed(0)
+    policy, offload, budget = how["policy"], how["offload"], how["budget"]
+    overrides = how.get("overrides", {})
+    if offload:
+        offloaded = sg.disk_offload(
+            lambda: sg.models.build(model, context, **overrides), sg.optim.AdamW, directory, ram_budget=budget,
+            step_in_backward=True, max_grad_norm=1.0,
+        )  # fmt: skip
+        built, optimizer = offloaded.model, offloaded.optimizer or sg.optim.AdamW(offloaded.model.parameters())
+        spill = sg.save_on_disk(offloaded, policy=policy)
+    else:
+        built = sg.models.build(model, context, **overrides)
+        optimizer = sg.optim.AdamW(built.parameters())
+        spill = sg.save_on_disk(directory, ram_budget=budget, policy=policy)
+    tokens = np.random.default_rng(0).integers(0, 256, (batch, context + 1))
+    taken = []
+    for _ in range(steps + WARM_STEPS):
+        before, began_s = spill.stats(), time.perf_counter()
+        optimizer.zero_grad()
+        with spill:
+            _, loss = built(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        if not offload:
+            clip_grad_norm_(built.parameters(), 1.0)
+            optimizer.step()
+        after, ended_s = spill.stats(), time.perf_counter()
+        taken.append(
+            {
+                "written_bytes": after.written_bytes - before.written_bytes,
+                "read_bytes": after.read_bytes - before.read_bytes,
+                "step_s": ended_s - began_s,
+                "waited_s": after.wait_write_s + after.wait_read_s - before.wait_write_s - before.wait_read_s,
+                "writing_s": after.writing_s - before.writing_s,
+                "reading_s": after.reading_s - before.reading_s,
+            }
+        )
+        del loss
+    result = {name: statistics.median(each[name] for each in taken[WARM_STEPS:]) for name in taken[0]}
+    status = Path("/proc/self/status").read_text().splitlines()
+    result["peak_bytes"] = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    result["disk_bytes"] = spill.stats().peak_disk_bytes
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(**json.loads(sys.argv[1]))))
