@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import xxhash
 
 from spillgrad.autograd import hooks
 from spillgrad.autograd.engine import Run, outermost_run
@@ -68,6 +69,7 @@ class OffloadedStorage(Storage):
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
+        self._lent: bytes | None = None  # the digest of what it was, where others may or may not change it
         self._used_in: int | None = -1
 
     def __del__(self) -> None:
@@ -96,11 +98,16 @@ class OffloadedStorage(Storage):
 
     def begin_change(self) -> None:
         self._begin_change()
+        self._lent = None
         super().begin_change()
 
     def lend(self) -> None:
-        """Take it that who gets the memory changes it, for as long as he has it."""
-        self._begin_change()
+        """Take it that who gets the memory may change it, for as long as he has it."""
+        with self._residents.lock:
+            was_changing = self._changing
+            self._begin_change()
+            if not was_changing:
+                self._lent = _digest(self.array)
         super().lend()
 
     def _begin_change(self) -> None:
@@ -123,9 +130,14 @@ class OffloadedStorage(Storage):
         """
         if _holders(self._alive) > _STORE_ONLY:
             return False
-        self._residents.store.end_change(self._handle)
-        self._changing = False
+        changed = self._lent is None or self._lent != _digest(cast(np.ndarray, self._alive()))
+        self._residents.store.end_change(self._handle, changed)
+        self._changing, self._lent = False, None
         return True
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _holders(alive: Callable[[], np.ndarray | None]) -> int:
@@ -294,7 +306,8 @@ class Residents:
             return
         if not isinstance(storage, OffloadedStorage):
             array = tensor._array
-            if isinstance(array.base, np.ndarray):  # such memory may live on after its array
+            # Memory of another array may live on after this one; and it comes back from the disk in order.
+            if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
                 array = memory.copy(array)
             handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
             storage.__class__ = OffloadedStorage
@@ -537,7 +550,7 @@ class disk_offload:
 
     `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
-    What `numpy()` returns of such a tensor may be written to, and is stored again once nobody holds it.
+    What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
     one update needs at once, is bytes.

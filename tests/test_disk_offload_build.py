@@ -134,6 +134,30 @@ def test_the_optimizers_function_gets_the_parameters_that_require_gradients(tmp_
     assert sg.disk_offload(layer, adamw, tmp_path, ram_budget="1MiB").model is layer
 
 
+@pytest.mark.parametrize("in_backward", [False, True], ids=["in step", "in backward"])
+def test_of_a_frozen_base_nothing_is_ever_written_again(tmp_path: Path, in_backward: bool):
+    def build() -> nn.Module:
+        return nn.lora(sg.models.build("tiny"), rank=2)
+
+    model = built(build)
+    wanted = train(model, adamw([p for p in model.parameters() if p.requires_grad]))
+    offload = sg.disk_offload(lambda: built(build), adamw, tmp_path, ram_budget=70_000, step_in_backward=in_backward)
+    offload.flush()
+    frozen = [p for p in offload.model.parameters() if not p.requires_grad]
+    adapters = sum(p.nbytes for p in offload.model.parameters() if p.requires_grad)
+    places = [p.storage._handle.extent for p in frozen]
+    before = offload.stats()
+    losses = train(offload.model, offload.optimizer)[: len(TOKENS)]
+    offload.flush()
+    after = offload.stats()
+    assert losses == wanted[: len(TOKENS)]
+    # Adapters, gradients and two moments of each: that is all that changes.
+    assert 0 < after.written_bytes - before.written_bytes <= len(TOKENS) * 4 * adapters
+    assert after.read_bytes - before.read_bytes > 2 * sum(p.nbytes for p in frozen)
+    assert [p.storage._handle.extent for p in frozen] == places
+    assert values(offload.model) == wanted[len(TOKENS) :]
+
+
 def test_weights_of_files_are_read_into_the_store(tmp_path: Path):
     model = built(BUILDERS["GPT"])
     sg.save_checkpoint(tmp_path / "saved", model)
@@ -269,9 +293,8 @@ PEAK = """
         model = offload.model
     else:
         from_file = lambda: sg.models.gpt.from_safetensors(directory)
-        make = build if how == "built" else from_file
-        offload = sg.disk_offload(make, None, directory + "/spill", ram_budget="20MiB")
-        model = offload.model
+        source = build if how == "built" else from_file
+        model = sg.disk_offload(source, None, directory + "/spill", ram_budget="20MiB").model
     print(sum(parameter.nbytes for parameter in model.parameters()), peak_bytes() - before)
 """
 

@@ -79,9 +79,12 @@ class Cache:
         entry.array = array
 
     def end_change(self, entry: Entry) -> None:
-        """Let the changed array be written and evicted as others are."""
+        """Let the array be evicted as others are, and written before, unless it still is what is on disk."""
         entry.changing = False
         self.pinned_bytes -= entry.nbytes
+        if entry.extent is not None:
+            self.clean.add(entry)
+            return
         self.dirty.add(entry)
         self.dirty_bytes += entry.nbytes
 

@@ -222,19 +222,24 @@ class DiskStore:
                 entry = account.live_entry("begin_change", handle)
             if not entry.changing:
                 account.cache.begin_change(entry, array)
-                account.free_extent(entry)
-                account.renumber(entry)
                 if account.waiting_puts:
                     account.changed.notify_all()  # what they wait for can only come later now
         account.look_again()
 
-    def end_change(self, handle: Handle) -> None:
+    def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
         account = self._account
         with account.lock:
             account.settle("end_change")
             entry = account.live_entry("end_change", handle)
+            while entry.changing and changed and entry.readers:  # somebody checks what the disk has
+                account.changed.wait()
+                account.settle("end_change")
+                entry = account.live_entry("end_change", handle)
             if entry.changing:
+                if changed:
+                    account.free_extent(entry)
+                    account.renumber(entry)
                 account.cache.end_change(entry)
                 if account.waiting_puts:
                     account.changed.notify_all()

@@ -84,7 +84,7 @@ class MemoryStore:
         self.get(handle)
         cast(_Kept, handle).array = array
 
-    def end_change(self, handle: Handle) -> None:
+    def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Do nothing: there is no other copy."""
 
     def begin_step(self) -> None:

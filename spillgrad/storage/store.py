@@ -130,8 +130,11 @@ class Store(Protocol):
         """
         ...
 
-    def end_change(self, handle: Handle) -> None:
-        """Note that the array has its new values; a handle that is not being changed is left alone."""
+    def end_change(self, handle: Handle, changed: bool = True) -> None:
+        """Note that the array has its new values, or, unless `changed`, still its old ones.
+
+        A handle that is not being changed is left alone.
+        """
         ...
 
     def begin_step(self) -> None:

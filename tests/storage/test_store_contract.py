@@ -278,6 +278,19 @@ class TestLastingArrays:
             assert_same_bytes(store.get(untouched), others)
         assert store.check() == []
 
+    def test_an_array_that_did_not_change_after_all_is_not_written_again(self, store: Store):
+        array = some_array(shape=(5000,))
+        wanted = array.copy()
+        handle = store.put(array, lasting=True)
+        for was_written in (False, True):
+            written_bytes = store.stats().written_bytes
+            store.begin_change(handle, array)
+            store.end_change(handle, changed=False)
+            store.flush()
+            assert store.stats().written_bytes == written_bytes or not was_written
+            assert_same_bytes(store.get(handle), wanted)
+        assert store.check() == []
+
     def test_memory_of_the_caller_may_change_after_it_was_written(self, store: Store):
         array = some_array(shape=(5000,))
         handle = store.put(array, lasting=True)
