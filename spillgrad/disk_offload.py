@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from spillgrad.nn.registration import (
     register_module_parameter_registration_hook,
 )
 from spillgrad.nn.utils import clip_grad
-from spillgrad.offload_needs import disk_need, largest_need
+from spillgrad.offload_needs import disk_need, largest_need, state_bytes_of
 from spillgrad.optim.optimizer import Group, Optimizer
 from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.storage.disk_store import DiskStore
@@ -305,7 +306,8 @@ class Residents:
             return
         if not isinstance(storage, OffloadedStorage):
             array = tensor._array
-            if isinstance(array.base, np.ndarray):  # such memory may live on after its array
+            # Memory of another array may live on after this one; and it comes back from the disk in order.
+            if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
                 array = memory.copy(array)
             handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
             storage.__class__ = OffloadedStorage
@@ -489,14 +491,22 @@ class _Training:
 
     @contextlib.contextmanager
     def _around_update(self, param: Tensor) -> Iterator[None]:
+        optimizer = self._optimizer()
         self.residents.enter(id(param))
         try:
-            yield
+            with self._room_for_state(optimizer, param):
+                yield
         finally:
             self.residents.leave(id(param))
-        optimizer = self._optimizer()
         if optimizer is not None:
             self._put_state_away(optimizer, param)
+
+    def _room_for_state(self, optimizer: Optimizer | None, param: Tensor) -> AbstractContextManager[None]:
+        """Return the context of a parameter's update: a first one makes state that the store does not have yet."""
+        group = None if optimizer is None or optimizer.state.get(param) else self._group_of(optimizer, param)
+        if optimizer is None or group is None or param.grad is None:
+            return contextlib.nullcontext()
+        return self.residents.store.room(state_bytes_of(optimizer, param, group))
 
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         for key, value in optimizer.state.get(param, {}).items():

@@ -40,7 +40,7 @@ class DiskNeed(NamedTuple):
 def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> DiskNeed:
     """Return the bytes that a model and its optimizer's state have on disk, with or without gradients there."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    state = 0 if optimizer is None else sum(_state_bytes(optimizer, *member) for member in _members(optimizer))
+    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in _members(optimizer))
     return DiskNeed(
         sum(tensor.nbytes for tensor in tensors),
         sum(tensor.nbytes for tensor in tensors if tensor.requires_grad) if gradients else 0,
@@ -80,7 +80,7 @@ def _of_updates(model: Module, optimizer: Optimizer | None) -> Iterator[Need]:
         return
     for param, group in _members(optimizer):
         if param.requires_grad and id(param) in names:
-            state_bytes = _state_bytes(optimizer, param, group)
+            state_bytes = state_bytes_of(optimizer, param, group)
             nbytes = 2 * param.nbytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
             yield Need(
@@ -94,7 +94,7 @@ def _members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
     return ((param, group) for group in optimizer.param_groups for param in group["params"])
 
 
-def _state_bytes(optimizer: Optimizer, param: Tensor, group: Group) -> int:
+def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
     """Return the bytes of a parameter's state, also of what its first update has yet to make."""
     there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
     expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0

@@ -152,8 +152,9 @@ class Optimizer:
         self.state.clear()
         for number, state in state_dict["state"].items():
             param = by_number[number]
-            with self.around_update(param):  # puts the state away again where that lives on disk
-                self.state[param] = {key: _copied(value) for key, value in state.items()}
+            for key, value in state.items():
+                with self.around_update(param):  # puts it away again, before the next, where state lives on disk
+                    self.state[param][key] = _copied(value)
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples

@@ -2,13 +2,13 @@
 
 * `plan(model, batch, context, ram)` returns a `Plan`: `prediction`, `treatments`, `alternatives`;
 * `measure(directory)` returns this `Machine`: its products, and its `Disk`;
-* `profile(…)` and `Whole`, the parts it is made of: what a shallow model shows, and what follows for the whole one.
+* `observe(…)` returns the `Whole` that predicts any budget and choice, from a `Profile` of two layers.
 
 `save_on_disk(policy="auto")` makes the same choice in a running training, from its first steps.
 """
 
 from spillgrad.planning.machine import Disk, Machine, measure
-from spillgrad.planning.plan import Alternative, Plan, Treatment, plan
+from spillgrad.planning.plan import Alternative, Plan, Treatment, observe, plan
 from spillgrad.planning.predict import Prediction, Whole
 from spillgrad.planning.profile import Profile, profile
 
@@ -22,6 +22,7 @@ __all__ = [
     "Treatment",
     "Whole",
     "measure",
+    "observe",
     "plan",
     "profile",
 ]

@@ -128,10 +128,7 @@ def plan(
     ram_bytes = parse_bytes(ram)
     place = tempfile.gettempdir() if directory is None else os.fspath(directory)
     build, layers, name = _builder(model, context, depth, lora)
-    if loss is None:
-        if not isinstance(model, str):
-            raise ArgumentError("plan: got a function that builds a model, but no loss; give a function of the model")
-        loss = _language_loss(batch, context, catalogue.config(model).vocab_size)
+    loss = _loss(model, batch, context) if loss is None else loss
     machine = measure(place) if machine is None else machine
 
     def watched(in_store: bool) -> Whole:
@@ -167,6 +164,21 @@ def plan(
         machine=machine,
         alternatives=tuple(_alternatives(wholes, ram_bytes)),
     )
+
+
+def observe(
+    model: str, batch: int, context: int, ram: int | str, directory: str | os.PathLike[str], *, offload: bool
+) -> Whole:
+    """Return what follows for a whole model of the catalogue, trained by AdamW, from two layers of it, as `plan` does.
+
+    Its `machine` may be replaced, to predict for another.
+    Raises what `plan` raises.
+    """
+    build, layers, _ = _builder(model, context, None, None)
+    machine, place = measure(directory), os.fspath(directory)
+    loss = _loss(model, batch, context)
+    found = _profile(build, layers, loss, AdamW, place, parse_bytes(ram), offload, False, machine)
+    return Whole(found, layers, machine)
 
 
 def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
@@ -229,8 +241,11 @@ def _builder(
     return lambda count: with_adapters(bare(count), rank), layers, f"{name} with adapters of rank {rank}"
 
 
-def _language_loss(batch: int, context: int, tokens: int) -> Callable[[Module], Tensor]:
-    drawn = np.random.default_rng(0).integers(0, min(tokens, _BYTES), (batch, context + 1))
+def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Callable[[Module], Tensor]:
+    """Return the loss of a language model on drawn bytes."""
+    if not isinstance(model, str):
+        raise ArgumentError("plan: got a function that builds a model, but no loss; give a function of the model")
+    drawn = np.random.default_rng(0).integers(0, _BYTES, (batch, context + 1))
 
     def loss(model: Module) -> Tensor:
         return model(drawn[:, :-1], drawn[:, 1:])[1]  # type: ignore[no-any-return]

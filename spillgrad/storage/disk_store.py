@@ -4,7 +4,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +247,22 @@ class DiskStore:
                 self._writer.wake_if_behind()
                 self._writer.wait_for_room(0)
         account.look_again()
+
+    @contextlib.contextmanager
+    def room(self, nbytes: int) -> Iterator[None]:
+        """Count so many bytes that the caller uses inside; waits as `put` does until they fit, if they can."""
+        account = self._account
+        with account.lock:
+            account.settle("room")
+            self._writer.wait_for_room(nbytes)
+            account.cache.reserve(nbytes, pinned=True)
+        try:
+            yield
+        finally:
+            with account.lock:
+                account.cache.unreserve(nbytes, pinned=True)
+                account.changed.notify_all()
+            account.look_again()
 
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""

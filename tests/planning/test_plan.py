@@ -96,12 +96,12 @@ def test_a_model_in_ram_has_all_its_gradients_when_it_is_updated_and_all_it_save
     whole = Whole(made_up(offload=False), 5, QUICK)
     more = 3 * PARAMETERS  # of three layers that did not run; as much for gradients, twice for state
     assert whole.peak_bytes(0) == 10_000 + BESIDE + 4 * more
-    # Under a large budget, what is saved is all there before gradients come: less than they are.
-    assert whole.peak_bytes(10**6) == 10_000 + BESIDE + 4 * more
-    # Where it is more than they are, it decides.
+    # Under a large budget, the last two layers have yet to use what they saved when the others have their gradients.
+    assert whole.peak_bytes(10**6) == 10_000 + BESIDE + 4 * more + 2 * 2 * SAVED
+    # Of a frozen model, it is most when all is saved.
     profile = made_up(offload=False)
     profile.trained_bytes.clear()
-    assert Whole(profile, 5, QUICK).peak_bytes(10**6) == 10_000 + BESIDE + more + 100
+    assert Whole(profile, 5, QUICK).peak_bytes(10**6) == 10_000 + BESIDE + more + 5 * 2 * SAVED
 
 
 def test_an_offloaded_model_takes_the_budget_however_deep_it_is():
@@ -150,8 +150,8 @@ def test_two_layers_tell_what_six_save_and_move(offload: bool, tmp_path: Path):
             budget = max(int(share * (saved + lasting)), found.least_budget)
             predicted = whole.predict(budget, choice)
             written, read = moved(6, budget, policy, offload, tmp_path)
-            # Bytes that a step of the tiny model moves in either direction, where it moves any to speak of.
-            allowed = 0.15 * (written + read) + (1 << 18)
+            # Where hardly anything moves, a share of what might: it depends on when the writer comes to it.
+            allowed = 0.15 * (written + read) + 0.03 * (saved + lasting)
             assert predicted.written_bytes == pytest.approx(written, abs=allowed)
             assert predicted.read_bytes == pytest.approx(read, abs=allowed)
 

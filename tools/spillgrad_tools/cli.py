@@ -300,6 +300,22 @@ def bench_train(
     run(as_json, model, batch, context, steps, threads, page, directory, name, large)
 
 
+@bench.command("plan")
+def bench_plan(
+    as_json: Json = False,
+    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "small",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 16,
+    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 256,
+    ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory for watching two layers.")] = "2GiB",
+    directory: Disk = Path(),
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3,
+) -> None:
+    """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
+    from spillgrad_tools.bench_plan import run
+
+    run(as_json, model, batch, context, ram, directory, steps)
+
+
 @bench.command("spill")
 def bench_spill(
     as_json: Json = False,

@@ -1,0 +1,72 @@
+"""`spillgrad plan` and `spillgrad bench plan`: what they print."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spillgrad_tools import bench_plan
+from spillgrad_tools.bench_plan import Comparison
+from spillgrad_tools.cli import main
+
+TINY = ["plan", "--model", "tiny", "--batch", "2", "--context", "64"]
+
+
+def test_a_plan_shows_what_becomes_of_everything_and_the_command_that_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([*TINY, "--ram", "4GiB", "--dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "saved in transformer.h.0", "parameters, gradients, optimizer state", "peak RAM of the process",
+        "the least that works", "written a step", "a step", "with RAM of", "GFLOP/s", "free",
+    ):  # fmt: skip
+        assert words in printed
+    command = shlex.split(printed.splitlines()[-1])
+    assert command == ["spillgrad", "train", "--model", "tiny", "--batch", "2", "--context", "64", "--no-spill"]
+
+
+def test_the_command_of_a_plan_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "--ram", "4GiB", "--offload", "--lora", "2", "--autocast", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    words = shlex.split(told["command"])[1:]
+    assert {"--offload", "--lora", "--autocast", "--ram-budget", "--policy"} <= set(words)
+    assert told["offload"]
+    assert main([*words, "--steps", "1", "--out", "out"]) == 0
+    assert "peak RSS" in capsys.readouterr().out
+
+
+def test_too_little_memory_is_status_2_and_says_the_least_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*TINY, "--ram", "40MiB", "--dir", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "the least that works is" in printed.err
+
+
+def test_a_comparison_judges_bytes_and_seconds_by_their_own_limits():
+    predicted = {"moved_bytes": 110.0, "peak_bytes": 120.0, "step_s": 1.25}
+    compared = Comparison("run", predicted, {"moved_bytes": 100.0, "peak_bytes": 100.0, "step_s": 1.0}, 1000)
+    assert [compared.within(name) for name in predicted] == [True, False, True]
+    assert compared.ratio("step_s") == 1.25
+    assert Comparison("run", {"moved_bytes": 9.0}, {"moved_bytes": 0.0}, 1000).within("moved_bytes")
+    assert not Comparison("run", {"moved_bytes": 90.0}, {"moved_bytes": 0.0}, 1000).within("moved_bytes")
+
+
+def test_the_benchmark_runs_what_it_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(bench_plan, "SHARES", (0.5,))
+    monkeypatch.setattr(bench_plan, "POLICIES", ("spill",))
+    command = ["bench", "plan", "--model", "tiny", "--batch", "2", "--context", "64", "--steps", "1"]
+    assert main([*command, "--dir", str(tmp_path), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert len(runs) == 2  # in RAM, and offloaded
+    assert all(each["measured"]["step_s"] > 0 and each["predicted"]["peak_bytes"] > 0 for each in runs)
+    assert list(tmp_path.iterdir()) == []
