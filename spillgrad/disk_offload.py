@@ -306,7 +306,8 @@ class Residents:
             return
         if not isinstance(storage, OffloadedStorage):
             array = tensor._array
-            if isinstance(array.base, np.ndarray):  # such memory may live on after its array
+            # Memory of another array may live on after this one; and it comes back from the disk in order.
+            if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
                 array = memory.copy(array)
             handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
             storage.__class__ = OffloadedStorage

@@ -160,6 +160,27 @@ def linear(directory: Path) -> nn.Linear:
     return layer
 
 
+def test_a_parameter_whose_memory_lies_otherwise_trains_as_in_ram(tmp_path: Path):
+    def run(offloaded: bool) -> list[np.ndarray]:
+        sg.manual_seed(0)
+        layer = nn.Linear(30, 40)
+        memory = np.asfortranarray(layer.weight.numpy())  # which stays alive
+        layer.weight = nn.Parameter(memory)
+        optimizer = adamw(layer)
+        if offloaded:
+            sg.disk_offload(layer, optimizer, tmp_path, ram_budget=least(layer, optimizer))
+        for _ in range(3):
+            layer(sg.ones(2, 30)).square().sum().backward()
+            with sg.no_grad():
+                layer(sg.ones(2, 30))  # what the graph holds of the weight is no longer in RAM
+            optimizer.step()
+            optimizer.zero_grad()
+        return [layer.weight.numpy().copy(), layer(sg.ones(2, 30)).detach().numpy(), memory[:0]]
+
+    for got, wanted in zip(run(True), run(False), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_what_a_user_does_to_parameters_takes_effect(tmp_path: Path):
     sg.manual_seed(0)
     plain = nn.Linear(30, 40)

@@ -269,9 +269,8 @@ PEAK = """
         model = offload.model
     else:
         from_file = lambda: sg.models.gpt.from_safetensors(directory)
-        make = build if how == "built" else from_file
-        offload = sg.disk_offload(make, None, directory + "/spill", ram_budget="20MiB")
-        model = offload.model
+        source = build if how == "built" else from_file
+        model = sg.disk_offload(source, None, directory + "/spill", ram_budget="20MiB").model
     print(sum(parameter.nbytes for parameter in model.parameters()), peak_bytes() - before)
 """
 

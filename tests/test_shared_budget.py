@@ -357,3 +357,27 @@ def test_what_is_saved_is_not_read_ahead_while_more_is_being_saved(tmp_path: Pat
     assert min(written for _, written in moved[2:]) > 1 << 20
     # It would leave RAM again: going forward, hardly anything but parameters is read.
     assert sum(read for read, _ in moved[2:]) < 1 << 20
+
+
+def test_a_gradient_that_waits_for_another_of_its_parameter_is_in_the_store(tmp_path: Path):
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(sg.randn(512, 512) / 20)
+
+        def forward(self, x: sg.Tensor) -> sg.Tensor:
+            hidden = (x @ self.weight).tanh()
+            if hidden.requires_grad:
+                hidden.register_hook(lambda gradient: live.append(offload.stats().live_bytes))
+            return hidden @ self.weight
+
+    live: list[int] = []
+    model = Tied()
+    x = sg.ones(2, 512)
+    plain = Tied()
+    plain.weight.data = model.weight.data.clone()
+    offload = sg.disk_offload(model, directory=tmp_path, ram_budget="4MiB")
+    model(x).sum().backward()
+    assert live == [2 * model.weight.nbytes]
+    plain(x).sum().backward()
+    np.testing.assert_array_equal(model.weight.grad.numpy(), plain.weight.grad.numpy())

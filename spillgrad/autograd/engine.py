@@ -10,7 +10,7 @@ from typing import Any
 from spillgrad import labels
 from spillgrad.autograd import anomaly_mode, hooks
 from spillgrad.autograd.grad_mode import state
-from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, accumulate_gradients, add_gradients
+from spillgrad.autograd.node import NO_EDGE, Edge, Node, accumulate_gradients, add_gradients
 from spillgrad.autograd.unshared import is_unshared
 from spillgrad.errors import GraphError
 
@@ -107,6 +107,7 @@ def run_backward(
     captured: list[Any] = [None] * (0 if inputs is None else len(inputs))
 
     arrived: dict[Node, list[Any]] = {}
+    leaves_that_wait: list[Any] = []  # for more gradients than have arrived
     for root, grad in zip(roots, root_grads, strict=True):
         if grad is not None and root not in stopped:
             _deliver(arrived, root, grad)
@@ -152,9 +153,13 @@ def run_backward(
                 waiting[source] -= 1
                 if waiting[source] == 0:
                     heapq.heappush(ready, (source.rank, -source.sequence, source))
-                elif isinstance(source, AccumulateGrad) and source in arrived:
-                    source.put_away(arrived[source])
+                elif source.rank == 0:
+                    leaves_that_wait.append(source)
             del results
+            while leaves_that_wait:
+                leaf = leaves_that_wait.pop()
+                if leaf in arrived:
+                    leaf.put_away(arrived[leaf])
         for end in run.at_end:
             end()
     finally:
