@@ -160,22 +160,21 @@ def linear(directory: Path) -> nn.Linear:
     return layer
 
 
-def test_a_parameter_whose_memory_lies_otherwise_trains_as_in_ram(tmp_path: Path):
+def test_a_parameter_whose_memory_lies_otherwise_is_used_in_order(tmp_path: Path):
     def run(offloaded: bool) -> list[np.ndarray]:
         sg.manual_seed(0)
-        layer = nn.Linear(30, 40)
-        memory = np.asfortranarray(layer.weight.numpy())  # which stays alive
+        layer, other = nn.Linear(30, 40), nn.Linear(30, 40)
+        memory = np.asfortranarray(layer.weight.numpy())
         layer.weight = nn.Parameter(memory)
-        optimizer = adamw(layer)
+        layers = nn.ModuleList([layer, other])
         if offloaded:
-            sg.disk_offload(layer, optimizer, tmp_path, ram_budget=least(layer, optimizer))
-        for _ in range(3):
-            layer(sg.ones(2, 30)).square().sum().backward()
-            with sg.no_grad():
-                layer(sg.ones(2, 30))  # what the graph holds of the weight is no longer in RAM
-            optimizer.step()
-            optimizer.zero_grad()
-        return [layer.weight.numpy().copy(), layer(sg.ones(2, 30)).detach().numpy(), memory[:0]]
+            sg.disk_offload(layers, directory=tmp_path, ram_budget=least(layers))
+        x = sg.ones(2, 30, requires_grad=True)
+        loss = layer(x).square().sum()
+        del memory
+        other(x)  # evicts the layer
+        loss.backward()
+        return [layer.weight.numpy().copy(), x.grad.numpy(), layer.weight.grad.numpy().copy()]
 
     for got, wanted in zip(run(True), run(False), strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -310,6 +309,45 @@ def test_without_the_model_nothing_is_left(tmp_path: Path):
         assert list(tmp_path.iterdir()) == []
     finally:
         gc.enable()
+
+
+def test_zeroed_gradients_and_the_state_dict_hold_nothing_in_ram(tmp_path: Path):
+    model = build()
+    optimizer = adamw(model)
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    model(BATCHES[0][:, :-1].copy(), BATCHES[0][:, 1:].copy())[1].backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    state = model.state_dict(), optimizer.state_dict(), [parameter.data for parameter in model.parameters()]
+    offload.flush()
+    assert held_bytes(offload) == 0
+    assert all((parameter.grad.numpy() == 0).all() for parameter in model.parameters())
+    assert len(state) == 3
+
+
+def test_a_parameter_that_is_no_longer_frozen_trains_from_disk(tmp_path: Path):
+    def run(offloaded: bool, **options: object) -> list[np.ndarray]:
+        sg.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30))
+        optimizer = adamw(layers)
+        if offloaded:
+            sg.disk_offload(layers, optimizer, tmp_path, ram_budget=least(layers, optimizer) * 2, **options)
+        for step in range(4):
+            if step == 2:
+                layers.requires_grad_()
+            layers(sg.ones(2, 30)).square().sum().backward()
+            if offloaded and not options:
+                gradients = [parameter.grad for parameter in layers.parameters() if parameter.grad is not None]
+                assert len(gradients) == (2 if step < 2 else 4)
+                assert all(gradient.storage.offloaded for gradient in gradients)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.numpy().copy() for parameter in layers.parameters()]
+
+    wanted = run(False)
+    for options in ({}, {"step_in_backward": True}, {"step_in_backward": True, "max_grad_norm": 1e9}):
+        for got, value in zip(run(True, **options), wanted, strict=True):
+            np.testing.assert_array_equal(got, value)
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path):

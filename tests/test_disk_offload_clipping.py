@@ -104,6 +104,20 @@ def test_clipped_training_is_bit_for_bit_that_in_ram(
     assert stats.peak_ram_bytes <= offload.least_budget
 
 
+@pytest.mark.parametrize("in_backward", [False, True], ids=["in step", "in backward"])
+@pytest.mark.parametrize("dtype", [sg.bfloat16, sg.float64], ids=["bfloat16", "float64"])
+def test_gradients_of_other_dtypes_are_clipped_as_in_ram(tmp_path: Path, in_backward: bool, dtype: sg.dtype):
+    def start() -> tuple[nn.Module, sg.optim.Optimizer]:
+        model = build().to(dtype)
+        return model, OPTIMIZERS["AdamW"](model)
+
+    wanted = train(*start(), MAX_NORM)
+    model, optimizer = start()
+    budget = largest_need(model, optimizer).nbytes
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget=budget, step_in_backward=in_backward, max_grad_norm=MAX_NORM)
+    assert train(model, optimizer) == wanted
+
+
 def test_gradients_that_accumulate_are_clipped_together(tmp_path: Path):
     model = build()
     wanted = train(model, OPTIMIZERS["AdamW"](model), MAX_NORM, accumulate=3)
