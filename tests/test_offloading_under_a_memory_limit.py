@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory_group import memory_group
+from spillgrad_tools.memory_cap import MemoryCap
 
 STEPS = 2
 # 27 M parameters, 110 MB: six layers, and an embedding of 34 MB, which is the head.
 TRAIN = """
-    import os, resource, sys
-    directory, how, group, limit_bytes = sys.argv[1], sys.argv[2].split(), sys.argv[3], int(sys.argv[4])
-    if group:
-        with open(group + "/cgroup.procs", "w") as processes:
-            processes.write(str(os.getpid()))
-    import contextlib
+    import contextlib, sys
     import numpy as np
     import spillgrad as sg
+    directory, how, steps = sys.argv[1], sys.argv[2].split(), int(sys.argv[3])
     lora = "lora" in how
 
     def build(**sizes):
@@ -53,27 +49,16 @@ TRAIN = """
             yield loss.item().hex()
 
     list(train(1, *make("64MiB")))  # loads the kernels
-    if limit_bytes and not group:
-        # Beside what is touched, this limit counts the stacks of threads and what was given back and stays mapped.
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes + (96 << 20),) * 2)
     budget = "36MiB" if lora else "136MiB"
-    print(*train(int(sys.argv[5]), *make(budget, vocab_size=16384, n_embd=512, n_head=8, n_layer=6)))
+    print(*train(steps, *make(budget, vocab_size=16384, n_embd=512, n_head=8, n_layer=6)))
 """
 
 
-def train(directory: Path, how: str, limit_bytes: int = 0) -> subprocess.CompletedProcess[str]:
-    with memory_group(limit_bytes) if limit_bytes else contextlib.nullcontext() as group:
+def train(directory: Path, how: str, limit_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(TRAIN), str(directory), how, str(STEPS)]
+    with contextlib.nullcontext() if limit_bytes is None else MemoryCap(limit_bytes) as cap:
         return subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                textwrap.dedent(TRAIN),
-                str(directory),
-                how,
-                str(group or ""),
-                str(limit_bytes),
-                str(STEPS),
-            ],
+            command if cap is None else cap.command(command),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,

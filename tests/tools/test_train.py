@@ -461,11 +461,11 @@ def test_the_command_accumulates(here: Path, capsys: pytest.CaptureFixture[str])
     assert Training.settings_of(here / "out")[0].accumulate == 3
 
 
-@pytest.mark.parametrize("policy", ["keep", "spill", "recompute"])
-def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, here: Path):
-    budget = ["--ram-budget", "0"]
-    assert main([*ARGUMENTS, "--steps", "2", *budget, "--out", "plain"]) == 0
-    assert main([*ARGUMENTS, "--steps", "2", *budget, "--policy", policy, "--out", policy]) == 0
+@pytest.mark.parametrize("place", [["--ram-budget", "0"], ["--offload", "--ram-budget", "300KiB"]], ids=" ".join)
+@pytest.mark.parametrize("policy", ["keep", "spill", "recompute", "auto"])
+def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, place: list[str], here: Path):
+    assert main([*ARGUMENTS, "--steps", "4", "--no-spill", "--out", "plain"]) == 0
+    assert main([*ARGUMENTS, "--steps", "4", *place, "--policy", policy, "--out", policy]) == 0
     plain, other = saved_model(here / "plain"), saved_model(here / policy)
     assert {name: array.tobytes() for name, array in plain.items()} == {n: a.tobytes() for n, a in other.items()}
     wait_until(lambda: not list(here.rglob("*.h5")))

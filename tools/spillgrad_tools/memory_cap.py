@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
+# Beside what is touched, RLIMIT_DATA counts the stacks of threads and what was given back and stays mapped.
+_UNTOUCHED_BYTES = 96 << 20
 # How long the kernel may take to empty a group whose processes have ended.
 _EMPTY_S = 10.0
 
@@ -56,7 +58,7 @@ class MemoryCap:
     def command(self, words: Sequence[str]) -> list[str]:
         """Return what to start instead of `words`: the same within the bound."""
         if self._group is None:
-            return ["sh", "-c", f'ulimit -d {self.limit_bytes >> 10} && exec "$@"', "sh", *words]
+            return ["sh", "-c", f'ulimit -d {(self.limit_bytes + _UNTOUCHED_BYTES) >> 10} && exec "$@"', "sh", *words]
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group.path / "cgroup.procs"), *words]
 
     def peak_bytes(self) -> int | None:
