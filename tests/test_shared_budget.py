@@ -337,6 +337,28 @@ def test_a_converted_parameter_that_changed_before_backward_is_refused(tmp_path:
         loss.backward()
 
 
+def test_what_is_saved_is_not_read_ahead_while_more_is_being_saved(tmp_path: Path):
+    model = sg.models.build("tiny", n_layer=6)
+    optimizer = sg.optim.AdamW(model.parameters())
+    tokens = np.random.default_rng(0).integers(0, 256, (8, 65))
+    offload = sg.disk_offload(
+        model, optimizer, tmp_path, ram_budget=12_500_000, step_in_backward=True, max_grad_norm=1.0
+    )
+    for block in model.transformer.h:  # the prefetcher has all the time it wants between blocks
+        block.register_forward_hook(lambda module, args, result: time.sleep(0.02))
+    moved = []
+    for _ in range(6):
+        before = offload.stats()
+        with sg.save_on_disk(offload):
+            loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+        after = offload.stats()
+        loss.backward()
+        moved.append((after.read_bytes - before.read_bytes, after.written_bytes - before.written_bytes))
+    assert min(written for _, written in moved[2:]) > 1 << 20
+    # It would leave RAM again: going forward, hardly anything but parameters is read.
+    assert sum(read for read, _ in moved[2:]) < 1 << 20
+
+
 def test_a_gradient_that_waits_for_another_of_its_parameter_is_in_the_store(tmp_path: Path):
     class Tied(nn.Module):
         def __init__(self) -> None:

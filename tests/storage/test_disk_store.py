@@ -440,6 +440,32 @@ def test_open_descriptors_do_not_grow(make_store: MakeStore):
     assert len(os.listdir("/proc/self/fd")) < limit // 4
 
 
+def test_who_asks_is_told_once_what_the_present_step_moved(make_store: MakeStore):
+    store = make_store(0)
+    before = store.put(np.zeros(5_000, np.int64))
+    store.drop(before)
+    told = []
+    handles = [store.put(np.full(10_000, i)) for i in range(3)]
+    store.at_step_end(told.append)
+    for handle in reversed(handles):
+        store.get(handle)
+    assert told == []
+    for handle in handles:
+        store.drop(handle)
+    wait_until(lambda: len(told) == 1)
+    (step,) = told
+    assert (step.written_bytes, step.read_bytes, step.moved_bytes) == (240_000, 240_000, 480_000)
+    assert 0 < step.writing_s < step.seconds
+    assert 0 < step.reading_s < step.seconds
+    assert step.waited_s > 0
+    stats = store.stats()
+    assert stats.writing_s > step.writing_s  # with the step before
+    assert stats.wait_write_s + stats.wait_read_s == pytest.approx(store.waited_s)
+    store.drop(store.put(np.zeros(10_000)))
+    store.flush()
+    assert len(told) == 1
+
+
 def test_lasting_arrays_that_changed_and_cannot_stay_are_written_before_anybody_waits_for_room(make_store: MakeStore):
     nbytes = 100_000
     store = make_store(3 * nbytes)
