@@ -55,7 +55,7 @@ TRAIN = """
     list(train(1, *make("64MiB")))  # loads the kernels
     if limit_bytes and not group:
         # Beside what is touched, this limit counts the stacks of threads and what was given back and stays mapped.
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes + (96 << 20),) * 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes + (144 << 20),) * 2)
     budget = "36MiB" if lora else "136MiB"
     print(*train(int(sys.argv[5]), *make(budget, vocab_size=16384, n_embd=512, n_head=8, n_layer=6)))
 """
