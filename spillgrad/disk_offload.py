@@ -96,6 +96,16 @@ class OffloadedStorage(Storage):
             frame.arrays.append(array)
         return array
 
+    def array_to_overwrite(self) -> np.ndarray:
+        """Return the memory as it is in RAM, else other memory, which is taken over when a change begins."""
+        with self._residents.lock:
+            array = self._alive()
+            if array is None:
+                self._residents.settle()
+                array = memory.empty(self._shape, self._dtype)
+                self._alive = weakref.ref(array)
+        return array
+
     def begin_change(self) -> None:
         self._begin_change()
         self._lent = None
@@ -167,6 +177,9 @@ class _Offloaded(Tensor):
     def _array(self, array: np.ndarray) -> None:
         self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]  # other memory is plain memory
         self._array = array
+
+    def array_to_overwrite(self) -> np.ndarray:
+        return self._storage.array_to_overwrite()
 
     def alias(self, edge: Edge = NO_EDGE) -> Tensor:
         """Return another such tensor, without graph or with the given place in it; it is not read for that."""

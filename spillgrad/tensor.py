@@ -137,6 +137,10 @@ class Tensor:
         """The NumPy array over the tensor's memory, for internal use; `numpy()` is the user's door."""
         return self._array
 
+    def array_to_overwrite(self) -> np.ndarray:
+        """Return the array to begin a change of which every element is replaced: its present values may be missing."""
+        return self._array
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The size of each dimension."""

@@ -72,8 +72,11 @@ class StoredTensor:
     def copy_to(self, tensor: Tensor) -> None:
         """Overwrite a tensor in place: of the same dtype and dense, with no memory beside its own."""
         with no_grad():
-            array = tensor.array  # held, so that one that lives on disk is read once
-            if array.dtype != self.dtype or not array.flags.c_contiguous:
+            if tensor.dtype != self.dtype or tensor.shape != self.shape:
+                inplace.copy_(tensor, self)
+                return
+            array = tensor.array_to_overwrite()  # held, for it may not be anywhere else yet
+            if not array.flags.c_contiguous:
                 inplace.copy_(tensor, self)
                 return
             inplace.begin_write(tensor, "copy_", self.shape, self.dtype)

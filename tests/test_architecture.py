@@ -21,6 +21,7 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.data",
     "spillgrad.models",
     "spillgrad.checkpoint",
+    "spillgrad.offload_needs",
     "spillgrad.serialization",
     "spillgrad.tensor_files",
     "spillgrad.utils",

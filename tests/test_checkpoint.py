@@ -14,6 +14,7 @@ import spillgrad as sg
 from spillgrad import checkpoint, nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError
+from spillgrad.offload_needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
 from tests.storage.test_disk_store import in_own_mounts
@@ -566,6 +567,7 @@ MEMORY = """
 import sys
 import psutil
 import spillgrad as sg
+from spillgrad.offload_needs import largest_need
 
 def peak_bytes():
     with open("/proc/self/status") as file:
@@ -578,7 +580,8 @@ if verb == "save":
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = sg.ones_like(parameter)
 if place == "disk":
-    offload = sg.disk_offload(model, optimizer, directory + "/spill", ram_budget=0)
+    least = largest_need(model, optimizer).nbytes
+    offload = sg.disk_offload(model, optimizer, directory + "/spill", ram_budget=least)
 sg.empty_cache()
 before_bytes = psutil.Process().memory_info().rss
 with open("/proc/self/clear_refs", "w") as file:
@@ -610,7 +613,7 @@ def _offloaded(directory, seed):
     model[3].weight = nn.Parameter(model[0].weight.detach().t().clone())
     optimizer = AdamW(model.parameters(), lr=0.1)
     if directory is not None:
-        sg.disk_offload(model, optimizer, directory, ram_budget=0)
+        sg.disk_offload(model, optimizer, directory, ram_budget=largest_need(model, optimizer).nbytes)
     return model, optimizer
 
 

@@ -140,6 +140,7 @@ def test_weights_of_files_are_read_into_the_store(tmp_path: Path):
     offload = sg.disk_offload(
         lambda: sg.models.gpt.from_safetensors(tmp_path / "saved"), directory=tmp_path / "spill", ram_budget="70KB"
     )
+    assert offload.stats().cache_misses == 0  # what is overwritten is not read before
     assert values(offload.model) == values(model)
     assert not offload.model.training
     assert offload.stats().peak_ram_bytes <= 70_000 + (64 << 10)

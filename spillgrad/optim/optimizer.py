@@ -18,8 +18,9 @@ ParameterList = Iterable[Tensor] | Iterable[Group]
 
 
 class Optimizer:
-    """Updates parameters from their gradients. Subclasses say how for one parameter, in `update`.
+    """Updates parameters from their gradients.
 
+    Subclasses say how for one parameter, in `update`, and how many tensors of its size they keep, in `state_tensors`.
     `param_groups` are dicts of "params" and options; `state` maps a parameter to a dict of what its updates remember.
     """
 

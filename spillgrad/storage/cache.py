@@ -70,13 +70,17 @@ class Cache:
         if entry.array is not array and lease is not None and lease() is array:
             self.pinned_bytes -= entry.nbytes  # only callers held it
             lease.pinned = False
-        elif entry.array is not array:  # it is memory of the caller's, which was not counted since it was written
+        elif entry.array is not array:  # it is memory of the caller's, which is not counted
             self.release(entry)
-            entry.lease = None
+            self._watch(entry, array)
             self.reserve(entry.nbytes)
         self.absent.discard(entry)  # last: what was released may have come to be there
         self.pinned_bytes += entry.nbytes
         entry.array = array
+
+    def counts(self, entry: Entry, array: np.ndarray) -> bool:
+        """Return whether `array`, that of `entry`, is part of `ram_bytes`."""
+        return entry.array is array or (entry.lease is not None and entry.lease() is array)
 
     def end_change(self, entry: Entry) -> None:
         """Let the array be evicted as others are, and written before, unless it still is what is on disk."""

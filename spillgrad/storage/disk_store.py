@@ -216,6 +216,8 @@ class DiskStore:
         with account.lock:
             account.settle("begin_change")
             entry = account.live_entry("begin_change", handle)
+            if not account.cache.counts(entry, array):
+                self._writer.wait_for_room(entry.nbytes)
             while entry.writing or entry.loading or entry.readers:
                 account.changed.wait()
                 account.settle("begin_change")

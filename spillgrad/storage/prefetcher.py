@@ -36,7 +36,10 @@ class Prefetcher:
         while self._loading < _LOADING_MAX:
             entry = self._next()
             account.loads_wait = entry is not None  # from before it looks for room: some may be made meanwhile
-            if entry is None or not account.cache.make_room(self._room_for(entry), for_rank=entry.rank):
+            # Who waits for room goes first: else what is evicted for him is loaded again, before he has all he needs.
+            if entry is None or account.waiting_puts:
+                return
+            if not account.cache.make_room(self._room_for(entry), for_rank=entry.rank):
                 return
             account.loads_wait = False
             self._loader.begin(entry, pinned=False)

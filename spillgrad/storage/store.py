@@ -129,6 +129,8 @@ class Store(Protocol):
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
+        Who overwrites all of it may give another array of its shape and dtype, which is that of `handle` from then on.
+
         Raises what `get` raises.
         """
         ...

@@ -291,6 +291,21 @@ class TestLastingArrays:
             assert_same_bytes(store.get(handle), wanted)
         assert store.check() == []
 
+    @pytest.mark.parametrize("read_ahead", [False, True])
+    def test_an_array_that_is_overwritten_may_be_another_one(self, store: Store, read_ahead: bool):
+        handle = store.put(some_array(shape=(5000,)), lasting=True)
+        store.flush()
+        if read_ahead:
+            store.prefetch([handle])
+        other = np.empty(handle.shape, handle.dtype)
+        store.begin_change(handle, other)
+        other[:] = 4
+        store.end_change(handle)
+        del other
+        store.flush()
+        assert (store.get(handle) == 4).all()
+        assert store.check() == []
+
     def test_memory_of_the_caller_may_change_after_it_was_written(self, store: Store):
         array = some_array(shape=(5000,))
         handle = store.put(array, lasting=True)
