@@ -89,10 +89,12 @@ class Writer:
         """Whether what is in RAM only, and what comes, exceed the budget: the sooner it is written, the less waits."""
         cache = self._account.cache
         entry = cache.dirty.lowest()
-        if entry is None or cache.schedule.stays(entry, cache.budget_bytes):
+        if entry is None:
             return False
         if cache.schedule.leaves(entry, cache.budget_bytes):
             return True
+        if cache.schedule.stays(entry, cache.budget_bytes):
+            return False
         coming_bytes = cache.schedule.coming_bytes
         if coming_bytes is None:
             # Once arrays are asked for, the newest go next: writing them would be for nothing.

@@ -438,3 +438,38 @@ def test_open_descriptors_do_not_grow(make_store: MakeStore):
         store.get(store.put(np.ones(1000)))
         store.close()
     assert len(os.listdir("/proc/self/fd")) < limit // 4
+
+
+def test_lasting_arrays_that_changed_and_cannot_stay_are_written_before_anybody_waits_for_room(make_store: MakeStore):
+    nbytes = 100_000
+    store = make_store(3 * nbytes)
+    handles = [store.put(np.zeros(nbytes, np.uint8), lasting=True) for _ in range(8)]
+    store.flush()
+
+    def change(handle: Handle) -> None:
+        array = store.get(handle)
+        store.begin_change(handle, array)
+        array += 1
+        store.end_change(handle)
+
+    for _ in range(2):
+        store.begin_step()
+        for handle in handles:
+            change(handle)
+    store.flush()
+    before = store.stats().written_bytes
+    store.begin_step()
+    change(handles[0])
+    wait_until(lambda: store.stats().written_bytes == before + nbytes)
+    assert all((store.get(handle) == value).all() for handle, value in zip(handles, [3] + 7 * [2], strict=True))
+
+
+def test_room_that_a_caller_asks_for_counts_while_he_uses_it(make_store: MakeStore):
+    store = make_store(400_000)
+    handles = [store.put(np.full(100_000, i, np.uint8)) for i in range(4)]
+    with store.room(250_000):
+        assert 250_000 <= store.stats().ram_bytes <= 400_000
+    assert store.stats().ram_bytes <= 200_000
+    with store.room(500_000):  # more than there can be: what he uses is beyond the budget
+        assert store.stats().ram_bytes >= 500_000
+    assert all((store.get(handle) == i).all() for i, handle in enumerate(handles))

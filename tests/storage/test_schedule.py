@@ -283,6 +283,51 @@ def test_lasting_arrays_that_are_dropped_and_put_again_in_the_same_order_are_kno
     assert steps.expected() == "HGA"
 
 
+def test_with_lasting_arrays_a_step_goes_on_after_the_last_other_was_dropped():
+    steps = LastingSteps()
+    steps.put("AB")
+    for _ in range(2):
+        steps.get("A")
+        steps.put("x")
+        steps.get("x")
+        steps.schedule.drop(steps.entries.pop("x"))
+        steps.schedule.pass_last()
+        steps.get("B")  # an update after backward
+        steps.schedule.begin_step()
+    steps.get("A")
+    steps.put("x")
+    assert steps.expected() == "xBA"
+    steps.get("x")
+    assert steps.expected() == "BAx"
+
+
+def test_a_plan_says_which_lasting_arrays_cannot_stay_until_they_are_needed():
+    steps = LastingSteps()
+    steps.put("ABC")
+    array_bytes = steps.entries["A"].nbytes
+    for _ in range(2):
+        steps.get("ABCBA")
+        steps.schedule.begin_step()
+    steps.get("A")
+
+    def leaving(arrays: int) -> str:
+        return "".join(name for name in "ABC" if steps.schedule.leaves(steps.entries[name], arrays * array_bytes))
+
+    assert leaving(3) == ""  # all fit
+    assert leaving(2) == "A"  # before A come B, C and B again
+    assert leaving(0) == "AC"
+    steps.get("BC")
+    assert leaving(0) == "AC"
+    assert leaving(2) == "C"
+
+
+def test_without_a_plan_nobody_knows_which_lasting_array_cannot_stay():
+    steps = LastingSteps()
+    steps.put("AB")
+    steps.get("AB")
+    assert not steps.schedule.leaves(steps.entries["A"], 0)
+
+
 def test_a_step_does_not_begin_while_arrays_of_the_last_are_there():
     steps = LastingSteps()
     steps.put("Ax")
