@@ -156,3 +156,27 @@ def test_an_array_of_more_than_2_gib_comes_back(make_store: MakeStore):
     np.testing.assert_array_equal(back[places], values)
     assert np.count_nonzero(back) == len(places)
     assert store.stats().ram_bytes == back.nbytes
+
+
+def test_what_is_asked_for_against_the_plan_gets_its_room(make_store: MakeStore, slow_disk: Callable[[], None]):
+    unit = 256 << 10
+    store = make_store(ram_budget=17 * unit)
+    first, large = (store.put(np.ones(nbytes, np.uint8), lasting=True) for nbytes in (4096, 16 * unit))
+    others = [store.put(np.ones(unit, np.uint8), lasting=True) for _ in range(40)]
+    store.flush()
+    for _ in range(2):  # steps to learn from
+        store.begin_step()
+        for handle in (first, *others):
+            store.get(handle)
+    slow_disk()
+    for _ in range(3):
+        store.begin_step()
+        store.get(first)  # from here on others are loaded ahead, two at a time, and fill the budget
+        wait_until(lambda: store.stats().ram_bytes > 12 * unit)
+        read_bytes = store.stats().read_bytes
+        thread = threading.Thread(target=store.get, args=(large,), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        # Those under way, the large one, and what has begun after it.
+        assert store.stats().read_bytes - read_bytes <= large.nbytes + 8 * unit
