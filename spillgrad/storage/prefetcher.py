@@ -48,7 +48,8 @@ class Prefetcher:
 
     def _room_for(self, entry: Entry) -> int:
         """Return the room to wait for: what is put before a step's arrays are asked for would make them leave again."""
-        coming_bytes = None if entry.lasting else self._account.cache.schedule.coming_bytes
+        was_asked_for = entry in self._requested
+        coming_bytes = None if entry.lasting or was_asked_for else self._account.cache.schedule.coming_bytes
         return _needs(entry) + (coming_bytes or 0)
 
     def _load(self, entry: Entry) -> None:
