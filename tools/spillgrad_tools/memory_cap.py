@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 # Beside what is touched, RLIMIT_DATA counts the stacks of threads and what was given back and stays mapped.
-_UNTOUCHED_BYTES = 96 << 20
+_UNTOUCHED_BYTES = 144 << 20
 # How long the kernel may take to empty a group whose processes have ended.
 _EMPTY_S = 10.0
 
