@@ -17,9 +17,10 @@ import numpy as np
 
 from spillgrad import labels
 from spillgrad.autograd import hooks
-from spillgrad.disk_offload import OffloadedView, disk_offload
+from spillgrad.disk_offload import disk_offload
 from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.nn.module import around_forward
+from spillgrad.offload.tensors import OffloadedView
 from spillgrad.ops.autocast import CastOf, Conversion
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy

@@ -14,14 +14,19 @@ CORE = tuple(
     for name in ("node", "engine", "saved", "hooks", "unshared", "grad_mode", "anomaly_mode")
 )
 FACADE_MODULES = ("spillgrad.autograd.graph",)
-DOORS = ("spillgrad.save_on_disk", "spillgrad.disk_offload", "spillgrad.planning", "spillgrad.interop")
+DOORS = (
+    "spillgrad.save_on_disk",
+    "spillgrad.disk_offload",
+    "spillgrad.offload",
+    "spillgrad.planning",
+    "spillgrad.interop",
+)
 LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",
     "spillgrad.data",
     "spillgrad.models",
     "spillgrad.checkpoint",
-    "spillgrad.offload_needs",
     "spillgrad.serialization",
     "spillgrad.tensor_files",
     "spillgrad.utils",

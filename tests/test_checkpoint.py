@@ -14,7 +14,7 @@ import spillgrad as sg
 from spillgrad import checkpoint, nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError
-from spillgrad.offload_needs import largest_need
+from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
 from tests.storage.test_disk_store import in_own_mounts
@@ -567,7 +567,7 @@ MEMORY = """
 import sys
 import psutil
 import spillgrad as sg
-from spillgrad.offload_needs import largest_need
+from spillgrad.offload.needs import largest_need
 
 def peak_bytes():
     with open("/proc/self/status") as file:

@@ -15,7 +15,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, BudgetError, GraphError, SpillError
-from spillgrad.offload_needs import largest_need
+from spillgrad.offload.needs import largest_need
 from spillgrad.storage.disk_store import DiskStore
 
 BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(5)]

@@ -10,7 +10,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import GraphError
-from spillgrad.offload_needs import largest_need
+from spillgrad.offload.needs import largest_need
 
 X = np.random.default_rng(0).standard_normal((16, 40)).astype(np.float32)
 

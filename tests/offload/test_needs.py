@@ -13,7 +13,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import BudgetError
-from spillgrad.offload_needs import disk_need, largest_need
+from spillgrad.offload.needs import disk_need, largest_need
 from tests.storage.test_disk_store import in_own_mounts
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (4, 4, 33))
@@ -160,7 +160,7 @@ ON_A_SMALL_DISK = """
     import sys
     import spillgrad as sg
     from spillgrad.errors import SpillError
-    from spillgrad.offload_needs import disk_need
+    from spillgrad.offload.needs import disk_need
     directory, how, on_full = sys.argv[1:]
     build = lambda: sg.models.build("tiny")
     adamw = lambda params: sg.optim.AdamW(params, lr=1e-3)

@@ -10,7 +10,7 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, GraphError
-from spillgrad.offload_needs import largest_need
+from spillgrad.offload.needs import largest_need
 
 MAX_NORM = 0.05
 TOKENS = np.random.default_rng(0).integers(0, 12, (6, 4, 9))

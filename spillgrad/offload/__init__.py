@@ -1,0 +1,1 @@
+"""What `spillgrad.disk_offload` is made of."""
