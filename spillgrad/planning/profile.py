@@ -379,8 +379,10 @@ class _Sampler:
     def _look(self) -> None:
         while not self._done.wait(_LOOK_EVERY_S):
             where = self._watched.phase, self._watched.unit
+            in_store_before = self._watched.store.ram_bytes
             pool = memory.memory_stats()
-            beside_bytes = pool.live_bytes - self._watched.others_bytes - self._watched.store.ram_bytes
+            in_store = max(in_store_before, self._watched.store.ram_bytes)  # it changes while one looks
+            beside_bytes = pool.live_bytes - self._watched.others_bytes - in_store
             self.live_bytes = max(self.live_bytes, pool.live_bytes)
             self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
             self.held[where] = max(self.held.get(where, 0), beside_bytes)

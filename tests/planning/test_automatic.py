@@ -15,12 +15,12 @@ from spillgrad.storage.account import StepTraffic
 from spillgrad.storage.segment import Extent
 
 IDX = np.random.default_rng(0).integers(0, 256, (4, 65))
-SLOW_BYTES_PER_S = 20e6
+SLOW_BYTES_PER_S = 8e6
 
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a disk of 20 MB/s of the real one: it is busy for as long as that takes, and then does it."""
+    """Make a disk of 8 MB/s of the real one: it is busy for as long as that takes, and then does it."""
     busy = threading.Lock()
     for name in ("write", "read"):
         real = getattr(Extent, name)
