@@ -22,6 +22,7 @@ from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.nn.module import around_forward
 from spillgrad.offload.tensors import OffloadedView
 from spillgrad.ops.autocast import CastOf, Conversion
+from spillgrad.ops.losses import MADE_AHEAD
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
@@ -115,9 +116,14 @@ class _Kept:
 
 @dataclass(frozen=True)
 class SpillStats(StoreStats):
-    """What the store did and holds; `kept_bytes` are in RAM by the policy, beside what the budget bounds."""
+    """What the store did and holds; `kept_bytes` are in RAM beside the budget: by the policy, or a loss's gradients."""
 
     kept_bytes: int = 0
+
+
+# Of each slot of gradients that an operation made ahead, what stays in RAM: backward needs it first of all, and then
+# it is what backward makes. Further ones, of graphs that wait, are spilled.
+_nearest: weakref.WeakValueDictionary[str, _Kept] = weakref.WeakValueDictionary()
 
 
 class save_on_disk(hooks.saved_tensors_hooks):
@@ -134,8 +140,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
     ready-made pair, usable in `saved_tensors_hooks(...)` and `register_hooks(...)` too.
 
     One storage is stored once, however many nodes and views save it. Tensors that stay in RAM anyway (views of leaves
-    that require a gradient) or are smaller than `min_bytes` are not spilled. A saved tensor modified in place later
-    comes back as it was, or raises: never as something else.
+    that require a gradient) or are smaller than `min_bytes` are not spilled; nor are the gradients of one loss that
+    `linear_cross_entropy` made in its forward, with which backward begins: `stats().kept_bytes`. A saved tensor
+    modified in place later comes back as it was, or raises: never as something else.
 
     When the disk is full, or refuses for another reason, saving raises SpillError; with `on_full="ram"` it warns once
     and keeps tensors in RAM beyond the budget until the disk takes them. Nothing is lost, and later steps run.
@@ -172,6 +179,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
     Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
     without `ram_budget`, or for an option that is the offload's; SpillError for a directory that cannot be used.
     """
+
+    sees_gradients = False
 
     def __init__(
         self,
@@ -247,8 +256,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
             return Tensor.wrap(memory.copy(array))  # a view would keep its whole storage in RAM
         operation, slot = hooks.packing()
         if self._policy is not None and self._policy.keeps(operation, labels.current.module or ""):
-            kept = _Kept(tensor)
-            self._kept.add(kept)
+            return self._keep(tensor)
+        if slot in MADE_AHEAD and slot not in _nearest:
+            kept = _nearest[slot] = self._keep(tensor)
             return kept
         offset = _address(array) - _address(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
@@ -282,10 +292,15 @@ class save_on_disk(hooks.saved_tensors_hooks):
         """Return the tensor that `pack_hook` packed."""
         return packed.tensor() if isinstance(packed, Spilled | _Kept | Conversion | OffloadedView) else packed
 
+    def _keep(self, tensor: Tensor) -> _Kept:
+        kept = _Kept(tensor)
+        self._kept.add(kept)
+        return kept
+
     def stats(self) -> SpillStats:
         """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.
 
-        And the bytes that the policy keeps now, each memory once.
+        And the bytes that stay in RAM beside the budget now, each memory once.
         """
         kept = {id(storage): storage.array.nbytes for storage in [entry.storage for entry in list(self._kept)]}
         return SpillStats(**dataclasses.asdict(self._store.stats()), kept_bytes=sum(kept.values()))

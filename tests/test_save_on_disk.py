@@ -1,5 +1,6 @@
 """`save_on_disk`: what is spilled, what comes back, and when the files go."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -944,3 +945,23 @@ def test_a_temporary_directory_on_a_ram_disk_warns_its_user():
     status, out, err = finish(script(TEMPORARY, TMPDIR="/dev/shm"))
     assert (status, err) == (0, "")
     assert "is a RAM disk, so spilling frees no memory; pass a directory on a real disk<string>" in out
+
+
+def test_of_gradients_that_a_loss_makes_ahead_one_losss_stay_in_ram(tmp_path: Path):
+    def losses(context: contextlib.AbstractContextManager[object]) -> tuple[list[sg.Tensor], sg.Tensor]:
+        sg.manual_seed(0)
+        weight = sg.randn(300, 64, requires_grad=True)
+        rows = [sg.randn(50, 64, requires_grad=True) for _ in range(2)]
+        target = sg.arange(50)
+        with context:
+            return [sg.nn.functional.linear_cross_entropy(each, weight, target) for each in rows], weight
+
+    wanted, weight = losses(contextlib.nullcontext())
+    sum(wanted).backward()
+    spill = sg.save_on_disk(tmp_path, ram_budget=0)
+    got, spilled_weight = losses(spill)
+    ahead_bytes = (300 + 50) * 64 * 4
+    assert (spill.stats().kept_bytes, spill.stats().live_bytes) == (ahead_bytes, ahead_bytes)
+    sum(got).backward()
+    np.testing.assert_array_equal(spilled_weight.grad.numpy(), weight.grad.numpy())
+    assert spill.stats().kept_bytes == 0

@@ -75,6 +75,11 @@ def depth() -> int:
     return len(stack.pairs)
 
 
+def see_gradients() -> bool:
+    """Return whether hooks that are active here would see gradients that an operation makes ahead, in its forward."""
+    return any(pair.owner is None or pair.owner.sees_gradients for pair in stack.pairs)
+
+
 def restore(pairs: list[HookPair]) -> None:
     """Make `pairs` the ones this thread has entered."""
     stack.pairs = pairs
@@ -126,6 +131,8 @@ class saved_tensors_hooks:
     """
 
     only: Predicate | None = None
+    # Whether a gradient that an operation made ahead is packed as any saved tensor.
+    sees_gradients = True
 
     def __init__(
         self,

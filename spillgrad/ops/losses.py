@@ -114,7 +114,9 @@ def cross_entropy(
 
 # The gradients of a mean or sum are known before backward begins, up to one factor: the gradient that arrives. Making
 # them while the logits are at hand spares backward making the logits again: three products instead of four. Where hooks
-# see what is saved, they would see a gradient as large as the weight, and spill it; there backward takes the fourth.
+# see what is saved, they would see a gradient as large as the weight: there backward takes the fourth, unless they
+# leave it where it is, as `save_on_disk` does.
+MADE_AHEAD = ("grad_input", "grad_weight", "grad_bias")
 
 
 def _linear_cross_entropy_losses(
@@ -207,7 +209,7 @@ _linear_cross_entropy: Callable[..., Tensor] = operation(
     ),
 )  # fmt: skip
 _linear_cross_entropy_made_ahead: Callable[..., Tensor] = operation(
-    "linear_cross_entropy", _linear_cross_entropy_ahead, aux=("grad_input", "grad_weight", "grad_bias"),
+    "linear_cross_entropy", _linear_cross_entropy_ahead, aux=MADE_AHEAD,
     joint=(
         ("input", "weight", "bias"),
         Composed(fused=_gradients_made_ahead, composed=_linear_cross_entropy_composed),
@@ -222,8 +224,9 @@ def linear_cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Return the cross entropy of the logits `linear(input, weight, bias)` without ever holding them.
 
-    Logits exist for a block of rows at a time. Where a gradient is recorded and no hook sees what is saved, a mean or
-    sum makes its gradients at once and saves them; otherwise it saves its inputs and makes the logits again.
+    Logits exist for a block of rows at a time. Where a gradient is recorded and no hook but `save_on_disk` sees what is
+    saved, a mean or sum makes its gradients at once and saves them; otherwise it saves its inputs and makes the logits
+    again.
     Shapes: input (..., k), weight (C, k), bias (C,), target (...): class indices. The mean is over targets that are not
     `ignore_index`.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
@@ -247,7 +250,7 @@ def linear_cross_entropy(
         return reshape(losses, target.shape)
     divisor = float(np.count_nonzero(places.array != ignore_index)) if reduction == "mean" else 1.0
     needs = tuple(operand is not None and operand.requires_grad for operand in (rows, weight, bias))
-    if is_grad_enabled() and any(needs) and not hooks.depth():
+    if is_grad_enabled() and any(needs) and not hooks.see_gradients():
         return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)
     return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)
 
