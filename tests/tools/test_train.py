@@ -27,7 +27,7 @@ from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training
 from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
 from spillgrad_tools.train_settings import TrainOptions, TrainSettings
 from tests.storage.test_disk_store import in_own_mounts
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_no_spill_file_is_below
 
 TEXT = b"It was the best of times, it was the worst of times. " * 60
 SETTINGS = TrainSettings(model="tiny", steps=6, batch=2, context=32, lr=1e-3, seed=3)
@@ -201,7 +201,7 @@ def test_the_command_trains_saves_and_reports(here: Path, capsys: pytest.Capture
         assert words in printed
     assert re.search(r"written to disk\s+[1-9]", printed)
     assert saved_model(here / "out")["transformer.wte.weight"].shape == (256, 64)
-    wait_until(lambda: not list(here.rglob("*.h5")))  # the store's own thread removes them
+    wait_until_no_spill_file_is_below(here)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_the_command_says_what_spilled_tensors_become(
     # Floats as integers of a quarter, as halves, or as they are.
     share = {"int8": 0.3, "bf16": 0.6}.get(given["codec"], 1)
     assert stats.stored_bytes <= share * stats.written_bytes
-    wait_until(lambda: not list(here.rglob("*.h5")))
+    wait_until_no_spill_file_is_below(here)
 
 
 def test_the_report_says_how_many_bytes_went_to_disk(here: Path, capsys: pytest.CaptureFixture[str]):
@@ -468,7 +468,7 @@ def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, 
     assert main([*ARGUMENTS, "--steps", "4", *place, "--policy", policy, "--out", policy]) == 0
     plain, other = saved_model(here / "plain"), saved_model(here / policy)
     assert {name: array.tobytes() for name, array in plain.items()} == {n: a.tobytes() for n, a in other.items()}
-    wait_until(lambda: not list(here.rglob("*.h5")))
+    wait_until_no_spill_file_is_below(here)
 
 
 def test_a_policy_without_spilling_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
@@ -494,7 +494,7 @@ def test_the_command_trains_a_model_that_lives_on_disk(
         assert re.search(rf"{row} +[1-9]", printed)
     ram, disk = saved_model(here / "ram"), saved_model(here / "out")
     assert {name: array.tobytes() for name, array in ram.items()} == {n: a.tobytes() for n, a in disk.items()}
-    wait_until(lambda: not list(here.rglob("*.h5")))
+    wait_until_no_spill_file_is_below(here)
 
 
 def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.CaptureFixture[str]):
