@@ -51,6 +51,8 @@ class Contender:
 SPILL_BUDGET = "128MiB"
 OFFLOAD_CAP, OFFLOAD_BUDGET = "1GiB", "592MiB"
 LARGE_CAP, LARGE_BUDGET = "4GiB", "2GiB"
+# Without a warm-up, the loss of so deep a model rises at first with a larger one.
+LARGE_LR = 3e-5
 ADAPTERS_CAP, ADAPTERS_BUDGET, ADAPTERS_RANK = "2GiB", "768MiB", 8
 PEAK_GB = 2.7
 
@@ -61,7 +63,7 @@ IN_TURNS = (
     Contender(OFFLOADED, cap=OFFLOAD_CAP, options={"offload_budget": OFFLOAD_BUDGET}),
 )
 ONE_BY_ONE = (
-    Contender(LARGE, cap=LARGE_CAP, options={"offload_budget": LARGE_BUDGET}),
+    Contender(LARGE, cap=LARGE_CAP, options={"offload_budget": LARGE_BUDGET, "lr": LARGE_LR}),
     Contender(TORCH_CAPPED, "torch", cap=LARGE_CAP),
     Contender(ADAPTERS, cap=ADAPTERS_CAP, options={"offload_budget": ADAPTERS_BUDGET, "lora": ADAPTERS_RANK}),
 )

@@ -12,8 +12,6 @@ from spillgrad_tools.bench_process import answer_requests
 from spillgrad_tools.memory_cap import peak_rss_bytes
 
 LR = 3e-4
-# Without a warm-up, the loss of a deep model with drawn weights would rise at first.
-LR_OF_DRAWN = 3e-5
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 
@@ -37,11 +35,10 @@ class StepRunner:
         """Return what runs here."""
         return {"version": self.module.VERSION}
 
-    def build(self, config: dict[str, Any], weights: str | None, **options: Any) -> dict[str, Any]:
+    def build(self, config: dict[str, Any], weights: str | None, lr: float = LR, **options: Any) -> dict[str, Any]:
         """Build the model of these sizes with the parameters in a file, or with drawn ones."""
         self.config = config
         with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
-            lr = LR_OF_DRAWN if arrays is None else LR
             self.training = self.module.Training(config, arrays, lr, BETAS, WEIGHT_DECAY, **options)
         return {}
 
