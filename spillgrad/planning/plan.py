@@ -1,6 +1,7 @@
 """Plan a training run: what to keep, spill and recompute, and what that takes of memory, disk and time."""
 
 import dataclasses
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -143,7 +144,7 @@ def plan(
         raise BudgetError(
             f"plan: got {format_bytes(ram_bytes)} for {name}, batch {batch} x {context}"
             f"{'' if wholes[0].profile.offload else ', not offloaded'}; the least that works is "
-            f"{format_bytes(int(least / (1 - _MARGIN_SHARE)))}: give that, or a smaller batch or context"
+            f"{math.ceil(least / (1 - _MARGIN_SHARE) / (1 << 20))} MiB: give that, or a smaller batch or context"
             f"{'' if wholes[0].profile.offload else ', or leave --no-offload out'}"
         )
     whole, choice, prediction = found
