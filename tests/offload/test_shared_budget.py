@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,55 +10,14 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, SavedTensorError
-from spillgrad.offload.needs import largest_need
 from spillgrad_kernels import memory
-
-BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(6)]
-
-Trained = tuple[list[str], list[np.ndarray]]
+from tests.offload.training import BATCHES, assert_same, held_bytes, least_bytes, train
 
 
 def build() -> tuple[nn.Module, sg.optim.Optimizer]:
     sg.manual_seed(0)
     model = sg.models.build("tiny", dropout=0.1)  # its embedding is its head
     return model, sg.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def train(
-    model: nn.Module,
-    optimizer: sg.optim.Optimizer,
-    context: Callable[[], object] = sg.enable_grad,
-    accumulate: int = 1,
-    clip: bool = False,
-) -> Trained:
-    losses = []
-    for i, batch in enumerate(BATCHES):
-        if i % accumulate == 0:
-            optimizer.zero_grad()
-        with context():  # type: ignore[attr-defined]
-            loss = model(batch[:, :-1].copy(), batch[:, 1:].copy())[1]
-        loss.backward()
-        if (i + 1) % accumulate == 0:
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-        losses.append(loss.item().hex())
-    return losses, [parameter.numpy().copy() for parameter in model.parameters()]
-
-
-def assert_same(got: Trained, wanted: Trained) -> None:
-    assert got[0] == wanted[0]
-    for mine, theirs in zip(got[1], wanted[1], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-def least_bytes(model: nn.Module, optimizer: sg.optim.Optimizer | None = None) -> int:
-    return largest_need(model, optimizer).nbytes
-
-
-def held_bytes(offload: sg.disk_offload) -> int:
-    """What is in RAM because somebody holds it."""
-    return offload._store._account.cache.pinned_bytes
 
 
 def all_bytes() -> int:

@@ -15,12 +15,8 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, BudgetError, GraphError, SpillError
-from spillgrad.offload.needs import largest_need
 from spillgrad.storage.disk_store import DiskStore
-
-BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(5)]
-
-Trained = tuple[list[str], list[np.ndarray]]
+from tests.offload.training import BATCHES, assert_same, held_bytes, least_bytes, train
 
 
 def build() -> nn.Module:
@@ -30,39 +26,6 @@ def build() -> nn.Module:
 
 def adamw(model: nn.Module) -> sg.optim.Optimizer:
     return sg.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def train(
-    model: nn.Module, optimizer: sg.optim.Optimizer, clip: bool = False, accumulate: int = 1, spill: object = None
-) -> Trained:
-    losses = []
-    for i, batch in enumerate(BATCHES):
-        if i % accumulate == 0:
-            optimizer.zero_grad()
-        with sg.enable_grad() if spill is None else spill:  # type: ignore[attr-defined]
-            loss = model(np.ascontiguousarray(batch[:, :-1]), np.ascontiguousarray(batch[:, 1:]))[1]
-        loss.backward()
-        if (i + 1) % accumulate == 0:
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-        losses.append(loss.item().hex())
-    return losses, [parameter.numpy().copy() for parameter in model.parameters()]
-
-
-def assert_same(got: Trained, wanted: Trained) -> None:
-    assert got[0] == wanted[0]
-    for mine, theirs in zip(got[1], wanted[1], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-def least(model: nn.Module, optimizer: sg.optim.Optimizer | None = None) -> int:
-    return largest_need(model, optimizer).nbytes
-
-
-def held_bytes(offload: sg.disk_offload) -> int:
-    """What callers, or changes, keep in RAM: what the store could not evict."""
-    return offload._store._account.cache.pinned_bytes
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -81,7 +44,7 @@ def test_training_is_bit_for_bit_that_in_ram(tmp_path: Path, share: float, how: 
         model,
         optimizer,
         tmp_path,
-        ram_budget=max(least(model, optimizer), int(share * parameter_bytes(model))),
+        ram_budget=max(least_bytes(model, optimizer), int(share * parameter_bytes(model))),
         step_in_backward=how == "step in backward",
     )
     assert_same(train(model, optimizer, **options), wanted)
@@ -98,7 +61,7 @@ def test_any_optimizer_goes_on_from_any_state(tmp_path: Path, make: Callable[...
 
     wanted = train(*start())
     model, optimizer = start()
-    sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget=least_bytes(model, optimizer))
     assert_same(train(model, optimizer), wanted)
 
 
@@ -107,9 +70,9 @@ def test_saved_tensors_may_be_spilled_at_the_same_time(tmp_path: Path):
     wanted = train(model, adamw(model))
     model = build()
     optimizer = adamw(model)
-    sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget=least_bytes(model, optimizer))
     spill = sg.save_on_disk(tmp_path, ram_budget="100KiB")
-    assert_same(train(model, optimizer, spill=spill), wanted)
+    assert_same(train(model, optimizer, context=lambda: spill), wanted)
     assert spill.stats().written_bytes > 0
 
 
@@ -142,7 +105,7 @@ def test_frozen_parameters_are_written_once(tmp_path: Path):
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     optimizer = adamw(head)
-    offload = sg.disk_offload(model, directory=tmp_path, ram_budget=least(model))
+    offload = sg.disk_offload(model, directory=tmp_path, ram_budget=least_bytes(model))
     offload.flush()
     written = offload.stats().written_bytes
     assert written == parameter_bytes(model)
@@ -156,7 +119,7 @@ def test_frozen_parameters_are_written_once(tmp_path: Path):
 def linear(directory: Path) -> nn.Linear:
     sg.manual_seed(0)
     layer = nn.Linear(30, 40)
-    sg.disk_offload(layer, directory=directory, ram_budget=least(layer))
+    sg.disk_offload(layer, directory=directory, ram_budget=least_bytes(layer))
     return layer
 
 
@@ -168,7 +131,7 @@ def test_a_parameter_whose_memory_lies_otherwise_is_used_in_order(tmp_path: Path
         layer.weight = nn.Parameter(memory)
         layers = nn.ModuleList([layer, other])
         if offloaded:
-            sg.disk_offload(layers, directory=tmp_path, ram_budget=least(layers))
+            sg.disk_offload(layers, directory=tmp_path, ram_budget=least_bytes(layers))
         x = sg.ones(2, 30, requires_grad=True)
         loss = layer(x).square().sum()
         del memory
@@ -225,7 +188,7 @@ def test_recomputation_finds_the_parameters(tmp_path: Path):
         sg.manual_seed(0)
         layers = nn.Sequential(nn.Linear(30, 30), nn.GELU(), nn.Linear(30, 30))
         if offloaded:
-            sg.disk_offload(layers, directory=tmp_path, ram_budget=least(layers))
+            sg.disk_offload(layers, directory=tmp_path, ram_budget=least_bytes(layers))
         x = sg.randn(5, 30, requires_grad=True)
         sg.utils.checkpoint.checkpoint(layers, x, use_reentrant=False).square().sum().backward()
         return [x.grad.numpy(), *[parameter.grad.numpy().copy() for parameter in layers.parameters()]]
@@ -237,7 +200,7 @@ def test_recomputation_finds_the_parameters(tmp_path: Path):
 def test_buffers_that_a_forward_changes_are_kept(tmp_path: Path):
     x = sg.randn(20, 6)
     plain, norm = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
-    sg.disk_offload(norm, directory=tmp_path, ram_budget=least(norm))
+    sg.disk_offload(norm, directory=tmp_path, ram_budget=least_bytes(norm))
     for _ in range(3):
         np.testing.assert_array_equal(norm(x).detach().numpy(), plain(x).detach().numpy())
     for name, buffer in plain.named_buffers():
@@ -247,7 +210,7 @@ def test_buffers_that_a_forward_changes_are_kept(tmp_path: Path):
 def test_state_is_saved_and_loaded_as_in_ram(tmp_path: Path):
     model = build()
     optimizer = adamw(model)
-    sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    sg.disk_offload(model, optimizer, tmp_path, ram_budget=least_bytes(model, optimizer))
     train(model, optimizer)
     saved = pickle.loads(pickle.dumps({name: tensor for name, tensor in model.state_dict().items()}))
     plain, plain_optimizer = build(), None
@@ -285,7 +248,7 @@ def test_evaluation_reads_ahead_and_changes_nothing(tmp_path: Path):
 def test_an_exception_in_a_forward_leaves_a_model_that_works(tmp_path: Path):
     model = build()
     wanted = model(BATCHES[0])[0].detach().numpy()
-    sg.disk_offload(model, directory=tmp_path, ram_budget=least(model))
+    sg.disk_offload(model, directory=tmp_path, ram_budget=least_bytes(model))
     with pytest.raises(Exception, match="context"):
         model(np.zeros((1, 10_000), np.int64))
     np.testing.assert_array_equal(model(BATCHES[0])[0].detach().numpy(), wanted)
@@ -294,7 +257,7 @@ def test_an_exception_in_a_forward_leaves_a_model_that_works(tmp_path: Path):
 def test_without_the_model_nothing_is_left(tmp_path: Path):
     model = build()
     optimizer = adamw(model)
-    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least_bytes(model, optimizer))
     train(model, optimizer)
     assert list(tmp_path.iterdir())
     gone = weakref.ref(model)
@@ -314,7 +277,7 @@ def test_without_the_model_nothing_is_left(tmp_path: Path):
 def test_zeroed_gradients_and_the_state_dict_hold_nothing_in_ram(tmp_path: Path):
     model = build()
     optimizer = adamw(model)
-    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least_bytes(model, optimizer))
     model(BATCHES[0][:, :-1].copy(), BATCHES[0][:, 1:].copy())[1].backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
@@ -331,7 +294,7 @@ def test_a_parameter_that_is_no_longer_frozen_trains_from_disk(tmp_path: Path):
         layers = nn.Sequential(nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30))
         optimizer = adamw(layers)
         if offloaded:
-            sg.disk_offload(layers, optimizer, tmp_path, ram_budget=least(layers, optimizer) * 2, **options)
+            sg.disk_offload(layers, optimizer, tmp_path, ram_budget=least_bytes(layers, optimizer) * 2, **options)
         for step in range(4):
             if step == 2:
                 layers.requires_grad_()
@@ -374,7 +337,7 @@ def test_a_tensor_that_the_disk_refused_keeps_its_values(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patch, pytest.raises(SpillError, match="no space"):
         patch.setattr(DiskStore, "put", refused)
-        sg.disk_offload(layers, directory=tmp_path, ram_budget=least(layers))
+        sg.disk_offload(layers, directory=tmp_path, ram_budget=least_bytes(layers))
     for parameter, values in zip(layers.parameters(), wanted, strict=True):
         np.testing.assert_array_equal(parameter.numpy(), values)
 
@@ -387,7 +350,7 @@ def test_a_parameter_changed_just_before_its_update_has_both_changes(tmp_path: P
         module.parameter = parameter
         optimizer = sg.optim.AdamW([parameter], lr=0.5)
         if offloaded:
-            offload = sg.disk_offload(module, optimizer, tmp_path, ram_budget=least(module, optimizer))
+            offload = sg.disk_offload(module, optimizer, tmp_path, ram_budget=least_bytes(module, optimizer))
         for _ in range(3):
             (parameter * 2).sum().backward()
             with sg.no_grad():
@@ -405,7 +368,7 @@ def test_a_parameter_changed_just_before_its_update_has_both_changes(tmp_path: P
 @pytest.mark.parametrize("where", ["forward", "hook"])
 def test_after_an_interruption_nothing_stays_in_ram(tmp_path: Path, error: type[BaseException], where: str):
     layers = nn.Sequential(nn.Linear(30, 30), nn.Identity())
-    offload = sg.disk_offload(layers, directory=tmp_path, ram_budget=least(layers))
+    offload = sg.disk_offload(layers, directory=tmp_path, ram_budget=least_bytes(layers))
 
     def fail(*_: object) -> None:
         raise error("now")
@@ -429,7 +392,7 @@ def test_after_an_interruption_nothing_stays_in_ram(tmp_path: Path, error: type[
 def test_a_step_that_fails_lets_go_of_what_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = build()
     optimizer = adamw(model)
-    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least(model, optimizer))
+    offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=least_bytes(model, optimizer))
     model(BATCHES[0][:, :-1].copy(), BATCHES[0][:, 1:].copy())[1].backward()
     with monkeypatch.context() as patch:
         patch.setattr(type(optimizer), "update", lambda *_: 1 / 0)
@@ -444,11 +407,11 @@ def test_threads_may_use_one_model(tmp_path: Path):
     model = build()
     x = BATCHES[0][:, :-1].copy()
     wanted = model(x)[0].detach().numpy()
-    sg.disk_offload(model, directory=tmp_path, ram_budget=least(model))
+    sg.disk_offload(model, directory=tmp_path, ram_budget=least_bytes(model))
     failures: list[BaseException] = []
     buffers = [nn.Parameter(sg.zeros(1000)) for _ in range(2)]
     holder = nn.ParameterList(buffers)
-    sg.disk_offload(holder, directory=tmp_path, ram_budget=least(holder))
+    sg.disk_offload(holder, directory=tmp_path, ram_budget=least_bytes(holder))
 
     def work(number: int) -> None:
         try:
