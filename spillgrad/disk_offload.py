@@ -105,7 +105,7 @@ class disk_offload:
             if self.optimizer is not None:
                 self._training.take_optimizer(self.optimizer)
             undo.pop_all()
-        memory.pool.keep_to_peak()
+        memory.pool.keep_to_peak(self._residents)
 
     def _require_disk(self, need: DiskNeed) -> None:
         left_bytes = sum(need) - self._store.stats().disk_bytes

@@ -34,8 +34,10 @@ _PERIOD_S = 10.0
 _LENT_PER_PERIOD = 4
 # Idle memory goes back to a system that has less than this share of its memory left.
 _LOW_SHARE = 1 / 16
-# How often the system is asked (it takes 0.1 ms): at most, and after so many buffers lent (a power of two).
+# How often the system is asked (it takes 0.1 ms): after so long, after so much new memory, and after so many buffers
+# lent (a power of two).
 _PRESSURE_EVERY_S = 0.1
+_PRESSURE_EVERY_BYTES = 32 << 20
 _LENT_PER_LOOK = 1024
 # glibc keeps what threads freed, in an arena for each of up to eight per core, whatever share of it is free.
 _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
@@ -61,8 +63,9 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class BufferPool:
     """Page-aligned buffers by size class, reused last in, first out.
 
-    Idle buffers go back to the system when they exceed what recent use explains; all of them, and what malloc has free,
-    when it refuses more memory or has little left, and on request.
+    Idle buffers go back to the system when they exceed what recent use explains, or it has little left; all of them, and
+    what malloc has free, when that is not enough, when it refuses more memory, and on request. One that would go back
+    as another size is wanted becomes that: its pages need not be cleared again.
 
     Invariant: `live + idle` bytes are mapped, and nothing else. The lock guards the lists and counters. An array's
     death may come in any thread at any moment, also inside this lock's own section, so it takes no lock: it posts the
@@ -79,7 +82,8 @@ class BufferPool:
         # The largest use in this period, in the one before, and in all before this one.
         self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
         self._period_began_s = self._looked_s = time.monotonic()
-        self._is_short = False
+        self._unlooked_bytes = 0  # mapped since the system was asked
+        self._frugal: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array, page-aligned from `POOLED_MIN_BYTES` upwards.
@@ -119,11 +123,11 @@ class BufferPool:
             peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
 
-    def keep_to_peak(self) -> None:
-        """Map no more from here on than the largest recent use, where memory is short; idle memory goes back now."""
+    def keep_to_peak(self, owner: object) -> None:
+        """While `owner` lives, map no more than the largest recent use; idle memory goes back now."""
         with self._lock:
             self._drain()
-            self._is_short = True
+            self._frugal.add(owner)
             self._past_peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             self._former_peak_bytes = self._peak_bytes = self._live_bytes
             self._trim_all()
@@ -135,21 +139,24 @@ class BufferPool:
             return self._trim_all()
 
     def _map(self, nbytes: int) -> mmap.mmap:
-        self._give_back_unneeded(nbytes)
-        try:
-            block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError:
-            self._trim_all()
-            try:
-                block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            except OSError as error:
-                raise MemoryError(
-                    f"memory: the system gave no {nbytes} bytes more ({self._live_bytes} are in use); "
-                    "use a smaller batch, or spill with save_on_disk"
-                ) from error
+        block = self._give_back_unneeded(nbytes) or self._map_new(nbytes)
         if nbytes >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             block.madvise(mmap.MADV_HUGEPAGE)
         return block
+
+    def _map_new(self, nbytes: int) -> mmap.mmap:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        try:
+            return mmap.mmap(-1, nbytes, flags=flags)
+        except OSError:
+            self._trim_all()
+        try:
+            return mmap.mmap(-1, nbytes, flags=flags)
+        except OSError as error:
+            raise MemoryError(
+                f"memory: the system gave no {nbytes} bytes more ({self._live_bytes} are in use); "
+                "use a smaller batch, or spill with save_on_disk"
+            ) from error
 
     def _give_back(self, lease: _Lease) -> None:
         del self._leases[id(lease)]
@@ -166,24 +173,46 @@ class BufferPool:
             self._live_bytes -= nbytes
             self._idle_bytes += nbytes
 
-    def _give_back_unneeded(self, wanted_bytes: int = 0) -> None:
-        """Trim idle memory to what recent use explains, or to nothing if the system has little left."""
+    def _give_back_unneeded(self, wanted_bytes: int = 0) -> mmap.mmap | None:
+        """Trim idle memory to what recent use explains, and to less as far as the system has little left.
+
+        Return a buffer of `wanted_bytes` made of what would have gone back, if any.
+        """
         now_s = time.monotonic()
         mapped_bytes = self._live_bytes + self._idle_bytes
         if now_s - self._period_began_s > _PERIOD_S and self._lent_bytes > _LENT_PER_PERIOD * mapped_bytes:
             self._period_began_s, self._lent_bytes = now_s, 0
             self._past_peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             self._former_peak_bytes, self._peak_bytes = self._peak_bytes, self._live_bytes
-        if now_s - self._looked_s > _PRESSURE_EVERY_S:
-            self._looked_s = now_s
-            system = system_memory()
-            if system and system.available_bytes < wanted_bytes + system.total_bytes * _LOW_SHARE:
-                self._trim_all()
-                return
         recent_bytes = max(self._former_peak_bytes, self._peak_bytes)
-        mapped_bytes = recent_bytes if self._is_short else int(recent_bytes * _MAPPED_PER_PEAK)
-        floor_bytes = 0 if self._is_short else _IDLE_FLOOR_BYTES
-        self._trim(max(floor_bytes, mapped_bytes - self._live_bytes) - wanted_bytes)
+        mapped_bytes = recent_bytes if self._frugal else int(recent_bytes * _MAPPED_PER_PEAK)
+        floor_bytes = 0 if self._frugal else _IDLE_FLOOR_BYTES
+        allowed_bytes = max(floor_bytes, mapped_bytes - self._live_bytes) - wanted_bytes
+        self._unlooked_bytes += wanted_bytes
+        if now_s - self._looked_s > _PRESSURE_EVERY_S or self._unlooked_bytes > _PRESSURE_EVERY_BYTES:
+            self._looked_s, self._unlooked_bytes = now_s, 0
+            system = system_memory()
+            if system:
+                short_bytes = wanted_bytes + int(system.total_bytes * _LOW_SHARE) - system.available_bytes
+                if short_bytes > self._idle_bytes:
+                    self._trim_all()
+                    return None
+                allowed_bytes = min(allowed_bytes, self._idle_bytes - short_bytes)
+        resized = self._resize_idle(wanted_bytes) if wanted_bytes and self._idle_bytes > max(0, allowed_bytes) else None
+        self._trim(allowed_bytes)
+        return resized
+
+    def _resize_idle(self, nbytes: int) -> mmap.mmap | None:
+        """Make a buffer of the idle one that is nearest to this size; its pages stay where they are."""
+        nearest = min((size for size, blocks in self._idle.items() if blocks), key=lambda size: abs(size - nbytes))
+        block = self._idle[nearest].pop()
+        self._idle_bytes -= nearest
+        try:
+            block.resize(nbytes)
+        except OSError:
+            block.close()
+            return None
+        return block
 
     def _trim_all(self) -> int:
         nbytes = self._trim(0)

@@ -12,6 +12,7 @@ from spillgrad.storage.disk_speed import Speeds, is_awaited, note_step, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label, View
+from spillgrad_kernels.system_memory import system_memory
 
 SEGMENT_BYTES = 256 << 20
 # Waits below this share of a step are not worth a change.
@@ -132,10 +133,15 @@ class SegmentSet:
         return self._may_choose and is_awaited(self._device)
 
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
-        """Note how long callers waited in a step: the page cache hides that, at the price of the processor's time."""
+        """Note how long callers waited in a step: the page cache hides that, at the price of the processor's time.
+
+        It cannot where it has no room for what a step moves, as within a small control group, where it counts as used.
+        """
         if self._may_choose and self._speeds is not None:
             worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
-            note_step(self._device, waited_s > worth_s)
+            system = system_memory()
+            has_room = system is None or system.available_bytes > moved_bytes
+            note_step(self._device, waited_s > worth_s and has_room)
 
     def has_unused(self) -> bool:
         """Return whether some place waits for an array, or some segment holds nothing."""

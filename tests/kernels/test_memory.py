@@ -150,6 +150,29 @@ def test_idle_memory_goes_back_when_the_system_has_little_left(
     assert new.nbytes == 2 * MIB
 
 
+def test_of_idle_memory_no_more_goes_back_than_the_system_is_short_of(monkeypatch: pytest.MonkeyPatch):
+    pool = BufferPool()
+    leave_idle(pool, 16)
+    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 0.0)
+    total = 160 * MIB  # of which 10 are to be left
+    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(5 * MIB, total))
+    new = pool.empty((2 * MIB,), np.uint8)
+    assert pool.stats().idle_bytes == 9 * MIB
+    assert new.nbytes == 2 * MIB
+
+
+def test_the_system_is_asked_before_much_new_memory_is_taken_however_soon(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 1e9)
+    pool = BufferPool()
+    leave_idle(pool, 8)
+    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(0, 1 << 40))
+    small = pool.empty((16 * MIB,), np.uint8)
+    assert pool.stats().idle_bytes > 0
+    large = pool.empty((memory._PRESSURE_EVERY_BYTES,), np.uint8)
+    assert pool.stats().idle_bytes == 0
+    assert small.nbytes < large.nbytes
+
+
 def test_a_pool_that_maps_nothing_new_looks_at_the_system_too(monkeypatch: pytest.MonkeyPatch):
     pool = BufferPool()
     leave_idle(pool, 8)
@@ -250,7 +273,8 @@ print(before_bytes - resident_bytes())
 
 def test_where_memory_is_short_idle_memory_stays_within_the_largest_recent_use():
     pool = BufferPool()
-    pool.keep_to_peak()
+    owner = threading.Event()
+    pool.keep_to_peak(owner)
     largest = [pool.empty((4 * MIB,), np.uint8) for _ in range(4)]
     del largest
     for nbytes in range(MIB, 9 * MIB, MIB // 2):  # a size class of its own each
@@ -259,3 +283,22 @@ def test_where_memory_is_short_idle_memory_stays_within_the_largest_recent_use()
         assert pool.stats().mapped_bytes <= 16 * MIB
     larger = pool.empty((20 * MIB,), np.uint8)
     assert pool.stats().mapped_bytes <= larger.nbytes + MIB
+    del owner, larger
+    pool.empty((40 * MIB,), np.uint8)
+    other = pool.empty((MIB,), np.uint8)
+    assert pool.stats().mapped_bytes >= other.nbytes + 40 * MIB  # idle memory is kept again
+
+
+def test_memory_that_would_go_back_becomes_what_is_wanted_without_being_cleared():
+    pool = BufferPool()
+    owner = threading.Event()
+    pool.keep_to_peak(owner)
+    for nbytes in (4 * MIB, 2 * MIB, 6 * MIB):
+        known = pool.empty((4 * MIB,), np.uint8)
+        known.fill(7)
+        del known
+        array = pool.empty((nbytes,), np.uint8)
+        assert (array[: 2 * MIB] == 7).all()
+        array.fill(8)
+        assert pool.stats().mapped_bytes <= 6.5 * MIB
+        del array

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spillgrad.storage import disk_speed
+from spillgrad.storage import disk_speed, segment_set
 from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_speed import Speed, Speeds
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.payload import PayloadFile
 from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.store import NO_LABEL
+from spillgrad_kernels.system_memory import SystemMemory
 
 RNG = np.random.default_rng(0)
 CAPACITY = 8 * PAGE_BYTES
@@ -126,6 +127,22 @@ def test_waits_that_cost_less_than_the_page_cache_would_change_nothing(tmp_path:
         segments.note_step(1.0, waited_s, 10**9)
     assert not segments.goes_through_cache
     segments.note_step(1.0, 0.21, 10**9)
+    assert segments.goes_through_cache
+    segments.close()
+
+
+def test_the_page_cache_is_left_alone_where_it_has_no_room_for_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    known = Speeds(Speed(1e9, 1e9, 1e-10), Speed(1e9, 1e9, 1e-10))
+    monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: known})
+    monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
+    monkeypatch.setattr(segment_set, "system_memory", lambda: SystemMemory(10**9, 10**10))
+    segments = SegmentSet(tmp_path, 1 << 20, direct_io=None, checksums=True)
+    segments.free(segments.place(np.ones(1000), 0, NO_LABEL, []))
+    for _ in range(3):
+        segments.note_step(1.0, 0.5, 10**9)
+    assert not segments.goes_through_cache
+    for _ in range(2):
+        segments.note_step(1.0, 0.5, 10**8)
     assert segments.goes_through_cache
     segments.close()
 
