@@ -63,9 +63,9 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class BufferPool:
     """Page-aligned buffers by size class, reused last in, first out.
 
-    Idle buffers go back to the system when they exceed what recent use explains, or it has little left; all of them, and
-    what malloc has free, when that is not enough, when it refuses more memory, and on request. One that would go back
-    as another size is wanted becomes that: its pages need not be cleared again.
+    Idle buffers go back to the system when they exceed what recent use explains, or it has little left; all of them,
+    and what malloc has free, when that is not enough, when it refuses more memory, and on request. One that would go
+    back as another size is wanted becomes that: its pages need not be cleared again.
 
     Invariant: `live + idle` bytes are mapped, and nothing else. The lock guards the lists and counters. An array's
     death may come in any thread at any moment, also inside this lock's own section, so it takes no lock: it posts the
