@@ -9,7 +9,7 @@ from spillgrad.errors import ArgumentError, BudgetError, SpillError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.offload.building import built_model, built_optimizer
-from spillgrad.offload.needs import disk_need, largest_need
+from spillgrad.offload.needs import DiskNeed, disk_need, largest_need
 from spillgrad.offload.residents import Residents
 from spillgrad.offload.training import OffloadedTraining
 from spillgrad.optim.optimizer import Optimizer
@@ -97,8 +97,10 @@ class disk_offload:
                 )
             self._residents = found or residents()
             self._store = self._residents.store
+            disk = disk_need(self.model, self.optimizer, gradients=not step_in_backward or max_grad_norm is not None)
+            self._store.expect(sum(disk))
             if on_full != "ram":
-                self._require_disk(gradients=not step_in_backward or max_grad_norm is not None)
+                self._require_disk(disk)
             self._training = OffloadedTraining(self._residents, step_in_backward, max_grad_norm)
             self._training.take_model(self.model)
             if self.optimizer is not None:
@@ -106,8 +108,7 @@ class disk_offload:
             undo.pop_all()
         memory.pool.keep_to_peak()
 
-    def _require_disk(self, gradients: bool) -> None:
-        need = disk_need(self.model, self.optimizer, gradients)
+    def _require_disk(self, need: DiskNeed) -> None:
         left_bytes = sum(need) - self._store.stats().disk_bytes
         place = self._store.directory.parent
         free = free_bytes(place)

@@ -11,12 +11,12 @@ step, of which the store knows nothing yet, writes until half the budget is free
 import dataclasses
 from collections.abc import Sequence
 
-from spillgrad.planning import traffic
 from spillgrad.planning.choose import Choice
 from spillgrad.planning.machine import Machine
 from spillgrad.planning.profile import HEAD, OUTSIDE, Profile
 from spillgrad.planning.record import Part, Unit
-from spillgrad.planning.traffic import PHASES, Event, Item
+from spillgrad.storage import traffic
+from spillgrad.storage.traffic import PHASES, Event, Item
 
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 
@@ -63,7 +63,7 @@ class Whole:
     def predict(self, budget_bytes: int, choice: Choice = NOTHING) -> Prediction:
         """Return what a step does under a budget, with some modules recomputed."""
         items, events = self.events(choice)
-        moved = traffic.run(items, events, budget_bytes)
+        moved, _ = traffic.of_store(items, events, budget_bytes)
         compute_s = self._phase_s(choice)
         step_s = io_s = 0.0
         for phase in PHASES:

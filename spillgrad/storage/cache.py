@@ -23,10 +23,10 @@ class Cache:
     def __init__(self, budget_bytes: int, on_lease_end: Callable[[], None]) -> None:
         self.budget_bytes = budget_bytes
         self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.dirty_bytes = 0
+        self.schedule = Schedule(budget_bytes, self._rerank)
         self.dirty = RankedEntries()
         self.clean = RankedEntries()
         self.absent = RankedEntries()
-        self.schedule = Schedule(self._rerank)
         self._leases: dict[int, Lease] = {}
         self._ended: collections.deque[Lease] = collections.deque()
         self._on_lease_end = on_lease_end
@@ -211,14 +211,19 @@ class Cache:
         self._on_lease_end()
 
     def _needed_last(self) -> Entry | None:
-        """Return the evictable entry needed last, by Belady's rule: one used just now, else that of the lowest rank."""
+        """Return the evictable entry needed last, by Belady's rule: one used just now, else that of the lowest rank.
+
+        A plan knows better what cannot stay.
+        """
         cursor = self.schedule.cursor
         used = None if cursor is None else self.clean.at_or_above(cursor)
-        return used or self.clean.lowest()
+        return used or self.clean.leaving() or self.clean.lowest()
 
     def _needed_after(self, victim: Entry, rank: int) -> bool:
         cursor = self.schedule.cursor
-        return victim.rank < rank or (cursor is not None and victim.rank >= cursor)
+        if cursor is not None and victim.rank >= cursor:
+            return True
+        return victim.leaves if self.schedule.follows_plan else victim.rank < rank
 
     def _rerank(self, ranks: Iterable[tuple[Entry, int]]) -> None:
         """Give entries other ranks, which no other entry has."""
@@ -227,6 +232,6 @@ class Cache:
             kept_in = next((kept for kept in (self.dirty, self.clean, self.absent) if kept.discard(entry)), None)
             moved.append((entry, rank, kept_in))
         for entry, rank, kept_in in moved:
-            entry.rank = rank
+            entry.rank, entry.leaves = rank, not entry.ahead and self.schedule.leaves(rank)
             if kept_in is not None:
                 kept_in.add(entry)

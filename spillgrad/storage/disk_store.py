@@ -266,6 +266,12 @@ class DiskStore:
                 account.changed.notify_all()
             account.look_again()
 
+    def expect(self, nbytes: int) -> None:
+        """Note how many bytes of lasting arrays there will be: what fits beside them is not written before it must."""
+        with self._account.lock:
+            self._account.cache.schedule.expected_bytes = nbytes
+        self._account.look_again()
+
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""
         with self._account.lock:

@@ -16,6 +16,7 @@ class Entry(Handle):
     """A stored array as the disk store sees it: in RAM, on disk, or both."""
 
     __slots__ = (
+        "ahead",
         "array",
         "changing",
         "edition",
@@ -25,6 +26,7 @@ class Entry(Handle):
         "key",
         "lasting",
         "lease",
+        "leaves",
         "loading",
         "rank",
         "readers",
@@ -45,6 +47,8 @@ class Entry(Handle):
         self.unchanged: Callable[[], bool] | None = None
         self.error: SpillError | None = None  # why there is no array to get any more
         self.rank = sequence  # the higher, the sooner it is needed
+        self.leaves = False  # a plan says that it cannot stay in RAM until then
+        self.ahead = False  # it was read for its next use, until which it stays
         self.references = 1
         self.edition = sequence  # what files call it: another number after each change
         self.lasting = False  # used in every step, until it is dropped
@@ -83,10 +87,14 @@ class Lease(weakref.ref):  # type: ignore[type-arg]
 
 
 class RankedEntries:
-    """Entries in the order of their ranks, with the neighbours of any rank; one whose rank is to change goes first."""
+    """Entries in the order of their ranks, with the neighbours of any rank.
+
+    One whose rank, or whether it leaves, is to change is discarded first.
+    """
 
     def __init__(self) -> None:
         self._ranks: list[int] = []
+        self._leaving: list[int] = []
         self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
@@ -103,6 +111,8 @@ class RankedEntries:
         if entry.rank not in self._entries:
             self._entries[entry.rank] = entry
             bisect.insort(self._ranks, entry.rank)
+            if entry.leaves:
+                bisect.insort(self._leaving, entry.rank)
 
     def discard(self, entry: Entry) -> bool:
         """Remove `entry`; return whether it was there."""
@@ -110,7 +120,14 @@ class RankedEntries:
             return False
         del self._entries[entry.rank]
         del self._ranks[bisect.bisect_left(self._ranks, entry.rank)]
+        place = bisect.bisect_left(self._leaving, entry.rank)
+        if self._leaving[place : place + 1] == [entry.rank]:
+            del self._leaving[place]
         return True
+
+    def leaving(self) -> Entry | None:
+        """Return the entry of the lowest rank among those that cannot stay."""
+        return self._entries[self._leaving[0]] if self._leaving else None
 
     def lowest(self) -> Entry | None:
         """Return the entry of the lowest rank."""

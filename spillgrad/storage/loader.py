@@ -30,6 +30,8 @@ class Loader:
     def begin(self, entry: Entry, pinned: bool) -> None:
         """Reserve room for `entry`, which is on disk only; a `pinned` one is for a caller, not for the cache."""
         entry.loading = True
+        if not pinned:
+            entry.ahead, entry.leaves = True, False
         self._account.cache.absent.discard(entry)
         self.begin_read(entry, pinned)
 

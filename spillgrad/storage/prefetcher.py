@@ -49,8 +49,9 @@ class Prefetcher:
     def _room_for(self, entry: Entry) -> int:
         """Return the room to wait for: what is put before a step's arrays are asked for would make them leave again."""
         was_asked_for = entry in self._requested
-        coming_bytes = None if entry.lasting or was_asked_for else self._account.cache.schedule.coming_bytes
-        return _needs(entry) + (coming_bytes or 0)
+        schedule = self._account.cache.schedule
+        waits = schedule.follows_plan and not (entry.lasting or was_asked_for)
+        return _needs(entry) + (schedule.coming_bytes() if waits else 0)
 
     def _load(self, entry: Entry) -> None:
         self._loader.prefetch(entry)
@@ -72,7 +73,7 @@ class Prefetcher:
         entry = cache.absent.below(cursor)
         while entry is not None and _needs(entry) > cache.budget_bytes:
             entry = cache.absent.below(entry.rank)
-        return entry
+        return entry if entry is not None and cache.schedule.is_near(entry) else None
 
 
 def _needs(entry: Entry) -> int:

@@ -4,11 +4,12 @@ import bisect
 import collections
 import heapq
 import itertools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
+from spillgrad.storage import traffic
 from spillgrad.storage.entry import Entry
 
 # Plans that a process keeps, the last used ones, and the longest step that becomes one.
@@ -20,43 +21,91 @@ _LATER = -(1 << 62)
 
 # What is known of an array when it is put: the operation that saved it, and its bytes.
 Packed = tuple[str | None, int]
+# What was used: its number, and its bytes.
+Used = tuple[int, int]
+# What happened: "put", "use" or "drop", and to which number.
+Happened = tuple[str, int]
+
+
+class _Within(NamedTuple):
+    """Within a budget: the uses that find their array on disk only, once the step has repeated, and their bytes before
+    each use; and how many bytes there is room for beside what stays.
+    """
+
+    missed: frozenset[int]
+    missed_bytes: list[int]
+    ahead_bytes: int
 
 
 class Plan:
     """What a step put, in order, and what it got, in order: arrays of the step counted from 0 as they were put, lasting
-    ones from -1 downwards.
+    ones from -1 downwards; and all that happened to them.
 
     `live_bytes` of the step's arrays were live when each was put.
     """
 
     def __init__(
-        self, packed: tuple[Packed, ...], used: tuple[int, ...], live_bytes: Sequence[int], used_bytes: Sequence[int]
+        self,
+        packed: tuple[Packed, ...],
+        used: tuple[Used, ...],
+        happened: Sequence[Happened] = (),
+        live_bytes: Sequence[int] = (),
     ) -> None:
         self.packed = packed
         self.used = used
-        self._used_bytes = [*itertools.accumulate(used_bytes, initial=0)]
+        self.happened = happened
         self._peak_bytes = [*itertools.accumulate(reversed(live_bytes), max, initial=0)][::-1]
         self._uses: dict[int, list[int]] = {}
-        for position, number in enumerate(used):
+        for position, (number, _) in enumerate(used):
             self._uses.setdefault(number, []).append(position)
-        by_rank = sorted(((self.rank(number, 0), nbytes) for number, (_, nbytes) in enumerate(packed)), reverse=True)
-        self._ranks = [rank for rank, _ in by_rank]
-        self._needed_bytes = [*itertools.accumulate(nbytes for _, nbytes in by_rank)]
+        self._within: dict[int, _Within] = {}
 
     def peak_bytes(self, put: int) -> int:
         """Return the most bytes that will be live when more is put, after the first `put` arrays."""
         return self._peak_bytes[put]
 
-    def highest_rank_beyond(self, budget_bytes: int) -> float:
-        """Return the highest rank of an array that does not fit beside all that are needed sooner."""
-        place = bisect.bisect_right(self._needed_bytes, budget_bytes)
-        return self._ranks[place] if place < len(self._ranks) else -math.inf
+    def leaves(self, rank: int, budget_bytes: int) -> bool:
+        """Whether an array of a rank cannot stay within a budget until it is needed, by Belady's rule.
 
-    def bytes_before(self, rank: int, got: int) -> int:
-        """Return the bytes of all uses from after `got` of them to that of a rank, in this step or the next."""
-        position = min(-1 - rank, 2 * len(self.used))
-        steps, place = divmod(position, len(self.used)) if self.used else (0, 0)
-        return steps * self._used_bytes[-1] + self._used_bytes[place] - self._used_bytes[min(got, len(self.used))]
+        Where some leave, so does what is never needed.
+        """
+        missed = self._at(budget_bytes).missed
+        steps, position = divmod(-1 - rank, len(self.used))
+        return bool(missed) and (steps >= 2 or position in missed)
+
+    def is_near(self, rank: int, got: int, budget_bytes: int) -> bool:
+        """Whether an array of a rank may be read after `got` uses: that leaves room for what stays and comes before."""
+        within = self._at(budget_bytes)
+        steps, position = divmod(-1 - rank, len(self.used))
+        before = steps * within.missed_bytes[-1] + within.missed_bytes[position] - within.missed_bytes[got]
+        return before == 0 or before + self.used[position][1] <= within.ahead_bytes
+
+    def _at(self, budget_bytes: int) -> "_Within":
+        found = self._within.get(budget_bytes)
+        if found is None:
+            self._within[budget_bytes] = found = self._run(budget_bytes)
+        return found
+
+    def _run(self, budget_bytes: int) -> "_Within":
+        items, events = self._as_traffic()
+        moved, ahead_bytes = traffic.of_store(items, events, budget_bytes)
+        uses = (place for place, event in enumerate(events) if event.kind == "use")
+        missed = frozenset(position for position, place in enumerate(uses) if place in moved.missed)
+        missed_bytes = (nbytes if position in missed else 0 for position, (_, nbytes) in enumerate(self.used))
+        return _Within(missed, [*itertools.accumulate(missed_bytes, initial=0)], ahead_bytes)
+
+    def _as_traffic(self) -> tuple[list[traffic.Item], list[traffic.Event]]:
+        put = {number for kind, number in self.happened if kind == "put"}
+        numbers: dict[int, int] = {}
+        items: list[traffic.Item] = []
+        nbytes = {number: nbytes for number, (_, nbytes) in enumerate(self.packed)} | dict(self.used)
+        events = []
+        for kind, number in self.happened:
+            if number not in numbers:
+                numbers[number] = len(items)
+                items.append(traffic.Item(nbytes.get(number, 0), number < 0 and number not in put))
+            events.append(traffic.Event(kind, numbers[number]))
+        return items, events
 
     def rank(self, number: int, got: int) -> int:
         """Return the rank of an array after `got` uses of any, by its next use.
@@ -73,19 +122,22 @@ class Plan:
         return -1 - uses[-1] if number >= 0 else -1 - len(self.used) - uses[0]
 
 
-_plans: collections.OrderedDict[tuple[Packed, ...], Plan] = collections.OrderedDict()
+_plans: collections.OrderedDict[tuple[tuple[Packed, ...], tuple[Used, ...]], Plan] = collections.OrderedDict()
 _plans_lock = threading.Lock()
 
 
 def _remember(plan: Plan) -> None:
     with _plans_lock:
-        _plans[plan.packed] = plan
-        _plans.move_to_end(plan.packed)
+        key = plan.packed, plan.used
+        known = _plans.get(key)
+        if known is None or known.happened != plan.happened:
+            _plans[key] = plan
+        _plans.move_to_end(key)
         if len(_plans) > _PLANS_MAX:
             _plans.popitem(last=False)
 
 
-def _find(packed: list[Packed], used: list[int]) -> Plan | None:
+def _find(packed: list[Packed], used: list[Used]) -> Plan | None:
     """Return the last used plan that begins with what was put and got."""
     with _plans_lock:
         plans = list(reversed(_plans.values()))
@@ -120,8 +172,9 @@ class Schedule:
     everything.
     """
 
-    def __init__(self, rerank: Callable[[Iterable[tuple[Entry, int]]], None]) -> None:
+    def __init__(self, budget_bytes: int, rerank: Callable[[Iterable[tuple[Entry, int]]], None]) -> None:
         """Give ranks; `rerank` changes those of arrays that have one."""
+        self.budget_bytes = budget_bytes
         self.cursor: int | None = None  # None while arrays are put
         self._rerank = rerank
         self._live: dict[Entry, int] = {}  # numbers
@@ -129,9 +182,10 @@ class Schedule:
         self._free_numbers: list[int] = []
         self._touches = 0
         self._packed: list[Packed] = []
-        self._used: list[int] = []
-        self._used_bytes: list[int] = []
+        self._used: list[Used] = []
+        self._happened: list[Happened] = []
         self._live_bytes = self._lasting_bytes = 0
+        self.expected_bytes = 0  # of all lasting arrays that there will be
         self._live_bytes_then: list[int] = []  # when each was put
         self._plan: Plan | None = None
         self._too_long = False
@@ -142,12 +196,15 @@ class Schedule:
             number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._lasting)
             self._lasting[entry] = number
             self._lasting_bytes += entry.nbytes
+            self._happened.append(("put", number))
             entry.rank = self._lasting_rank(number)
+            entry.leaves = self.leaves(entry.rank)
             return
         if not self._too_long:
             self._live[entry] = number = len(self._packed)
             packed = (entry.label.op, entry.nbytes)
             self._packed.append(packed)
+            self._happened.append(("put", number))
             self._live_bytes += entry.nbytes
             self._live_bytes_then.append(self._live_bytes)
             plan = self._plan
@@ -155,6 +212,7 @@ class Schedule:
                 self._choose_plan()
             if self._plan is not None:
                 entry.rank = self._plan.rank(number, len(self._used))
+                entry.leaves = self.leaves(entry.rank)
             self._too_long = number == _LONGEST
         self.pause()
 
@@ -163,40 +221,41 @@ class Schedule:
         if self._plan is None or not self._used:
             self.cursor = None
 
+    def coming_bytes(self, unknown_bytes: int = 0) -> int:
+        """Return how many bytes more will be live at the next peak; without a plan `unknown_bytes` of a step's."""
+        if self._plan is not None and not self._too_long:
+            return max(0, self._plan.peak_bytes(len(self._packed)) - self._live_bytes)
+        # Once arrays are asked for, the newest go next: writing them would be for nothing.
+        grows = self.cursor is None and (bool(self._live) or not self.expected_bytes)
+        return max(0, self.expected_bytes - self._lasting_bytes) + (unknown_bytes if grows else 0)
+
     @property
-    def coming_bytes(self) -> int | None:
-        """How many bytes more will be live at the next peak, according to the plan; None without one."""
-        plan = None if self._too_long else self._plan
-        return None if plan is None else max(0, plan.peak_bytes(len(self._packed)) - self._live_bytes)
+    def follows_plan(self) -> bool:
+        """Whether what comes is known."""
+        return self._plan is not None and not self._too_long
 
-    def stays(self, entry: Entry, budget_bytes: int) -> bool:
-        """Whether an array fits the budget beside all that a plan says are needed sooner."""
-        return self._plan is not None and entry.rank > self._plan.highest_rank_beyond(budget_bytes)
+    def leaves(self, rank: int) -> bool:
+        """Whether a plan says that an array of this rank cannot stay until it is needed."""
+        return self._plan is not None and self._plan.leaves(rank, self.budget_bytes)
 
-    def leaves(self, entry: Entry, budget_bytes: int) -> bool:
-        """Whether a plan says that a lasting array cannot stay until it is needed: what is used before fills a budget.
-
-        What is used twice before counts twice, unless all there is fits.
-        """
-        plan = self._plan
-        if plan is None or not entry.lasting or self._too_long:
-            return False
-        if self._lasting_bytes + plan.peak_bytes(0) <= budget_bytes:
-            return False
-        return plan.bytes_before(entry.rank, len(self._used)) > budget_bytes
+    def is_near(self, entry: Entry) -> bool:
+        """Whether an array is needed so soon that it may be read now."""
+        return self._plan is None or self._plan.is_near(entry.rank, len(self._used), self.budget_bytes)
 
     def get(self, entry: Entry) -> None:
         """Note that an array is used now."""
+        entry.ahead = False
         number = self._live.get(entry, self._lasting.get(entry))
         if number is None or self._too_long:
             if number is None or number >= 0:
                 self.cursor = entry.rank
             return
         position = len(self._used)
-        self._used.append(number)
-        self._used_bytes.append(entry.nbytes)
+        use = number, entry.nbytes
+        self._used.append(use)
+        self._happened.append(("use", number))
         plan = self._plan
-        if position == 0 if plan is None else plan.used[position : position + 1] != (number,):
+        if position == 0 if plan is None else plan.used[position : position + 1] != (use,):
             self._choose_plan()
             plan = self._plan
         if plan is not None:
@@ -214,11 +273,15 @@ class Schedule:
 
     def drop(self, entry: Entry) -> None:
         """Forget an array."""
-        if self._live.pop(entry, None) is not None:
+        number = self._live.pop(entry, None)
+        if number is not None:
             self._live_bytes -= entry.nbytes
         elif entry in self._lasting:  # as many will come in the next step
-            heapq.heappush(self._free_numbers, self._lasting.pop(entry))
+            number = self._lasting.pop(entry)
             self._lasting_bytes -= entry.nbytes
+            heapq.heappush(self._free_numbers, number)
+        if number is not None:
+            self._happened.append(("drop", number))
 
     def begin_step(self) -> None:
         """Note that a step begins, unless arrays of the last one are still there."""
@@ -233,9 +296,9 @@ class Schedule:
     def end_step(self) -> None:
         """Remember the step."""
         if self._used and not self._too_long:
-            _remember(Plan(tuple(self._packed), tuple(self._used), self._live_bytes_then, self._used_bytes))
+            _remember(Plan(tuple(self._packed), tuple(self._used), self._happened, self._live_bytes_then))
         self._live.clear()
-        self._packed, self._used, self._used_bytes = [], [], []
+        self._packed, self._used, self._happened = [], [], []
         self._live_bytes, self._live_bytes_then = 0, []
         self._plan, self._too_long, self.cursor = None, False, None
 

@@ -86,20 +86,12 @@ class Writer:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether what is in RAM only, and what comes, exceed the budget: the sooner it is written, the less waits."""
-        cache = self._account.cache
-        entry = cache.dirty.lowest()
-        if entry is None:
-            return False
-        if cache.schedule.leaves(entry, cache.budget_bytes):
-            return True
-        if cache.schedule.stays(entry, cache.budget_bytes):
-            return False
-        coming_bytes = cache.schedule.coming_bytes
-        if coming_bytes is None:
-            # Once arrays are asked for, the newest go next: writing them would be for nothing.
-            coming_bytes = self._low_water_bytes if cache.schedule.cursor is None else 0
-        return cache.dirty_bytes + coming_bytes > cache.budget_bytes
+        """Whether something in RAM only cannot stay there: the sooner it is written, the less waits."""
+        cache, schedule = self._account.cache, self._account.cache.schedule
+        if schedule.follows_plan:
+            return cache.dirty.leaving() is not None
+        coming_bytes = schedule.coming_bytes(unknown_bytes=self._low_water_bytes)
+        return bool(cache.dirty) and cache.dirty_bytes + coming_bytes > cache.budget_bytes
 
     def answer_failures(self) -> None:
         """Raise the error of failed writes, once; or keep everything in RAM from now on, if that is allowed."""
@@ -262,7 +254,7 @@ class Writer:
                 and self._moving_bytes < account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
             )
             if entry is None and self._flush_done == self._flush_asked and (needed or self._is_behind):
-                entry = cache.dirty.lowest()
+                entry = cache.dirty.leaving() or cache.dirty.lowest()
         if entry is None:
             return None
         if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):

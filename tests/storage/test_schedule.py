@@ -10,6 +10,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.schedule import Schedule
 from spillgrad.storage.store import Handle, Label
+from spillgrad.storage.traffic import AHEAD_SHARE
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ class Steps:
         self.begin()
 
     def begin(self) -> None:
-        self.schedule = Schedule(self._rerank)
+        self.schedule = Schedule(0, self._rerank)
         self.entries: dict[str, Entry] = {}
 
     def put(self, letters: str) -> None:
@@ -301,31 +302,67 @@ def test_with_lasting_arrays_a_step_goes_on_after_the_last_other_was_dropped():
     assert steps.expected() == "BAx"
 
 
-def test_a_plan_says_which_lasting_arrays_cannot_stay_until_they_are_needed():
+def leaving(steps: Steps, arrays: float) -> str:
+    """Which cannot stay within a budget of so many arrays."""
+    steps.schedule.budget_bytes = int(arrays * steps.entries["A"].nbytes)
+    return "".join(name for name, entry in steps.entries.items() if steps.schedule.leaves(entry.rank))
+
+
+def test_a_plan_says_which_arrays_cannot_stay_until_they_are_needed():
     steps = LastingSteps()
     steps.put("ABC")
-    array_bytes = steps.entries["A"].nbytes
     for _ in range(2):
         steps.get("ABCBA")
         steps.schedule.begin_step()
     steps.get("A")
-
-    def leaving(arrays: int) -> str:
-        return "".join(name for name in "ABC" if steps.schedule.leaves(steps.entries[name], arrays * array_bytes))
-
-    assert leaving(3) == ""  # all fit
-    assert leaving(2) == "A"  # before A come B, C and B again
-    assert leaving(0) == "AC"
+    assert leaving(steps, 3) == ""  # all fit
+    assert leaving(steps, 2.5) == "C"  # used once a step
+    assert leaving(steps, 1.5) == "ABC"
     steps.get("BC")
-    assert leaving(0) == "AC"
-    assert leaving(2) == "C"
+    assert leaving(steps, 1.5) == "AC"  # B is needed next
+    steps.get("B")
+    assert leaving(steps, 2.5) == "C"
 
 
-def test_without_a_plan_nobody_knows_which_lasting_array_cannot_stay():
+def test_of_what_stays_room_is_left_to_read_ahead():
+    steps = LastingSteps()
+    steps.put("ABC")
+    for _ in range(2):
+        steps.get("ABCBA")
+        steps.schedule.begin_step()
+    steps.get("A")
+    assert leaving(steps, 2) == "ABC"  # as with one
+    assert leaving(steps, 2 / (1 - AHEAD_SHARE) + 0.01) == "C"
+
+
+def test_what_leaves_is_read_again_when_what_is_read_before_it_leaves_room():
+    steps = LastingSteps()
+    steps.put("ABCD")
+    for _ in range(2):
+        steps.get("ABCD")
+        steps.schedule.begin_step()
+    steps.schedule.budget_bytes = steps.entries["A"].nbytes
+    steps.get("A")
+    near = [name for name in "ABCD" if steps.schedule.is_near(steps.entries[name])]
+    assert near == ["B"]  # the next, though there is room for an eighth of an array only
+    steps.schedule.budget_bytes *= 17
+    assert all(steps.schedule.is_near(steps.entries[name]) for name in "ABCD")
+
+
+def test_saved_arrays_that_a_plan_says_stay_until_they_are_needed_are_the_newest(steps: Steps):
+    for _ in range(2):
+        steps.put("ABCDE")
+        gone = leaving(steps, 2)
+        steps.get("EDCBA")
+        steps.end()
+    assert gone == "ABC"
+
+
+def test_without_a_plan_nobody_knows_what_cannot_stay():
     steps = LastingSteps()
     steps.put("AB")
     steps.get("AB")
-    assert not steps.schedule.leaves(steps.entries["A"], 0)
+    assert leaving(steps, 0) == ""
 
 
 def test_a_step_does_not_begin_while_arrays_of_the_last_are_there():

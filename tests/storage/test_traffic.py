@@ -2,7 +2,7 @@
 
 import pytest
 
-from spillgrad.planning.traffic import Event, Item, run
+from spillgrad.storage.traffic import AHEAD_SHARE, Event, Item, of_store, run
 
 
 def step(count: int, nbytes: int = 10):
@@ -57,3 +57,26 @@ def test_saved_arrays_and_parameters_share_the_budget_by_when_they_are_needed():
     traffic = run(items, events, 20)
     # At the turn the parameter is needed last; it comes back while nothing else is needed.
     assert (traffic.written_bytes, traffic.read_bytes) == (0, 10)
+
+
+def test_what_is_dropped_without_another_use_is_not_written_for_arrays_needed_later():
+    items = [Item(10, lasting=True), Item(10), Item(10, lasting=True)]
+    events = [Event("put", 1), Event("use", 1), *(Event("use", i) for i in (0, 2)), Event("drop", 1)]
+    traffic = run(items, events, 20)
+    assert (traffic.written_bytes, traffic.read_bytes) == (0, 10)  # 2 never stays
+
+
+def test_what_is_dropped_without_another_use_leaves_first_if_the_disk_has_it():
+    items = [Item(10), Item(10, lasting=True), Item(10, lasting=True)]
+    events = [Event("put", 0), *(Event("use", i) for i in (1, 2, 1, 2, 0)), Event("drop", 0)]
+    traffic = run(items, [*events, Event("use", 1), Event("use", 2)], 20)
+    assert (traffic.written_bytes, traffic.read_bytes) == (10, 10)
+
+
+def test_where_lasting_arrays_come_and_go_a_store_leaves_room_to_read_ahead():
+    items = [Item(10, lasting=True)] * 4
+    events = [Event("use", i) for i in (0, 1, 2, 3)]
+    assert of_store(items, events, 40) == (run(items, events, 40), 40)
+    assert of_store(items, events, 39) == (run(items, events, 35), int(39 * AHEAD_SHARE))
+    saved, used = step(10)
+    assert of_store(saved, used, 60) == (run(saved, used, 60), 60)  # the newest stay, and go as they are used

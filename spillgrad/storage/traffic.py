@@ -1,15 +1,20 @@
 """What a step asks of a store, and what of that goes to disk: a step's events, and a run through them.
 
-The store is taken to know the step, as it does from the second one on, and to follow Belady's rule: what is needed last
-leaves RAM first, and only what leaves RAM is written, if the disk does not have it. What is needed in the next step
-counts as needed then. Its ways to write and read ahead of time move the same bytes. Callers hold the last two arrays
-that they put or got, whatever the budget; what they got last they get again for nothing.
+The store is taken to know the step, as it does from the second one on, and to follow Belady's rule (A study of
+replacement algorithms for a virtual-storage computer, 1966): what is needed last leaves RAM first, and only what leaves
+RAM is written, if the disk does not have it. What is needed in the next step counts as needed then; what is dropped
+without another use leaves first if the disk has it, else it is as if needed when it is dropped. The store's ways to
+write and read ahead of time move the same bytes. Callers hold the last two arrays that they put or got, whatever the
+budget; what they got last they get again for nothing.
 """
 
 import dataclasses
 import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
+
+# Of a budget that lasting arrays share, so much is for what is read before it is needed.
+AHEAD_SHARE = 0.125
 
 PHASES = ("forward", "backward", "update")
 
@@ -31,13 +36,17 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes written and read in each phase, the most that the store had in RAM, on disk, and in all."""
+    """Bytes written and read in each phase, the most that the store had in RAM, on disk, and in all.
+
+    `missed` are the places of the events that found their array on disk only.
+    """
 
     written: dict[str, int]
     read: dict[str, int]
     ram_bytes: int = 0
     disk_bytes: int = 0
     live_bytes: int = 0
+    missed: set[int] = dataclasses.field(default_factory=set)
 
     @property
     def written_bytes(self) -> int:
@@ -56,6 +65,18 @@ def run(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> Tr
     for _ in range(3):
         traffic = cache.step()
     return traffic
+
+
+def of_store(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> tuple[Traffic, int]:
+    """Return what a store moves in a step that it knows, and how many bytes it reads ahead at most.
+
+    Where lasting arrays come and go, a part of the budget is for that: the others stay within the rest.
+    """
+    moved = run(items, events, budget_bytes)
+    if not moved.missed or not any(item.lasting for item in items):
+        return moved, budget_bytes
+    ahead_bytes = int(budget_bytes * AHEAD_SHARE)
+    return run(items, events, budget_bytes - ahead_bytes), ahead_bytes
 
 
 class _Cache:
@@ -92,10 +113,13 @@ class _Cache:
             else:
                 if item not in self._needed and self._got != item:
                     self._traffic.read[phase] += self._items[item].nbytes
+                    self._traffic.missed.add(place)
                 if kind == "change":
                     self._dirty.add(item)
                     self._unstore(item)
                 self._leave(item)
+                if item not in self._dirty and self._events[when % len(self._events)].kind == "drop":
+                    when = self._began + 2 * len(self._events)
                 self._enter(item, when, phase)
             if kind in ("use", "change"):
                 self._got = item
@@ -145,7 +169,10 @@ class _Cache:
 
 
 def _next_uses(items: Sequence[Item], events: Sequence[Event]) -> list[int]:
-    """Return when the item of each event is used next, counted from the step's begin; lasting ones in the next step."""
+    """Return when the item of each event is used or dropped next, counted from the step's begin.
+
+    Lasting ones are used in the next step.
+    """
     following: list[int] = [0] * len(events)
     upcoming: dict[int, int] = {}
     for place, (kind, item, _) in enumerate(events):  # the next step's first uses
@@ -154,6 +181,6 @@ def _next_uses(items: Sequence[Item], events: Sequence[Event]) -> list[int]:
     for place in range(len(events) - 1, -1, -1):
         kind, item, _ = events[place]
         following[place] = upcoming.get(item, 2 * len(events))
-        if kind in ("use", "change"):
+        if kind != "put":
             upcoming[item] = place
     return following
