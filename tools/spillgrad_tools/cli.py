@@ -229,6 +229,7 @@ def plan(
             show_default="what is quicker",
         ),
     ] = None,
+    accumulate: Annotated[int, typer.Option(min=1, metavar="N", help="Batches of each step, as in training.")] = 1,
     optimizer: Annotated[PlannedOptimizer, typer.Option(help="What updates the parameters.")] = PlannedOptimizer.ADAMW,
     as_json: Json = False,
 ) -> None:
@@ -238,7 +239,7 @@ def plan(
     """
     from spillgrad_tools.plan_command import run
 
-    run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, as_json)
+    run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, accumulate, as_json)
 
 
 @app.command()
