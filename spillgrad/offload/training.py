@@ -32,6 +32,7 @@ class OffloadedTraining:
         self._groups: dict[int, int] = {}
         self._factor: float | None = None  # what gradients are scaled by, during the updates of one step
         self._uses_up = False  # whether those updates are the last use of the gradients
+        self._waiting: Callable[[], Tensor | None] = lambda: None  # whose gradient was the last to wait for an update
         # Parameters that got their gradient in a backward that goes on, by the outermost one.
         self._finished: weakref.WeakKeyDictionary[Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
 
@@ -58,8 +59,10 @@ class OffloadedTraining:
                 tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(self._accumulated)
         residents = self.residents
         for module in model.modules():
-            begins_step = module is model
-            module.register_forward_pre_hook(lambda module, args, first=begins_step: residents.enter(id(module), first))
+            first = module is model
+            module.register_forward_pre_hook(
+                lambda module, args, first=first: residents.enter(id(module), first and not self._adds_to_gradients())
+            )
             module.register_forward_hook(lambda module, args, result: residents.leave(id(module)), always_call=True)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
@@ -73,12 +76,19 @@ class OffloadedTraining:
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
                 param._updated_in_backward = True
 
+    def _adds_to_gradients(self) -> bool:
+        """Return whether gradients wait for the update that ends a step: another batch belongs to the same one."""
+        waiting = self._waiting()
+        return waiting is not None and waiting.grad is not None
+
     def _accumulated(self, param: Tensor) -> None:
         """Use, or put away, a gradient that backward has added to a parameter's."""
         optimizer = self._optimizer() if self._step_in_backward else None
         group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None:
             self._put_gradient_away(param)
+            if self._optimizer() is not None:
+                self._waiting = weakref.ref(param)
             return
         run = outermost_run()
         finished = {} if run is None else self._finished.setdefault(run, {})
@@ -143,6 +153,7 @@ class OffloadedTraining:
         finally:
             self._factor = None
             self._uses_up = False
+            self._waiting = lambda: None
 
     def _gradient(self, param: Tensor) -> Tensor | None:
         grad = param.grad
