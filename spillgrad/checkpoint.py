@@ -17,7 +17,7 @@ from typing import Any
 
 from spillgrad import tensor_files
 from spillgrad.data.dataset import DataLoader
-from spillgrad.errors import ArgumentError, CheckpointError, OperandError, StateDictError
+from spillgrad.errors import ArgumentError, CheckpointError, OperandError, SpillError, StateDictError
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
 from spillgrad.optim.lr_scheduler import LRScheduler
@@ -57,7 +57,7 @@ def save_checkpoint(
     can hold. With `trainable_only`, parameters that require no gradient are left out, such as the base of adapters; a
     load leaves those of its model as they are.
     Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
-    JSON cannot hold.
+    JSON cannot hold; SpillError when an offloaded tensor cannot be read.
     """
     root = Path(directory)
     target = root / f"step-{step:08d}-{secrets.token_hex(4)}"
@@ -103,6 +103,8 @@ def save_checkpoint(
             if not _is_current(target):  # an interrupt may come just after the rename
                 shutil.rmtree(target, ignore_errors=True)
             raise
+    except SpillError:  # a tensor of an offloaded model could not be read: that is no fault of this directory
+        raise
     except OSError as error:
         raise CheckpointError(
             f"checkpoint: {root} cannot be written ({reason(error)}); free space there or give another directory"

@@ -40,9 +40,9 @@ class disk_offload:
     to disk too.
 
     `max_grad_norm` clips gradients as `clip_grad_norm_` over all that the optimizer updates does, just before their
-    update: in `optimizer.step()`, which leaves them on disk as they were; with `step_in_backward` in a second phase,
-    when backward ends: gradients then go to disk first. `grad_norm` is the norm they had in the last step. Norms are
-    taken when gradients are finished, so that each is read once.
+    update: in `optimizer.step()`, which leaves them on disk as they were and scales a copy of one at a time; with
+    `step_in_backward` in a second phase, when backward ends: gradients then go to disk first. `grad_norm` is the norm
+    they had in the last step. Norms are taken when gradients are finished, so that each is read once.
 
     `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
@@ -87,7 +87,8 @@ class disk_offload:
                 undo.callback(found.store.close)  # nobody else has what was built there
             self.model = built_model(model, found)
             self.optimizer = built_optimizer(optimizer, self.model)
-            need = largest_need(self.model, self.optimizer)
+            copies_gradients = max_grad_norm is not None and not step_in_backward
+            need = largest_need(self.model, self.optimizer, copies_gradients)
             self.least_budget = need.nbytes
             if budget_bytes < need.nbytes:
                 raise BudgetError(

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import spillgrad as sg
 from spillgrad import checkpoint, nn
 from spillgrad.data import DataLoader, TensorDataset
-from spillgrad.errors import CheckpointError
+from spillgrad.errors import CheckpointError, SpillCorruptionError
 from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
@@ -560,6 +560,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be written"):
         checkpoint.save_checkpoint(tmp_path / "file" / "sub", nn.Linear(2, 2))
+
+
+def test_an_offloaded_tensor_that_came_back_damaged_is_no_fault_of_the_checkpoints_place(tmp_path):
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100), nn.Linear(100, 100))
+    weight = model[0].weight.numpy().copy()
+    offload = sg.disk_offload(model, directory=tmp_path / "spill", ram_budget=40_400)
+    saved = checkpoint.save_checkpoint(tmp_path / "saved", model, step=1)
+    (path,) = offload.directory.glob("*.h5")
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(weight.tobytes()) + 1000)
+        file.write(b"?")
+    with pytest.raises(SpillCorruptionError, match=r"0\.weight came back damaged"):
+        checkpoint.save_checkpoint(tmp_path / "saved", model, step=2)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["checkpoint.json", saved.name]
 
 
 # 400 MiB in tensors of 40. A model's memory may have been larger while it was made: the peak begins anew.

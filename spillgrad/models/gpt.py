@@ -12,13 +12,12 @@ from typing import Any, Self
 
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
-from spillgrad.models.language_model import LanguageModel
+from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.layer_norm import LayerNorm
-from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.ops import attention, creation
@@ -174,8 +173,7 @@ class GPT(LanguageModel):
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
-        self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
-        self.lm_head.weight = self.transformer.wte.weight
+        self.lm_head = tied_head(self.transformer.wte)
 
     def hidden_states(self, idx: Tensor) -> Tensor:
         """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, n_embd)."""

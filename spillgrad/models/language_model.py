@@ -6,6 +6,7 @@ import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.ops import creation, losses
@@ -74,6 +75,13 @@ class LanguageModel(Module):
                 f"{self.config.context}); use shorter sequences, or a model with a larger context"
             )
         return idx
+
+
+def tied_head(embedding: Embedding) -> Linear:
+    """Return the layer to logits whose weight is an embedding's; none of its own is made, or drawn, before."""
+    head = Linear(embedding.embedding_dim, 0, bias=False)
+    head.out_features, head.weight = embedding.num_embeddings, embedding.weight
+    return head
 
 
 def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> Any:

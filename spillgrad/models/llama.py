@@ -14,7 +14,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
-from spillgrad.models.language_model import LanguageModel
+from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.linear import Linear
@@ -251,14 +251,15 @@ class Llama(LanguageModel):
         super().__init__()
         self.config = config
         self.model = Transformer(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         for module in self.modules():
             if isinstance(module, Linear | Embedding):
                 init.normal_(module.weight, std=config.initializer_range)
             if isinstance(module, Linear) and module.bias is not None:
                 init.zeros_(module.bias)
+        if config.tie_word_embeddings:
+            self.lm_head = tied_head(self.model.embed_tokens)
 
     def hidden_states(self, idx: Tensor) -> Tensor:
         """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, hidden_size)."""

@@ -16,13 +16,17 @@ class Need(NamedTuple):
     why: str
 
 
-def largest_need(model: Module, optimizer: Optimizer | None) -> Need:
+def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Need:
     """Return the most that one layer's call, forward or backward, or one parameter's update has in RAM at once.
 
-    An update reads and writes the parameter, its gradient and its state; a layer may look at all that is its own and,
-    of the modules around it, theirs. Parameters of a module that has no forward are used one by one.
+    An update reads and writes the parameter, its gradient and its state, and may scale a copy of the gradient; a layer
+    may look at all that is its own and, of the modules around it, theirs. Parameters of a module that has no forward
+    are used one by one.
     """
-    return max((*_of_layers(model), *_of_updates(model, optimizer)), default=Need(0, "the model has no parameters"))
+    return max(
+        (*_of_layers(model), *_of_updates(model, optimizer, copies_gradients)),
+        default=Need(0, "the model has no parameters"),
+    )
 
 
 class DiskNeed(NamedTuple):
@@ -74,19 +78,19 @@ def _own(module: Module) -> list[Tensor]:
     return [tensor for _, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
 
 
-def _of_updates(model: Module, optimizer: Optimizer | None) -> Iterator[Need]:
+def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bool) -> Iterator[Need]:
     names = {id(param): name for name, param in model.named_parameters()}
     if optimizer is None:
         return
     for param, group in _members(optimizer):
         if param.requires_grad and id(param) in names:
             state_bytes = state_bytes_of(optimizer, param, group)
-            nbytes = 2 * param.nbytes + state_bytes
+            nbytes = (3 if copies_gradients else 2) * param.nbytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
             yield Need(
                 nbytes,
                 f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(param.nbytes)} "
-                f"itself, as much for its gradient{state}",
+                f"itself, as much for its gradient{', as much for that clipped' if copies_gradients else ''}{state}",
             )
 
 

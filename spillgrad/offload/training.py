@@ -3,7 +3,6 @@
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 
 from spillgrad.autograd.engine import Run, outermost_run
 from spillgrad.autograd.grad_mode import no_grad
@@ -32,6 +31,8 @@ class OffloadedTraining:
         self._names: dict[int, str] = {}
         self._groups: dict[int, int] = {}
         self._factor: float | None = None  # what gradients are scaled by, during the updates of one step
+        self._uses_up = False  # whether those updates are the last use of the gradients
+        self._waiting: Callable[[], Tensor | None] = lambda: None  # whose gradient was the last to wait for an update
         # Parameters that got their gradient in a backward that goes on, by the outermost one.
         self._finished: weakref.WeakKeyDictionary[Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
 
@@ -58,8 +59,10 @@ class OffloadedTraining:
                 tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(self._accumulated)
         residents = self.residents
         for module in model.modules():
-            begins_step = module is model
-            module.register_forward_pre_hook(lambda module, args, first=begins_step: residents.enter(id(module), first))
+            first = module is model
+            module.register_forward_pre_hook(
+                lambda module, args, first=first: residents.enter(id(module), first and not self._adds_to_gradients())
+            )
             module.register_forward_hook(lambda module, args, result: residents.leave(id(module)), always_call=True)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
@@ -73,12 +76,19 @@ class OffloadedTraining:
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
                 param._updated_in_backward = True
 
+    def _adds_to_gradients(self) -> bool:
+        """Return whether gradients wait for the update that ends a step: another batch belongs to the same one."""
+        waiting = self._waiting()
+        return waiting is not None and waiting.grad is not None
+
     def _accumulated(self, param: Tensor) -> None:
         """Use, or put away, a gradient that backward has added to a parameter's."""
         optimizer = self._optimizer() if self._step_in_backward else None
         group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None:
             self._put_gradient_away(param)
+            if self._optimizer() is not None:
+                self._waiting = weakref.ref(param)
             return
         run = outermost_run()
         finished = {} if run is None else self._finished.setdefault(run, {})
@@ -106,6 +116,7 @@ class OffloadedTraining:
         if optimizer is None:
             return
         with no_grad(), self._around_step():
+            self._uses_up = True
             for group in optimizer.param_groups:
                 for param in group["params"]:
                     optimizer.step_parameter(param, group)
@@ -141,33 +152,40 @@ class OffloadedTraining:
             yield
         finally:
             self._factor = None
+            self._uses_up = False
+            self._waiting = lambda: None
 
     def _gradient(self, param: Tensor) -> Tensor | None:
         grad = param.grad
         if grad is None or self._factor is None:
             return grad
-        scaled: Tensor = grad.detach().clone()  # which costs no write
-        clip_grad.scale([scaled], self._factor)
-        return scaled
+        if self._uses_up:
+            param.grad = None  # nobody is to find it changed, nor need it be written: it ends with the update
+        else:
+            grad = grad.detach().clone()
+        clip_grad.scale([grad], self._factor)
+        return grad
 
     @contextlib.contextmanager
     def _around_update(self, param: Tensor) -> Iterator[None]:
         optimizer = self._optimizer()
         self.residents.enter(id(param))
         try:
-            with self._room_for_state(optimizer, param):
+            made_bytes = self._made_in_update(optimizer, param)
+            with self.residents.store.room(made_bytes) if made_bytes else contextlib.nullcontext():
                 yield
         finally:
             self.residents.leave(id(param))
         if optimizer is not None:
             self._put_state_away(optimizer, param)
 
-    def _room_for_state(self, optimizer: Optimizer | None, param: Tensor) -> AbstractContextManager[None]:
-        """Return the context of a parameter's update: a first one makes state that the store does not have yet."""
-        group = None if optimizer is None or optimizer.state.get(param) else self._group_of(optimizer, param)
+    def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
+        """Return the bytes of what a parameter's update makes: a scaled gradient, and, the first one, state."""
+        group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
-            return contextlib.nullcontext()
-        return self.residents.store.room(state_bytes_of(optimizer, param, group))
+            return 0
+        scaled_bytes = param.grad.nbytes if self._factor is not None and not self._uses_up else 0
+        return scaled_bytes + (0 if optimizer.state.get(param) else state_bytes_of(optimizer, param, group))
 
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         for key, value in optimizer.state.get(param, {}).items():

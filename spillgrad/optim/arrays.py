@@ -92,6 +92,7 @@ def run(updates: Iterable[Pending | None]) -> None:
         for update in updates:
             if update is not None:
                 batch.add(update)
+            del update  # what it made may not be there any more while the next one is
     finally:
         batch.run()
 

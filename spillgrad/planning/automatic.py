@@ -108,7 +108,8 @@ _finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
 class Automatic:
     """What `save_on_disk(policy="auto")` does with modules: nothing, or what earlier steps of this process taught.
 
-    A step lasts until the store is empty again. The second one is measured: what each module saved, how long its
+    A step lasts until the store is empty again: a forward and a backward, of which several may come before an update.
+    The second one is measured: what each module saved, how long its
     forward took, how fast the disk was, and how long the step waited for it. If it waited, the choice is what
     `choose` says; a step like the first two if even that is slower. Steps of several threads at once teach nothing.
     """

@@ -66,6 +66,7 @@ class Plan:
     model: str
     batch: int
     context: int
+    accumulate: int
     ram_bytes: int
     least_bytes: int
     parameter_bytes: int
@@ -90,8 +91,9 @@ class Plan:
 
     def __str__(self) -> str:
         found = self.prediction
+        times = f" x {self.accumulate}" if self.accumulate > 1 else ""
         return (
-            f"{self.model}, batch {self.batch} x {self.context}, in {format_bytes(self.ram_bytes)}: "
+            f"{self.model}, batch {self.batch} x {self.context}{times}, in {format_bytes(self.ram_bytes)}: "
             f"{'offloaded, ' if self.offload else ''}policy {self.policy}, ram_budget "
             f"{format_bytes(found.budget_bytes)}: peak {format_bytes(found.peak_bytes)}, "
             f"{format_bytes(found.written_bytes)} written and {format_bytes(found.read_bytes)} read a step, "
@@ -107,6 +109,7 @@ def plan(
     directory: str | os.PathLike[str] | None = None,
     *,
     depth: int | None = None,
+    accumulate: int = 1,
     lora: int | None = None,
     autocast: bool = False,
     offload: bool | None = None,
@@ -119,21 +122,23 @@ def plan(
     Two layers of it are built and trained for a few steps, with the batch that is meant, and this machine is measured
     (or `machine` is, what `sg.planning.measure` returned); nothing larger than those layers is made. `model` is a name
     of the catalogue, or a function from a number of layers to a model, which has `depth` in all; then `loss` is a
-    function of the model. `lora` is the rank of adapters, `autocast` computes products in bfloat16. `offload` says
-    whether the model lives on disk too; None leaves that to the plan. Without `directory`, spill files go where
-    temporary ones do.
+    function of the model. A step goes through `accumulate` batches before its update. `lora` is the rank of adapters,
+    `autocast` computes products in bfloat16. `offload` says whether the model lives on disk too; None leaves that to
+    the plan. Without `directory`, spill files go where temporary ones do.
 
     Units: `ram` is bytes, or a size such as "4GiB".
     Raises BudgetError with the least that works when `ram` is too little; ArgumentError for what does not go together.
     """
     ram_bytes = parse_bytes(ram)
+    if accumulate < 1:
+        raise ArgumentError(f"plan: got accumulate {accumulate}; a step takes at least 1 batch")
     place = tempfile.gettempdir() if directory is None else os.fspath(directory)
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
     machine = measure(place) if machine is None else machine
 
     def watched(in_store: bool) -> Whole:
-        found = _profile(build, layers, loss, optimizer, place, ram_bytes, in_store, autocast, machine)
+        found = _profile(build, layers, loss, optimizer, place, ram_bytes, in_store, autocast, accumulate, machine)
         return Whole(found, layers, machine)
 
     wholes = [watched(True)] if offload else [watched(False)] if offload is False else _either(watched, ram_bytes)
@@ -152,6 +157,7 @@ def plan(
         model=name,
         batch=batch,
         context=context,
+        accumulate=accumulate,
         ram_bytes=ram_bytes,
         least_bytes=int(least / (1 - _MARGIN_SHARE)),
         parameter_bytes=whole.parameter_bytes,
@@ -168,7 +174,14 @@ def plan(
 
 
 def observe(
-    model: str, batch: int, context: int, ram: int | str, directory: str | os.PathLike[str], *, offload: bool
+    model: str,
+    batch: int,
+    context: int,
+    ram: int | str,
+    directory: str | os.PathLike[str],
+    *,
+    offload: bool,
+    accumulate: int = 1,
 ) -> Whole:
     """Return what follows for a whole model of the catalogue, trained by AdamW, from two layers of it, as `plan` does.
 
@@ -178,7 +191,7 @@ def observe(
     build, layers, _ = _builder(model, context, None, None)
     machine, place = measure(directory), os.fspath(directory)
     loss = _loss(model, batch, context)
-    found = _profile(build, layers, loss, AdamW, place, parse_bytes(ram), offload, False, machine)
+    found = _profile(build, layers, loss, AdamW, place, parse_bytes(ram), offload, False, accumulate, machine)
     return Whole(found, layers, machine)
 
 
@@ -198,6 +211,7 @@ def _profile(
     ram_bytes: int,
     offload: bool,
     mixed_precision: bool,
+    accumulate: int,
     machine: Machine,
 ) -> Profile:
     for share in _PROFILE_SHARES:
@@ -211,6 +225,7 @@ def _profile(
                 ram_budget=int(ram_bytes * share),
                 offload=offload,
                 mixed_precision=mixed_precision,
+                accumulate=accumulate,
                 busy_s_per_byte=machine.busy_s(1),
             )
         except BudgetError as error:
@@ -310,11 +325,11 @@ def _alike(row: tuple[str, int, int, int, bool], other: tuple[str, int, int, int
 
 
 def _spilled(prediction: Prediction, whole: Whole) -> int:
-    """Return how many of the bytes saved leave RAM."""
+    """Return how many of the bytes that a batch saves leave RAM."""
     resident = prediction.budget_bytes
     if whole.profile.offload:
         return max(0, prediction.saved_bytes - resident)
-    return min(prediction.written_bytes, prediction.saved_bytes)
+    return min(prediction.written_bytes // whole.profile.accumulate, prediction.saved_bytes)
 
 
 def _alternatives(wholes: Sequence[Whole], ram_bytes: int) -> Iterable[Alternative]:

@@ -19,11 +19,16 @@ from spillgrad.storage import traffic
 from spillgrad.storage.traffic import PHASES, Event, Item
 
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
+# Of a step that goes through more batches, so many are followed; the others move what the last of these does.
+_PASSES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A training step: bytes and seconds. `compute_s` includes what is computed again, `io_s` is the disk's time."""
+    """A training step: bytes and seconds. `compute_s` includes what is computed again, `io_s` is the disk's time.
+
+    `saved_bytes` are those of one batch, of which a step may have several.
+    """
 
     budget_bytes: int
     peak_bytes: int
@@ -62,8 +67,7 @@ class Whole:
 
     def predict(self, budget_bytes: int, choice: Choice = NOTHING) -> Prediction:
         """Return what a step does under a budget, with some modules recomputed."""
-        items, events = self.events(choice)
-        moved, _ = traffic.of_store(items, events, budget_bytes)
+        moved = self._moved(budget_bytes, choice)
         compute_s = self._phase_s(choice)
         step_s = io_s = 0.0
         for phase in PHASES:
@@ -83,13 +87,40 @@ class Whole:
             step_s=step_s,
         )
 
-    def events(self, choice: Choice = NOTHING) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model."""
+    def events(self, choice: Choice = NOTHING, passes: int | None = None) -> tuple[list[Item], list[Event]]:
+        """Return the items and events of a step of the whole model; one of fewer batches where `passes` says so."""
         copies = _Copies(self.profile, self._more, self._prefix, choice.paths)
+        count = self.profile.accumulate if passes is None else passes
         events: list[Event] = []
-        for phase in PHASES:
-            events += copies.of_phase([event for event in self.profile.events if event.phase == phase], phase)
+        for number in range(count):
+            copies.begin_pass()
+            of_pass = self._first_pass() if number == 0 and count > 1 else self.profile.events
+            for phase in PHASES if number == count - 1 else PHASES[:-1]:
+                events += copies.of_phase([event for event in of_pass if event.phase == phase], phase)
         return copies.items, events
+
+    def _first_pass(self) -> list[Event]:
+        """Return the events of a batch without another before: gradients come where others add to them."""
+        found: list[Event] = []
+        seen: set[int] = set()
+        for event in self.profile.events:
+            if event.item not in self.profile.accumulated:
+                found.append(event)
+            elif event.item not in seen:
+                seen.add(event.item)
+                found.append(event._replace(kind="put"))
+        return found
+
+    def _moved(self, budget_bytes: int, choice: Choice) -> traffic.Traffic:
+        passes = self.profile.accumulate
+        followed = min(passes, _PASSES)
+        moved, _ = traffic.of_store(*self.events(choice, followed), budget_bytes)
+        if passes > followed:
+            fewer, _ = traffic.of_store(*self.events(choice, followed - 1), budget_bytes)
+            for mine, its in ((moved.written, fewer.written), (moved.read, fewer.read)):
+                for phase in PHASES[:-1]:
+                    mine[phase] += (passes - followed) * max(0, mine[phase] - its[phase])
+        return moved
 
     def peak_bytes(self, budget_bytes: int, choice: Choice = NOTHING) -> int:
         """Return the most memory of the process."""
@@ -135,14 +166,17 @@ class Whole:
     def _phase_s(self, choice: Choice) -> dict[str, float]:
         profile = self.profile
         trained = sum(profile.trained_bytes.values())
+        forward_s, backward_s = (
+            profile.phase_s[phase] + self._more * profile.layer_s[phase] for phase in ("forward", "backward")
+        )
         return {
-            "forward": profile.phase_s["forward"] + self._more * profile.layer_s["forward"],
-            "backward": profile.phase_s["backward"] + self._more * profile.layer_s["backward"] + choice.seconds,
+            "forward": profile.accumulate * forward_s,
+            "backward": profile.accumulate * (backward_s + choice.seconds),
             "update": profile.phase_s["update"] * self.trained_bytes / max(1, trained),
         }
 
     def _saved(self, choice: Choice) -> tuple[int, int]:
-        """Return the bytes saved by all, and by one layer."""
+        """Return the bytes saved by all, and by one layer, of a batch."""
         items, units = self.profile.items, self.profile.units
         put = {event.item for event in self.profile.events if event.kind == "put" and event.phase == "forward"}
         total = sum(items[item].nbytes for item in put)
@@ -161,6 +195,12 @@ class Whole:
             return held + min(budget_bytes, lasting + saved_bytes)
         parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
         held += self._more * (parameters + int(trained * profile.state_per_trained_byte))
+        if profile.accumulate > 1 and phase in ("forward", "backward"):
+            # All gradients are there while another batch goes forward, and comes back to the last layer.
+            left = (
+                saved_bytes if phase == "forward" or unit in (HEAD, 1) else saved_bytes - (self._more + 1) * layer_bytes
+            )
+            return held + self._more * trained + min(budget_bytes, max(0, left))
         if phase in ("forward", "end") or (phase, unit) == ("backward", HEAD):
             return held + min(budget_bytes, saved_bytes)
         if (phase, unit) == ("backward", 1):
@@ -184,7 +224,13 @@ class _Copies:
         self.items: list[Item] = []
         self._profile, self._more, self._prefix = profile, more, prefix
         self._recomputed = recomputed
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._made = {event.item for event in profile.events if event.kind == "put"}
+        self._passes = 0
+        self._numbers: dict[tuple[int, int, int], int] = {}
+
+    def begin_pass(self) -> None:
+        """Begin with a batch, which has arrays of its own for what it puts."""
+        self._passes += 1
 
     def of_phase(self, events: Sequence[Event], phase: str) -> list[Event]:
         """Return a phase's events; those of layers follow each other, in backward from the last one on."""
@@ -209,9 +255,10 @@ class _Copies:
         ]
 
     def _number(self, item: int, layer: int) -> int:
-        number = self._numbers.get((item, layer))
+        key = item, layer, self._passes if item in self._made else 0
+        number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[item, layer] = len(self.items)
+            number = self._numbers[key] = len(self.items)
             self.items.append(self._profile.items[item])
         return number
 

@@ -50,7 +50,9 @@ class Profile:
 
     `layers` is the path of what the model repeats, of which two ran; None where all of it ran. Events carry items by
     number, whose `units` are layers' numbers, or OUTSIDE; `freed_by` are the paths of modules whose recomputation
-    spares them. Times are of computing alone: of each phase as a whole, and of the last layer in it.
+    spares them. Where a step goes through several batches, `accumulate` of them, events are those of the last one and
+    of the update, and `accumulated` the items that are there from the first batch on: gradients.
+    Times are of computing alone: of each phase, with one batch, as a whole, and of the last layer in it.
     `held` is the memory beside what the store holds, at most, while a unit is in a phase; `least_budget` the store's.
     """
 
@@ -70,6 +72,8 @@ class Profile:
     state_per_trained_byte: float
     base_bytes: int
     mapped_per_live: float
+    accumulate: int = 1
+    accumulated: frozenset[int] = frozenset()
 
 
 def profile(
@@ -82,18 +86,20 @@ def profile(
     ram_budget: int,
     offload: bool,
     mixed_precision: bool = False,
+    accumulate: int = 1,
     busy_s_per_byte: float = 0.0,
 ) -> Profile:
     """Build a model of two layers, if it has more, train it for a few steps, and return what those showed.
 
-    `build` makes a model of so many layers, `depth` for all; `step` returns its loss. With `offload`, parameters,
+    `build` makes a model of so many layers, `depth` for all; `step` returns the loss of a batch, of which every update
+    takes `accumulate`. With `offload`, parameters,
     gradients and the optimizer's state are on disk, but for `ram_budget` bytes; saved tensors are so in any case.
     Raises BudgetError when that is too little for a layer.
     """
     state = default_generator.get_state()
     others_bytes = memory.memory_stats().live_bytes
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
-        watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision)
+        watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate)
         watched.busy_s_per_byte, watched.others_bytes = busy_s_per_byte, others_bytes
         try:
             return watched.profile()
@@ -117,8 +123,9 @@ class _Watched:
         ram_budget: int,
         offload: bool,
         mixed_precision: bool,
+        accumulate: int,
     ) -> None:
-        self._loss, self._mixed_precision = step, mixed_precision
+        self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
         self._offload: disk_offload | None = None
         if offload:
             self._offload = disk_offload(
@@ -126,7 +133,7 @@ class _Watched:
                 make_optimizer,
                 place,
                 ram_budget=ram_budget,
-                step_in_backward=True,
+                step_in_backward=accumulate == 1,  # as in training: gradients of several batches pile up
                 max_grad_norm=MAX_GRAD_NORM,
             )
             self.model, optimizer = self._offload.model, self._offload.optimizer
@@ -182,23 +189,28 @@ class _Watched:
             self.marks.setdefault(f"backward of {unit}", self.now_s())
 
     def step(self) -> None:
+        for _ in range(min(self._accumulate, 2)):  # the second batch stands for all that add to gradients
+            self._pass()
+        if self._offload is None or self._accumulate > 1:
+            self.enter("update")
+            if self._offload is None:
+                clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+            self.optimizer.step()
+        if "update" not in self.marks:  # a frozen model
+            self.enter("update")
+        self.optimizer.zero_grad()
+        self.enter("end")
+
+    def _pass(self) -> None:
+        """Go forward and backward with a batch, and forget what was noted of the one before."""
         self.recorder, self.marks, self.moved = Recorder(), {}, {}
         self.trace.begin()
         self.enter("forward")
-        self.optimizer.zero_grad()
         precision = autocast("cpu") if self._mixed_precision else contextlib.nullcontext()
         with self.spill, around_forward(self, self.around), precision:
             loss = self._loss(self.model)
         self.enter("backward")
         loss.backward()
-        if self._offload is None:
-            self.enter("update")
-            clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
-            self.optimizer.step()
-        if "update" not in self.marks:  # a frozen model
-            self.enter("update")
-        self.enter("end")
-        del loss
 
     def profile(self) -> Profile:
         self.step()  # kernels compile, the optimizer's state comes
@@ -242,6 +254,8 @@ class _Watched:
             state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
             base_bytes=base_bytes,
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
+            accumulate=self._accumulate,
+            accumulated=self._accumulated(),
         )
 
     def _phase_s(self) -> dict[str, float]:
@@ -260,6 +274,11 @@ class _Watched:
         prefix = f"{self.layers}." if self.layers else ""
         begin, end = self.marks[f"backward of {last}"], self.marks[f"backward of {last - 1}"]
         return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
+
+    def _accumulated(self) -> frozenset[int]:
+        """Return the gradients that are there before the last batch."""
+        made = {event.item for event in self.trace.events if event.kind == "put"}
+        return frozenset(self.trace.gradients - made) if self._accumulate > 1 else frozenset()
 
     def _freed_by(self) -> list[frozenset[str]]:
         parts = [part.path for unit in self.recorder.units() for part in (unit.whole, *unit.children)]
@@ -305,6 +324,7 @@ class _Trace:
         self.items: list[Item] = []
         self.paths: list[str] = []
         self.keys: list[Any] = []
+        self.gradients: set[int] = set()
         self.events: list[Event] = []
         self._numbers: dict[int, int] = {}  # of the handles, by their sequence
 
@@ -354,6 +374,8 @@ class _Trace:
                 Item(handle.nbytes, bool(getattr(handle, "lasting", False)) and handle.label.op != "gradient")
             )
             self.paths.append(handle.label.module or "")
+            if handle.label.op == "gradient":
+                self.gradients.add(number)
             self.keys.append(None)
         return number
 

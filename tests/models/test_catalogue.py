@@ -4,6 +4,7 @@ import pytest
 
 from spillgrad import models
 from spillgrad.errors import ArgumentError, UnknownModelError
+from spillgrad.nn.modules.module import register_module_parameter_registration_hook
 
 
 def size(config):
@@ -42,6 +43,14 @@ def test_models_have_the_size_their_name_says(name, millions):
 def test_a_model_is_built_by_name(name):
     model = models.build(name)
     assert sum(math.prod(parameter.shape) for parameter in model.parameters()) == size(model.config)
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama-tiny"])
+def test_no_weight_is_made_that_the_model_does_not_keep(name):
+    made = []
+    with register_module_parameter_registration_hook(lambda module, path, weight: made.append(weight)):
+        model = models.build(name)
+    assert sum(weight.numel() for weight in {id(weight): weight for weight in made}.values()) == size(model.config)
 
 
 def test_sizes_can_be_replaced():

@@ -77,6 +77,7 @@ def test_the_head_shares_the_token_embeddings_weight():
     model = make()
     assert model.lm_head.weight is model.transformer.wte.weight
     assert "lm_head.weight" not in dict(model.named_parameters())
+    assert (model.lm_head.in_features, model.lm_head.out_features) == (8, 11)
 
 
 def test_the_logits_are_gpt2s():

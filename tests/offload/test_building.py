@@ -202,7 +202,7 @@ def test_a_model_is_offloaded_once(tmp_path: Path):
 @pytest.mark.parametrize("first", ["model", "object"])
 @pytest.mark.parametrize("build", [lambda: sg.models.build("tiny"), lambda: nn.Linear(64, 64)], ids=["GPT", "layer"])
 def test_nothing_is_left_without_the_model_and_the_object(tmp_path: Path, first: str, build: Callable[[], nn.Module]):
-    offload = sg.disk_offload(build, adamw, tmp_path, ram_budget="256KiB", max_grad_norm=1.0)
+    offload = sg.disk_offload(build, adamw, tmp_path, ram_budget="320KiB", max_grad_norm=1.0)
     model, optimizer = offload.model, offload.optimizer
 
     def step(model: nn.Module, optimizer: sg.optim.Optimizer) -> None:

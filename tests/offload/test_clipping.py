@@ -1,7 +1,7 @@
 """Offloaded gradients are clipped as `clip_grad_norm_` before `step` does it in RAM, bit for bit."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,8 @@ import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.offload.needs import largest_need
+from spillgrad_kernels import memory
+from spillgrad_kernels import optim as kernels
 
 MAX_NORM = 0.05
 TOKENS = np.random.default_rng(0).integers(0, 12, (6, 4, 9))
@@ -22,18 +24,18 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(300, 24)
+        self.table = nn.Embedding(60, 24)
         self.twice = nn.Linear(24, 24)
         self.norm = nn.LayerNorm(24)
         self.frozen = nn.Linear(24, 24).requires_grad_(False)
         self.never = nn.Linear(24, 24)
-        self.head = nn.Linear(24, 300, bias=False)
+        self.head = nn.Linear(24, 60, bias=False)
         self.head.weight = self.table.weight
 
     def forward(self, tokens: np.ndarray) -> sg.Tensor:
         x = self.table(sg.tensor(tokens[:, :-1]))
         x = self.norm(self.twice(self.twice(x).tanh()) + self.frozen(x))
-        return sg.nn.functional.cross_entropy(self.head(x).reshape(-1, 300), sg.tensor(tokens[:, 1:]).reshape(-1))
+        return sg.nn.functional.cross_entropy(self.head(x).reshape(-1, 60), sg.tensor(tokens[:, 1:]).reshape(-1))
 
 
 def groups(model: nn.Module) -> list[dict[str, object]]:
@@ -80,12 +82,16 @@ def train(
     return found + [parameter.numpy().tobytes().hex() for parameter in model.parameters()]
 
 
+def least_bytes(model: nn.Module, optimizer: sg.optim.Optimizer, in_backward: bool, clip: float | None) -> int:
+    return largest_need(model, optimizer, copies_gradients=clip is not None and not in_backward).nbytes
+
+
 def offloaded(directory: Path, make: MakeOptimizer, in_backward: bool, clip: float | None) -> sg.disk_offload:
     model = build()
     optimizer = make(model)
     return sg.disk_offload(
-        model, optimizer, directory, ram_budget=largest_need(model, optimizer).nbytes, step_in_backward=in_backward,
-        max_grad_norm=clip,
+        model, optimizer, directory, step_in_backward=in_backward, max_grad_norm=clip,
+        ram_budget=least_bytes(model, optimizer, in_backward, clip),
     )  # fmt: skip
 
 
@@ -113,7 +119,7 @@ def test_gradients_of_other_dtypes_are_clipped_as_in_ram(tmp_path: Path, in_back
 
     wanted = train(*start(), MAX_NORM)
     model, optimizer = start()
-    budget = largest_need(model, optimizer).nbytes
+    budget = least_bytes(model, optimizer, in_backward, MAX_NORM)
     sg.disk_offload(model, optimizer, tmp_path, ram_budget=budget, step_in_backward=in_backward, max_grad_norm=MAX_NORM)
     assert train(model, optimizer) == wanted
 
@@ -318,3 +324,59 @@ def test_bad_norms_are_refused(tmp_path: Path):
             sg.disk_offload(layer, optimizer, tmp_path, ram_budget="1MiB", max_grad_norm=bad)
     with pytest.raises(ArgumentError, match=r"max_grad_norm=1\.0 without an optimizer"):
         sg.disk_offload(layer, directory=tmp_path, ram_budget="1MiB", max_grad_norm=1.0)
+
+
+# Weights of 4 MiB, which are nearly all there is.
+@pytest.mark.parametrize("in_backward", [False, True], ids=["in step", "in backward"])
+@pytest.mark.parametrize("optimizer", [sg.optim.SGD, sg.optim.AdamW])
+def test_clipped_updates_have_no_more_in_ram_than_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_backward: bool, optimizer: type[sg.optim.Optimizer]
+):
+    others_bytes = memory.memory_stats().live_bytes
+    layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(3)))
+    made = optimizer(layers.parameters(), lr=0.01)
+    budget = least_bytes(layers, made, in_backward, 1e-3)
+    offload = sg.disk_offload(
+        layers, made, tmp_path, step_in_backward=in_backward, max_grad_norm=1e-3, ram_budget=budget
+    )
+    held_bytes: list[int] = []
+    run = kernels.run
+
+    def watched(updates: Iterable[kernels.Update]) -> None:
+        held_bytes.append(memory.memory_stats().live_bytes - others_bytes)
+        run(updates)
+
+    monkeypatch.setattr(kernels, "run", watched)
+    for _ in range(3):
+        layers(sg.ones(1, 1024)).sum().backward()
+        offload.optimizer.step()
+        offload.optimizer.zero_grad()
+    assert len(held_bytes) >= 2 * 9  # gradients are scaled, and used
+    assert budget <= max(held_bytes) <= budget + (1 << 18)
+    assert offload.stats().peak_ram_bytes <= budget
+
+
+def test_gradients_that_are_one_are_clipped_once_each(tmp_path: Path):
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(sg.ones(30, 30)), nn.Parameter(sg.ones(30, 30))
+
+        def forward(self) -> sg.Tensor:
+            return (self.a + self.b).square().sum()
+
+    def trained(**options: object) -> list[list[float]]:
+        model = Sum()
+        optimizer = sg.optim.SGD(model.parameters(), lr=1.0)
+        if options:
+            sg.disk_offload(model, optimizer, tmp_path, ram_budget="1MiB", **options)
+        model().backward()
+        if not options:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    wanted = trained()
+    np.testing.assert_allclose(wanted[0], np.full((30, 30), 1 - 0.5 / math.sqrt(1800)), rtol=1e-6)
+    for in_backward in (False, True):
+        assert trained(max_grad_norm=0.5, step_in_backward=in_backward) == wanted

@@ -430,3 +430,34 @@ def test_threads_may_use_one_model(tmp_path: Path):
         thread.join()
     assert failures == []
     assert all((buffer.numpy() == 200).all() for buffer in buffers)
+
+
+@pytest.mark.parametrize(
+    ("calls", "wanted"),
+    [
+        ("fb fb u fb fb u", [1, 0, 0, 1, 0, 0]),
+        ("f f fb fb u f", [1, 1, 1, 0, 0, 1]),
+        ("fb z fb u", [1, 0, 1, 0]),
+    ],
+    ids=["batches add up", "evaluation before and after", "forgotten gradients"],
+)
+def test_what_adds_to_gradients_that_wait_is_no_step_of_its_own(tmp_path: Path, calls: str, wanted: list[int]):
+    layer = nn.Linear(4, 4)
+    optimizer = sg.optim.SGD(layer.parameters(), lr=0.1)
+    offload = sg.disk_offload(layer, optimizer, tmp_path, ram_budget=least_bytes(layer, optimizer))
+    begun: list[None] = []
+    offload._store.begin_step = lambda: begun.append(None)
+    found = []
+    for call in calls.split():
+        begun.clear()
+        if call in ("f", "fb"):
+            result = layer(sg.ones(1, 4)).sum()
+        if call == "fb":
+            result.backward()
+        if call == "u":
+            optimizer.step()
+            optimizer.zero_grad()
+        if call == "z":
+            optimizer.zero_grad()
+        found.append(len(begun))
+    assert found == wanted

@@ -60,7 +60,8 @@ def test_training_works_with_the_least_budget_and_never_exceeds_it(
 
     model = build()
     wanted = train(model, OPTIMIZERS[optimizer]([*model.parameters()]), clip)
-    budget = largest_need(model, OPTIMIZERS[optimizer]([*model.parameters()])).nbytes
+    copies_gradients = clip is not None and not in_backward
+    budget = largest_need(model, OPTIMIZERS[optimizer]([*model.parameters()]), copies_gradients).nbytes
     offload = sg.disk_offload(
         build, OPTIMIZERS[optimizer], tmp_path, ram_budget=budget, step_in_backward=in_backward, max_grad_norm=clip
     )
@@ -97,6 +98,9 @@ def test_the_need_is_that_of_a_layer_with_what_is_around_it_or_of_an_update():
         "scale needs 156.2 KiB when it is updated: 39.1 KiB itself, as much for its gradient and 78.1 KiB of Adam's "
         "state"
     )
+    clipped = largest_need(model, sg.optim.Adam(model.parameters()), copies_gradients=True)
+    assert clipped.nbytes == 5 * 40_000
+    assert "as much for its gradient, as much for that clipped and 78.1 KiB" in clipped.why
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     assert largest_need(model, sg.optim.Adam(model.parameters())).nbytes == 2 * 40_000

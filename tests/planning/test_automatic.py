@@ -82,6 +82,31 @@ def test_of_a_model_that_saves_within_the_budget_nothing_is_recomputed(losses, s
     assert spill._auto._thread.run.recomputed == frozenset()
 
 
+def test_steps_of_several_batches_are_measured_batch_by_batch(slow_disk: None, tmp_path: Path):
+    def train(spill) -> tuple[list[str], list[int]]:
+        sg.manual_seed(0)
+        model = sg.models.build("tiny", dropout=0.1)
+        optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
+        losses, written = [], []
+        for _ in range(4):
+            for _ in range(3):
+                before = spill.stats().written_bytes if spill else 0
+                with spill or sg.enable_grad():
+                    _, loss = model(IDX[:, :64], IDX[:, 1:65])
+                (loss / 3).backward()
+                losses.append(loss.item().hex())
+                written.append(spill.stats().written_bytes - before if spill else 0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return losses, written
+
+    wanted, _ = train(None)
+    found, written = train(sg.save_on_disk(tmp_path, ram_budget="64KiB", policy="auto"))
+    assert found == wanted
+    assert written[1] > 1 << 20
+    assert max(written[2:]) < written[1] / 3  # from the third batch on, which is still the first step
+
+
 def test_inputs_of_another_shape_are_measured_anew(slow_disk, tmp_path: Path):
     spill = sg.save_on_disk(tmp_path, ram_budget="64KiB", policy="auto")
     sg.manual_seed(0)

@@ -32,11 +32,11 @@ def test_the_command_of_a_plan_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    assert main([*TINY, "--ram", "4GiB", "--offload", "--lora", "2", "--autocast", "--json"]) == 0
+    assert main([*TINY, "--ram", "4GiB", "--offload", "--lora", "2", "--autocast", "--accumulate", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     words = shlex.split(told["command"])[1:]
-    assert {"--offload", "--lora", "--autocast", "--ram-budget", "--policy"} <= set(words)
-    assert told["offload"]
+    assert {"--offload", "--lora", "--autocast", "--ram-budget", "--policy", "--accumulate"} <= set(words)
+    assert (told["offload"], told["accumulate"]) == (True, 2)
     assert main([*words, "--steps", "1", "--out", "out"]) == 0
     assert "peak RSS" in capsys.readouterr().out
 

@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,10 +23,11 @@ import spillgrad as sg
 from spillgrad.errors import CheckpointError
 from spillgrad_kernels.compile import Counts
 from spillgrad_kernels.system_memory import SystemMemory
-from spillgrad_tools import train_command, train_display
+from spillgrad_tools import train_command, train_display, train_saves
 from spillgrad_tools.cli import main
 from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training
 from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
+from spillgrad_tools.train_saves import Saves
 from spillgrad_tools.train_settings import TrainOptions, TrainSettings
 from tests.storage.test_disk_store import in_own_mounts
 from tests.waiting import wait_until, wait_until_no_spill_file_is_below
@@ -72,6 +75,17 @@ def test_a_loss_that_is_not_finite_stops_training():
         list(training.steps())
 
 
+@pytest.mark.parametrize("offloaded", [False, True], ids=["in RAM", "offloaded"])
+def test_gradients_that_are_not_finite_stop_training_before_anybody_saves_what_they_made(
+    tmp_path: Path, offloaded: bool
+):
+    place = functools.partial(sg.disk_offload, directory=tmp_path, ram_budget="300KiB") if offloaded else None
+    training = Training(SETTINGS, TEXT, offload=place)
+    next(training.model.parameters()).register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(sg.errors.ArgumentError, match=r"gradient norm of (nan|inf) in step 1.*lower --lr"):
+        list(training.steps())
+
+
 def test_the_held_out_loss_of_a_new_model_is_that_of_a_uniform_guess():
     assert Training(SETTINGS, TEXT).held_out_loss().loss == pytest.approx(np.log(256), rel=0.05)
 
@@ -107,7 +121,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_goes_through_the_same_numbers(tmp_path: Path, base: str, kind: str, where: str):
     first_place, second_place = (
-        functools.partial(sg.disk_offload, directory=tmp_path / "store", ram_budget="300KiB")
+        functools.partial(sg.disk_offload, directory=tmp_path / "store", ram_budget="320KiB")
         if place == "disk"
         else None
         for place in where.split(" to ")
@@ -377,6 +391,198 @@ def test_a_model_that_has_no_room_on_its_disk(here: Path, kibibytes: int, option
         assert saved_model(here / "out")
 
 
+@pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
+def test_a_killed_run_goes_on_from_its_last_checkpoint_through_the_same_numbers(place: list[str], here: Path):
+    process = start("--steps", "100000", *place, "--save-every", "3", "--out", "out")
+    try:
+        assert process.stdout
+        saves = (line for line in process.stdout if "checkpoint saved in" in line)
+        for _ in range(3):
+            assert re.fullmatch(r"step \d+/100000  checkpoint saved in \d+\.\d s\n", next(saves))
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    settings, done = Training.settings_of(here / "out")
+    assert done >= 9
+    assert done % 3 == 0
+    # Of the schedule only the number of steps is known, so the whole run is as long.
+    whole = Training(settings, TEXT)
+    losses = [record.loss for record in itertools.islice(whole.steps(), done + 4)]
+    offload = None
+    if "--offload" in place:
+        offload = functools.partial(sg.disk_offload, directory=here / "store", ram_budget="300KiB")
+    resumed = Training(settings, TEXT, here / "out", offload)
+    assert [record.loss for record in itertools.islice(resumed.steps(), 4)] == losses[done:]
+    assert weights(resumed) == weights(whole)
+
+
+def test_a_run_saves_after_every_so_many_steps_and_at_the_end(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--no-spill", "--save-every", "2", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"step (\d)/6  checkpoint saved in \d+\.\d s", printed) == ["2", "4", "6"]
+    assert re.search(r"saved checkpoints +3, in \d+\.\d s", printed)
+    assert Training.settings_of(here / "out")[1] == 6
+
+
+def test_a_stopped_run_that_has_just_saved_does_not_save_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    save = Training.save
+
+    def interrupted(training: Training, directory: Path) -> None:
+        save(training, directory)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Training, "save", interrupted)
+    assert main([*ARGUMENTS, "--no-spill", "--save-every", "2", "--out", "out"]) == 130
+    printed = capsys.readouterr().out
+    assert printed.count("checkpoint saved in") == 1
+    assert "go on with: spillgrad train --data text.txt --resume out --no-spill --save-every 2" in printed
+
+
+class Clock:
+    """Tells the time, in which steps and saves take some seconds each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, save_s: float) -> None:
+        self.now_s, self.saved = 0.0, []
+        monkeypatch.setattr(train_saves.time, "monotonic", lambda: self.now_s)
+
+        def save(training: Training, directory: Path) -> None:
+            self.now_s += save_s
+            self.saved.append(training.step)
+
+        monkeypatch.setattr(Training, "save", save)
+
+    def go(self, training: Training, out: Path, steps: int, step_s: float) -> list[int]:
+        saves = Saves(training, out, None, lambda line: None)
+        for training.step in range(1, steps):
+            self.now_s += step_s
+            saves.after_step()
+        return self.saved
+
+
+@pytest.mark.parametrize(
+    ("save_s", "wanted"),
+    [(1.0, [10, 20, 30, 40]), (60.0, [10, 29, 48])],
+    ids=["every ten minutes", "seldom where saves take long"],
+)
+def test_unless_told_a_run_saves_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_s: float, wanted: list[int]
+):
+    training = Training(dataclasses.replace(SETTINGS, steps=50), TEXT)
+    assert Clock(monkeypatch, save_s).go(training, tmp_path, 50, 60.0) == wanted
+
+
+def test_saving_an_offloaded_run_stays_within_its_budget(here: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(
+        SETTINGS, TEXT, offload=functools.partial(sg.disk_offload, directory=here / "store", ram_budget="256KiB")
+    )
+    assert training.offload.least_budget == 256 << 10
+    saves = Saves(training, here, 1, print)
+    for _ in training.steps():
+        saves.after_step()
+    assert capsys.readouterr().out.count("checkpoint saved") == 5
+    assert training.stats().peak_ram_bytes <= 256 << 10
+
+
+FULL = """
+import sys
+from pathlib import Path
+from spillgrad_tools import train_saves
+from spillgrad_tools.cli import main
+from spillgrad_tools.train import Training
+if "--fill" in sys.argv:  # what else fills the disk, once the first checkpoint is there
+    sys.argv.remove("--fill")
+    save = train_saves.Saves._save
+    def fill(saves):
+        save(saves)
+        with open("disk/other", "wb", buffering=0) as other:
+            other.write(bytes(1 << 30))
+    train_saves.Saves._save = fill
+status = main(sys.argv[1:])
+kept = Path("disk/out/checkpoint.json").exists()
+print("status", status, "kept", Training.settings_of(Path("disk/out"))[1] if kept else None, sorted(
+    path.name.partition("-")[0] for path in Path("disk/out").glob("*")))
+"""
+
+
+def on_a_disk(here: Path, kibibytes: int, *options: str) -> tuple[str, str]:
+    """Train on a disk of so many KiB, of which a checkpoint takes 1420; return what was printed, and on stderr."""
+    (here / "disk").mkdir()
+    program = [sys.executable, "-W", "ignore", "-c", FULL, *ARGUMENTS, "--no-spill", "--out", "disk/out", *options]
+    ran = subprocess.run(
+        [*in_own_mounts(here / "disk", kibibytes), *program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout, ran.stderr
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_neither_the_run_nor_the_former_one(here: Path):
+    printed, complaints = on_a_disk(here, 4000, "--save-every", "2", "--fill")
+    assert re.findall(r"step (\d)/6  checkpoint saved", printed) == ["2"]
+    assert re.search(
+        r"step 4: not saved: a checkpoint needs 1\.4 MiB, and disk/out has 0 B free; free space there\. Training "
+        r"goes on; the checkpoint of step 2 stays\n",
+        printed,
+    ), printed
+    assert complaints.startswith("spillgrad: checkpoint: disk/out cannot be written (No space left on device); free")
+    assert complaints.endswith("; step 6 is not saved, the checkpoint of step 2 stays\n")
+    assert printed.endswith("status 2 kept 2 ['checkpoint.json', 'step']\n")
+
+
+def test_a_disk_that_refuses_a_checkpoint_costs_a_line(here: Path, monkeypatch: pytest.MonkeyPatch):
+    training = Training(SETTINGS, TEXT)
+    said: list[str] = []
+    (here / "out").mkdir()
+    saves = Saves(training, here / "out", 1, said.append)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10000, limit[1]))
+    try:
+        records = list(itertools.islice(training.steps(), 1))
+        saves.after_step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, former)
+    assert said == [
+        f"step 1: not saved: checkpoint: {here / 'out'} cannot be written (File too large); free space there or give "
+        "another directory. Training goes on; no checkpoint is there yet"
+    ]
+    for record in training.steps():
+        records.append(record)
+        saves.after_step()
+    saves.at_end()
+    assert [line.partition(" saved")[0] for line in said[1:]] == [f"step {n}/6  checkpoint" for n in range(2, 7)]
+    assert [record.loss for record in records] == [record.loss for record in Training(SETTINGS, TEXT).steps()]
+
+
+def test_where_one_checkpoint_has_room_it_is_that_of_the_end(here: Path):
+    printed, complaints = on_a_disk(here, 2000)
+    assert re.search(r"a checkpoint is saved at the end alone: it and the next one would need 2\.7 MiB", printed)
+    assert complaints == ""
+    assert printed.endswith("status 0 kept 6 ['checkpoint.json', 'step']\n")
+
+
+@pytest.mark.parametrize(
+    ("kibibytes", "options", "says"),
+    [
+        (1000, [], "train: a checkpoint needs 1.4 MiB, and disk/out has 1000 KiB free; free space there, or name"),
+        (2000, ["--save-every", "2"], "got --save-every 2, but a checkpoint and the next one need 2.7 MiB, and"),
+    ],
+    ids=["the only one", "the next one"],
+)
+def test_a_disk_without_room_for_checkpoints_is_told_before_training(
+    here: Path, kibibytes: int, options: list[str], says: str
+):
+    printed, complaints = on_a_disk(here, kibibytes, *options)
+    assert says in complaints
+    assert complaints.count("\n") == 1
+    assert "step 1" not in printed
+    assert printed.endswith("status 2 kept None []\n")
+
+
 def records(count: int) -> list[StepRecord]:
     return [
         StepRecord(step=n, loss=2.0, tokens=10, duration_s=1.0, waited_s=0.25, rss_bytes=2**20, written_bytes=2**30)
@@ -488,7 +694,7 @@ def test_the_command_trains_a_model_that_lives_on_disk(
     in_ram = [word for word in options if word not in ("--offload", "--no-spill")]
     assert main([*ARGUMENTS, *in_ram, "--no-spill", "--out", "ram"]) == 0
     capsys.readouterr()
-    assert main([*ARGUMENTS, *options, "--ram-budget", "300KiB", "--out", "out"]) == 0
+    assert main([*ARGUMENTS, *options, "--ram-budget", "320KiB", "--out", "out"]) == 0
     printed = capsys.readouterr().out
     assert "offloading to out/run-" in printed
     for row in ("written a step", "read a step", "peak RSS"):

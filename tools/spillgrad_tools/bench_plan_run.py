@@ -19,11 +19,12 @@ def train(model: str, batch: int, context: int, steps: int, directory: str, **ho
     """Train; return the bytes and seconds of the median step after the first ones, and the largest memory."""
     sg.manual_seed(0)
     policy, offload, budget = how["policy"], how["offload"], how["budget"]
+    accumulate = how.get("accumulate", 1)
     overrides = how.get("overrides", {})
     if offload:
         offloaded = sg.disk_offload(
             lambda: sg.models.build(model, context, **overrides), sg.optim.AdamW, directory, ram_budget=budget,
-            step_in_backward=True, max_grad_norm=1.0,
+            step_in_backward=accumulate == 1, max_grad_norm=1.0,
         )  # fmt: skip
         built, optimizer = offloaded.model, offloaded.optimizer or sg.optim.AdamW(offloaded.model.parameters())
         spill = sg.save_on_disk(offloaded, policy=policy)
@@ -36,11 +37,14 @@ def train(model: str, batch: int, context: int, steps: int, directory: str, **ho
     for _ in range(steps + WARM_STEPS):
         before, began_s = spill.stats(), time.perf_counter()
         optimizer.zero_grad()
-        with spill:
-            _, loss = built(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
+        for _ in range(accumulate):
+            with spill:
+                _, loss = built(tokens[:, :-1], tokens[:, 1:])
+            (loss if accumulate == 1 else loss / accumulate).backward()
+            del loss
         if not offload:
             clip_grad_norm_(built.parameters(), 1.0)
+        if not offload or accumulate > 1:
             optimizer.step()
         after, ended_s = spill.stats(), time.perf_counter()
         taken.append(
@@ -53,7 +57,6 @@ def train(model: str, batch: int, context: int, steps: int, directory: str, **ho
                 "reading_s": after.reading_s - before.reading_s,
             }
         )
-        del loss
     result = {name: statistics.median(each[name] for each in taken[WARM_STEPS:]) for name in taken[0]}
     status = Path("/proc/self/status").read_text().splitlines()
     result["peak_bytes"] = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))

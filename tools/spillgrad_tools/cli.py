@@ -142,6 +142,15 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the checkpoint.", show_default="a new one in runs/")
     ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
+            show_default="every ten minutes",
+        ),
+    ] = None,
     spill_dir: Annotated[
         Path | None, typer.Option(help="Folder of the spill files.", show_default="that of the checkpoint")
     ] = None,
@@ -169,7 +178,8 @@ def train(
 ) -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
-    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files.
+    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files. A run that is killed goes on
+    from the last one saved, to the same losses.
     """
     from spillgrad_tools.train_command import run
 
@@ -179,7 +189,9 @@ def train(
     }  # fmt: skip
     named = {name: value for name, value in settings.items() if value is not None}
     chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt, "policy": policy.value}
-    finished = run(TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, chosen))
+    finished = run(
+        TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, save_every, chosen)
+    )
     if not finished:
         raise typer.Exit(INTERRUPTED)
 
@@ -217,6 +229,7 @@ def plan(
             show_default="what is quicker",
         ),
     ] = None,
+    accumulate: Annotated[int, typer.Option(min=1, metavar="N", help="Batches of each step, as in training.")] = 1,
     optimizer: Annotated[PlannedOptimizer, typer.Option(help="What updates the parameters.")] = PlannedOptimizer.ADAMW,
     as_json: Json = False,
 ) -> None:
@@ -226,7 +239,7 @@ def plan(
     """
     from spillgrad_tools.plan_command import run
 
-    run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, as_json)
+    run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, accumulate, as_json)
 
 
 @app.command()

@@ -27,6 +27,7 @@ def run(
     autocast: bool,
     offload: bool | None,
     optimizer: str,
+    accumulate: int,
     as_json: bool,
 ) -> None:
     """Plan, and print the plan.
@@ -37,7 +38,7 @@ def run(
     make = OPTIMIZERS[optimizer]
     with Console(stderr=True).status("training two layers of it, and measuring this machine"):
         found = sg.planning.plan(
-            model, batch, context, ram, directory, lora=lora, autocast=autocast, offload=offload,
+            model, batch, context, ram, directory, accumulate=accumulate, lora=lora, autocast=autocast, offload=offload,
             optimizer=lambda parameters: make(parameters, lr=1e-3),
         )  # fmt: skip
     again = command(found, model, directory, lora, autocast) if optimizer == "adamw" else None
@@ -57,6 +58,7 @@ def run(
 def command(plan: sg.planning.Plan, model: str, directory: Path, lora: int | None, autocast: bool) -> str:
     """Return the command that trains as planned."""
     words = ["spillgrad", "train", "--model", model, "--batch", str(plan.batch), "--context", str(plan.context)]
+    words += ["--accumulate", str(plan.accumulate)] if plan.accumulate > 1 else []
     words += ["--offload"] if plan.offload else []
     if plan.policy == "keep":
         words += ["--no-spill"]
@@ -76,7 +78,8 @@ def show(console: Console, plan: sg.planning.Plan, directory: Path) -> None:
         ("optimizer state", plan.state_bytes),
     ]
     listed = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes)
-    _line(console, f"{plan.model}, batch {plan.batch} × {plan.context}: {listed}")
+    times = f", {plan.accumulate} a step" if plan.accumulate > 1 else ""
+    _line(console, f"{plan.model}, batch {plan.batch} × {plan.context}{times}: {listed}")
     disk = plan.machine.disk
     _line(
         console,
@@ -111,7 +114,7 @@ def _prediction(plan: sg.planning.Plan) -> Table:
     table = Table(box=SIMPLE, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    tokens = plan.batch * plan.context
+    tokens = plan.batch * plan.context * plan.accumulate
     for name, value in (
         ("peak RAM of the process", f"{format_bytes(found.peak_bytes)} of {format_bytes(plan.ram_bytes)}"),
         ("the least that works", format_bytes(plan.least_bytes)),

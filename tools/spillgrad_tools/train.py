@@ -20,6 +20,7 @@ from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
+from spillgrad.offload.needs import disk_need
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train_settings import TrainSettings
 
@@ -124,7 +125,7 @@ class Training:
     def steps(self) -> Iterator[StepRecord]:
         """Train through the steps that are left and yield a record of each.
 
-        Raises ArgumentError when the loss is no longer finite.
+        Raises ArgumentError when the loss, or the gradients' norm, is no longer finite.
         """
         batches = self.data.train_batches(self.step)
         while self.step < self.settings.steps:
@@ -169,6 +170,13 @@ class Training:
             trainable_only=self.settings.lora is not None,
         )  # fmt: skip
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of a checkpoint's tensors."""
+        need = disk_need(self.model, self.optimizer, gradients=True)
+        # As many as there are gradients are trained.
+        return need.state + (need.parameters if self.settings.lora is None else need.gradients)
+
     def stats(self) -> StoreStats:
         """Return what went to disk and came back, of everything."""
         stores = [store for store in (self.offload, self.spill) if store is not None]
@@ -209,15 +217,20 @@ class Training:
             share = part_x.shape[0] / x.shape[0]
             (loss if share == 1 else loss * share).backward()
             value += loss.item() * share
+        norm: float | None
         if self.offload is None:
-            sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
+            norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM).item()
         self.optimizer.step()
+        if self.offload is not None:
+            norm = self.offload.grad_norm
         self.schedule.step()
         self.step += 1
-        if not math.isfinite(value):
-            raise ArgumentError(
-                f"train: got a loss of {value} in step {self.step}, wanted a finite one; lower --lr {self.lr}"
-            )
+        # Weights that either has reached are worth no checkpoint: who saves never sees them.
+        for what, found in (("loss", value), ("gradient norm", norm)):
+            if found is not None and not math.isfinite(found):
+                raise ArgumentError(
+                    f"train: got a {what} of {found} in step {self.step}, wanted a finite one; lower --lr {self.lr}"
+                )
         stats = self.stats()
         return StepRecord(
             step=self.step,

@@ -26,6 +26,7 @@ from spillgrad_kernels.system_memory import system_memory
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.train import MakeOffload, StepRecord, Training
 from spillgrad_tools.train_display import Report, show_line, show_preparation, show_progress, show_report, show_sample
+from spillgrad_tools.train_saves import Saves
 from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 
 SAMPLE_BYTES = 300
@@ -44,7 +45,7 @@ class StopRequest:
         self.received = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without a checkpoint")
+        show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without saving")
 
 
 @contextlib.contextmanager
@@ -69,14 +70,15 @@ def run(options: TrainOptions) -> bool:
         with show_preparation(console):
             training = Training(settings, text, options.resume, _offload(options, out))
         show_line(console, _begin_spilling(training, options, out))
-        records, duration_s = _train(training, console, out)
+        saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
+        records, duration_s = _train(training, console, saves)
         if training.step < settings.steps:
             data = ["--data", str(options.data)] if options.data else []
             again = shlex.join(["spillgrad", "train", *data, "--resume", str(out), *_places(options)])
             show_line(console, f"stopped after step {training.step}; go on with: {again}")
             return False
         show_sample(console, training.sample(SAMPLE_BYTES))
-        show_report(console, _report(training, records, duration_s))
+        show_report(console, _report(training, records, duration_s, saves))
         show_line(console, f"checkpoint: {out}")
     return True
 
@@ -140,20 +142,22 @@ def _places(options: TrainOptions) -> list[str]:
     words = ["--offload"] if options.offload else []
     words += ["--no-spill"] if options.keep_saved else []
     words += ["--ram-budget", options.ram_budget] if options.ram_budget is not None else []
+    words += ["--save-every", str(options.save_every)] if options.save_every is not None else []
     return words + (["--spill-dir", str(options.spill_dir)] if options.spill_dir else [])
 
 
-def _train(training: Training, console: Console, out: Path) -> tuple[collections.deque[StepRecord], float]:
+def _train(training: Training, console: Console, saves: Saves) -> tuple[collections.deque[StepRecord], float]:
     """Train until done or told to stop, and save; return the last records and how long it took."""
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
     with stop_request(console) as stop:
         for record in show_progress(console, training.steps(), training.step, training.settings.steps):
             records.append(record)
+            saves.after_step()
             if stop.received:
                 break
         duration_s = time.perf_counter() - started
-        training.save(out)
+        saves.at_end()
     return records, duration_s
 
 
@@ -219,7 +223,7 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
                 directory.rmdir()
 
 
-def _report(training: Training, records: collections.deque[StepRecord], duration_s: float) -> Report:
+def _report(training: Training, records: collections.deque[StepRecord], duration_s: float, saves: Saves) -> Report:
     stats = training.stats()
     waited_s = stats.wait_write_s + stats.wait_read_s
     last = records[-1]
@@ -238,4 +242,6 @@ def _report(training: Training, records: collections.deque[StepRecord], duration
         read_bytes_per_step=last.read_bytes // steps,
         waited_s=waited_s,
         wait_share=waited_s / duration_s,
+        saves=saves.count,
+        saving_s=saves.seconds,
     )

@@ -91,6 +91,8 @@ class Report:
     read_bytes_per_step: int
     waited_s: float
     wait_share: float
+    saves: int
+    saving_s: float
 
 
 def show_report(console: Console, report: Report) -> None:
@@ -113,6 +115,7 @@ def show_report(console: Console, report: Report) -> None:
         ("read from disk", format_bytes(report.read_bytes)),
         ("read a step", format_bytes(report.read_bytes_per_step)),
         ("waited for the disk", f"{report.waited_s:.1f} s ({report.wait_share:.1%} of the time)"),
+        ("saved checkpoints", f"{report.saves}, in {report.saving_s:.1f} s"),
     ):
         table.add_row(name, value)
     console.print(table)

@@ -45,4 +45,6 @@ class TrainOptions:
     """Whether saved tensors stay in RAM."""
     offload: bool = False
     """Whether parameters, gradients and optimizer state live on disk."""
+    save_every: int | None = None
+    """Steps from one checkpoint to the next; None is ten minutes, 0 the end alone."""
     spill: dict[str, Any] = dataclasses.field(default_factory=dict)
