@@ -4,8 +4,9 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from spillgrad.errors import ArgumentError, BudgetError, SpillError
+from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.offload.building import built_model, built_optimizer
@@ -47,6 +48,7 @@ class disk_offload:
     `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
     What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
+    Copies and pickles of the model and the optimizer are in RAM, and no part of this.
 
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
     one update needs at once, is bytes.
@@ -71,8 +73,8 @@ class disk_offload:
         if optimizer is None and (step_in_backward or max_grad_norm is not None):
             given = "step_in_backward=True" if step_in_backward else f"max_grad_norm={max_grad_norm}"
             raise ArgumentError(f"disk_offload: got {given} without an optimizer; give one")
-        if max_grad_norm is not None and not max_grad_norm >= 0:
-            raise ArgumentError(f"disk_offload: got max_grad_norm {max_grad_norm}; it must not be negative")
+        if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm >= 0):
+            raise ArgumentError(f"disk_offload: got max_grad_norm={max_grad_norm!r}; wanted a number, not negative")
         budget_bytes = parse_bytes(ram_budget)
 
         def residents() -> Residents:
@@ -118,6 +120,12 @@ class disk_offload:
                 f"yet to be written, but {place} has {format_bytes(free)} free; free space there, give "
                 "another directory, or keep in RAM what the disk refuses with on_full='ram'"
             )
+
+    def __reduce__(self) -> Any:
+        raise OperandError(
+            "disk_offload: cannot be copied or pickled, as its files are those of this process; copy or pickle the "
+            "model and the optimizer, which are in RAM then, or use save_checkpoint()"
+        )
 
     @property
     def grad_norm(self) -> float | None:

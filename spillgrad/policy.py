@@ -30,6 +30,10 @@ class Policy:
             choices = dict(policy)
             names = {operation.name for operation in define.operations}
             for key, choice in choices.items():
+                if not isinstance(key, str):
+                    raise ArgumentError(
+                        f"save_on_disk: got a policy for {key!r}; wanted the path of a module, or an operation's name"
+                    )
                 _require_choice(choice)
                 if choice == "recompute" and key in names:
                     raise _no_recomputation(key)

@@ -221,6 +221,7 @@ def test_backward_within_the_context_recomputes_once_too(tmp_path: Path):
         ({"h.0": "drop"}, "'drop'"),
         ({"softmax": "recompute"}, "operation softmax.*module"),
         (3, "policy 3"),
+        ({3: "keep"}, "a policy for 3; wanted the path"),
     ],
     ids=str,
 )

@@ -81,8 +81,26 @@ class HookDict(dict[int, Any]):
     def add(self, hook: Callable[..., Any]) -> "RemovableHandle":
         """Put `hook` last; return the handle that removes it."""
         handle = RemovableHandle(self)
+        while handle.id in self:  # what was pickled in another process has numbers of its own
+            handle.id = next(_sequence)
         self[handle.id] = hook
         return handle
+
+    def __reduce__(self) -> Any:
+        return HookDict, (), None, None, ((key, hook) for key, hook in self.items() if not isinstance(hook, OwnHook))
+
+
+class OwnHook:
+    """A hook of one object alone: copies and pickles of what it is registered with are without it."""
+
+    __slots__ = ("_hook",)
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the hook."""
+        return self._hook(*args)
 
 
 class RemovableHandle:

@@ -227,9 +227,14 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> dict[Module, t
     unknown = [name for name in names if not any(_matches(path, name, isinstance(target, str)) for path in found)]
     if unknown or not found:
         stay = f", and with tied weights, which stay as they are, {', '.join(tied)}" if tied else ""
+        if not found:
+            raise ArgumentError(
+                f"lora: {type(model).__name__} has no layer that adapters are for{stay}; those are "
+                f"{', '.join(sorted(layer.base_class.__name__ for layer in _LAYERS))}"
+            )
         raise ArgumentError(
-            f"lora: got target {', '.join(map(repr, unknown)) or target}; {type(model).__name__} has the layers "
-            f"{', '.join(found) or 'none'}{stay}: name some of the former"
+            f"lora: got target {', '.join(map(repr, unknown))}; {type(model).__name__} has the layers "
+            f"{', '.join(found)}{stay}: name some of the former"
         )
     wanted = found if target is None else {
         path: entry for path, entry in found.items()

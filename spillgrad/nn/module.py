@@ -1,5 +1,6 @@
 """The base of layers and models: named parameters, buffers and sub-modules."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
@@ -175,12 +176,8 @@ class Module:
 
         With `with_kwargs` it is `hook(module, args, kwargs)` and returns None or (args, kwargs).
         """
-
-        def without_kwargs(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            replaced = hook(module, args)
-            return None if replaced is None else (replaced if isinstance(replaced, tuple) else (replaced,), kwargs)
-
-        return _add_hook(self._forward_pre_hooks, hook if with_kwargs else without_kwargs, prepend)
+        called = hook if with_kwargs else functools.partial(_call_before, hook)
+        return _add_hook(self._forward_pre_hooks, called, prepend)
 
     def register_forward_hook(
         self,
@@ -195,11 +192,8 @@ class Module:
         With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
         output where forward, or a hook before it, raises.
         """
-
-        def without_kwargs(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            return hook(module, args, output)
-
-        handle = _add_hook(self._forward_hooks, hook if with_kwargs else without_kwargs, prepend)
+        called = hook if with_kwargs else functools.partial(_call_after, hook)
+        handle = _add_hook(self._forward_hooks, called, prepend)
         if always_call:
             self._always_called.add(handle.id)
         return handle
@@ -667,6 +661,18 @@ _EXTRA = "_extra_state"
 
 def _quoted(keys: list[str]) -> str:
     return ", ".join(f'"{key}"' for key in keys)
+
+
+# Hooks that take no kwargs; functions of their own, so that modules with hooks can be pickled.
+def _call_before(hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    replaced = hook(module, args)
+    return None if replaced is None else (replaced if isinstance(replaced, tuple) else (replaced,), kwargs)
+
+
+def _call_after(
+    hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    return hook(module, args, output)
 
 
 def _add_hook(hooks: HookDict, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:

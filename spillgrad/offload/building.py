@@ -13,7 +13,7 @@ from spillgrad.nn.registration import (
 )
 from spillgrad.offload.residents import Residents
 from spillgrad.offload.tensors import OffloadedStorage
-from spillgrad.optim.optimizer import Optimizer
+from spillgrad.optim.optimizer import REPLACEABLE, Optimizer
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import memory
@@ -45,7 +45,7 @@ def built_model(given: Any, residents: Residents | None) -> Module:
     if residents is not None:
         if not callable(given):
             raise ArgumentError(
-                f"disk_offload: got {type(given).__name__}; wanted a Module, or a function that returns one"
+                f"disk_offload: got {type(given).__name__} as model; wanted a Module, or a function that returns one"
             )
         with _offloading_what_is_registered(residents):
             model = given()
@@ -64,11 +64,17 @@ def built_optimizer(given: Any, model: Module) -> Optimizer | None:
     if given is not None and not isinstance(given, Optimizer):
         if not callable(given):
             raise ArgumentError(
-                f"disk_offload: got {type(given).__name__}; wanted an Optimizer, or a function from parameters to one"
+                f"disk_offload: got {type(given).__name__} as optimizer; wanted an Optimizer, or a function from "
+                "parameters to one, or None; the directory comes after it"
             )
         optimizer = given([parameter for parameter in model.parameters() if parameter.requires_grad])
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(
                 f"disk_offload: the function returned {type(optimizer).__name__}; it must return an Optimizer"
             )
+    if optimizer is not None and any(name in vars(optimizer) for name in REPLACEABLE):
+        raise ArgumentError(
+            "disk_offload: the optimizer is that of another offload already; offload models that share one together, "
+            "in a ModuleList"
+        )
     return optimizer  # type: ignore[no-any-return]

@@ -1,12 +1,13 @@
 """What happens to an offloaded model in training: in modules, as gradients come, and in updates."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
 from spillgrad.autograd.engine import Run, outermost_run
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.node import HookDict
+from spillgrad.autograd.node import HookDict, OwnHook
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
@@ -59,11 +60,10 @@ class OffloadedTraining:
                 tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(self._accumulated)
         residents = self.residents
         for module in model.modules():
-            first = module is model
-            module.register_forward_pre_hook(
-                lambda module, args, first=first: residents.enter(id(module), first and not self._adds_to_gradients())
-            )
-            module.register_forward_hook(lambda module, args, result: residents.leave(id(module)), always_call=True)
+            enter = OwnHook(functools.partial(self._enter, begins_step=module is model))
+            leave = OwnHook(lambda module, args, kwargs, result: residents.leave(id(module)))
+            module.register_forward_pre_hook(enter, with_kwargs=True)
+            module.register_forward_hook(leave, with_kwargs=True, always_call=True)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Offload the state, and watch updates."""
@@ -75,6 +75,9 @@ class OffloadedTraining:
             self._put_state_away(optimizer, param)
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
                 param._updated_in_backward = True
+
+    def _enter(self, module: Module, args: object, kwargs: object, begins_step: bool) -> None:
+        self.residents.enter(id(module), begins_step and not self._adds_to_gradients())
 
     def _adds_to_gradients(self) -> bool:
         """Return whether gradients wait for the update that ends a step: another batch belongs to the same one."""
@@ -96,8 +99,8 @@ class OffloadedTraining:
             if id(param) in finished:
                 raise GraphError(
                     f"disk_offload: {self._names[id(param)]} got another gradient after backward had updated it: a "
-                    "backward runs inside this one, as in a reentrant checkpoint; use checkpoint(use_reentrant=False), "
-                    "or give max_grad_norm=math.inf, which puts updates off to the end of backward"
+                    "backward runs inside this one, in a custom function or hook; give max_grad_norm=math.inf, which "
+                    "puts updates off to the end of the outer one"
                 )
             optimizer.step_parameter(param, group)
             param.grad = None

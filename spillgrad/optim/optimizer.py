@@ -15,6 +15,8 @@ from spillgrad.tensor_files import StoredTensor
 Group = dict[str, Any]
 State = dict[str, Any]
 ParameterList = Iterable[Tensor] | Iterable[Group]
+# Methods that `disk_offload` replaces in an optimizer.
+REPLACEABLE = ("around_step", "around_update", "gradient")
 
 
 class Optimizer:
@@ -116,13 +118,19 @@ class Optimizer:
         }
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise StateDictError when groups or shapes in a state dict are not this optimizer's."""
+        """Raise StateDictError when groups, options or shapes in a state dict are not this optimizer's."""
         sizes = [len(group["params"]) for group in self.param_groups]
         saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         name = f"{type(self).__name__}.load_state_dict"
         if sizes != saved_sizes:
             raise StateDictError(
                 f"{name}: got groups of {saved_sizes} parameters, wanted {sizes}; give the state of the same model"
+            )
+        missing = sorted({key for group in state_dict["param_groups"] for key in self.defaults.keys() - group.keys()})
+        if missing:  # the state would lack what updates read
+            raise StateDictError(
+                f"{name}: got groups without {', '.join(missing)}, as of another kind of optimizer; give the state of "
+                "the same kind"
             )
         by_number = self._by_number(state_dict)
         unknown = [str(number) for number in state_dict["state"] if number not in by_number]
@@ -146,7 +154,7 @@ class Optimizer:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over state and options, as `state_dict` returned them, by the parameters' order; tensors are copied.
 
-        Raises StateDictError, before anything changes, when groups or shapes are not this optimizer's.
+        Raises StateDictError, before anything changes, when groups, options or shapes are not this optimizer's.
         """
         self.check_state_dict(state_dict)
         by_number = self._by_number(state_dict)
@@ -160,6 +168,10 @@ class Optimizer:
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles have: all but what `disk_offload` put around the updates of this one."""
+        return {key: value for key, value in vars(self).items() if key not in REPLACEABLE}
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]

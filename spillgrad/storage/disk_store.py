@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
+from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
 from spillgrad.storage.account import Account, Post, StepTraffic
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.entry import Entry
+from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.journal import Journal
 from spillgrad.storage.lifecycle import Lifecycle
 from spillgrad.storage.loader import Loader
@@ -84,6 +85,7 @@ class DiskStore:
         coding = codec_named(codec)
         if encrypt:
             coding = Encrypted(coding)
+        keep_whole()
         run = _make_run(directory)
         self._account = Account(budget_bytes, Journal(run.path, with_origin=not encrypt))
         self._directory = run.path
@@ -274,6 +276,7 @@ class DiskStore:
 
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""
+        keep_whole()  # also where the handler is another since, as in each cell of a notebook
         with self._account.lock:
             self._account.settle("begin_step")
             self._account.cache.schedule.begin_step()
@@ -401,6 +404,8 @@ class DiskStore:
 
 def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
     """Make the directory of a run, after removing those of dead ones beside it."""
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
     place = default_directory() if directory is None else Path(directory)
     try:
         with contextlib.suppress(FileNotFoundError):  # nobody was here yet, or the last run took the directory with it

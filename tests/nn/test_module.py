@@ -1,4 +1,5 @@
 import copy
+import pickle
 import threading
 
 import numpy as np
@@ -550,3 +551,27 @@ def test_a_class_may_name_itself():
             return "Dense"
 
     assert repr(Named(1, 2)) == "Dense(in_features=1, out_features=2, bias=True)"
+
+
+def double_arguments(module: nn.Module, args: tuple[sg.Tensor, ...]) -> tuple[sg.Tensor, ...]:
+    return tuple(argument * 2 for argument in args)
+
+
+def negate_result(module: nn.Module, args: tuple[sg.Tensor, ...], result: sg.Tensor) -> sg.Tensor:
+    return -result
+
+
+def test_a_pickled_module_has_its_hooks_and_takes_more():
+    module = nn.Identity()
+    module.register_forward_pre_hook(double_arguments)
+    module.register_forward_hook(negate_result)
+    again = pickle.loads(pickle.dumps(module))
+    assert again(sg.ones(1)).item() == -2
+    numbers = set(again._forward_hooks)
+    next_number = again.register_forward_hook(negate_result).id
+    pickled = nn.Identity()
+    pickled._forward_hooks[next_number + 1] = negate_result  # as another process may have numbered it
+    handle = pickled.register_forward_hook(lambda *_: None)
+    assert len(pickled._forward_hooks) == 2
+    assert handle.id in pickled._forward_hooks
+    assert numbers <= set(again._forward_hooks)

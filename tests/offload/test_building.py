@@ -178,9 +178,9 @@ def test_a_function_that_fails_leaves_no_hook_and_no_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("model", "optimizer", "says"),
     [
-        (3, None, "got int; wanted a Module, or a function"),
+        (3, None, "got int as model; wanted a Module, or a function"),
         (lambda: 3, None, "the function returned int; it must return a Module"),
-        (lambda: nn.Linear(2, 2), 3, "got int; wanted an Optimizer, or a function"),
+        (lambda: nn.Linear(2, 2), 3, "got int as optimizer; wanted an Optimizer, or a function"),
         (lambda: nn.Linear(2, 2), lambda params: params, "the function returned list; it must return an Optimizer"),
     ],
     ids=["model", "built", "optimizer", "made"],

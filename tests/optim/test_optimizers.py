@@ -217,6 +217,15 @@ def test_state_of_another_model_is_refused_and_nothing_changes():
     assert other.state_dict()["state"] == {}
 
 
+def test_state_of_another_kind_of_optimizer_is_refused_and_nothing_changes():
+    _, optimizer = run(AdamW, {})
+    other = sg.optim.SGD([nn.Parameter(sg.ones(3, 5))], lr=0.5, momentum=0.9)
+    with pytest.raises(StateDictError, match=r"groups without .*momentum.*another kind of optimizer"):
+        other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == 0.5
+    assert other.state_dict()["state"] == {}
+
+
 def test_an_optimizer_is_one_method():
     class SignDescent(Optimizer):
         def update(self, param, grad, state, group):

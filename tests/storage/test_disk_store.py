@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spillgrad.errors import ArgumentError, SpillError
+from spillgrad.errors import ArgumentError, OperandError, SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from tests.waiting import wait_until
@@ -514,3 +514,8 @@ def test_room_that_a_caller_asks_for_counts_while_he_uses_it(make_store: MakeSto
     with store.room(500_000):  # more than there can be: what he uses is beyond the budget
         assert store.stats().ram_bytes >= 500_000
     assert all((store.get(handle) == i).all() for i, handle in enumerate(handles))
+
+
+def test_what_is_no_path_is_refused():
+    with pytest.raises(OperandError, match="got int as a directory; wanted a path"):
+        DiskStore(3, ram_budget=0)

@@ -1,0 +1,45 @@
+"""Ctrl-C comes between the things a store does, not within one."""
+
+import _thread
+import signal
+import threading
+import time
+from types import FrameType
+
+# Code that a KeyboardInterrupt would leave half done: who came next would find a store that counts wrong, or waits for
+# ever. It never takes long, but where it waits for others, and there it can be interrupted.
+_WHOLE = ("spillgrad.storage", "spillgrad.offload.residents", "spillgrad.offload.tensors")
+_AGAIN_S = 0.001
+
+
+def keep_whole() -> None:
+    """Have Ctrl-C wait for what a store is doing, unless somebody handles it already."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _in_main_thread():
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, as Python's own handler does, or come again in a moment."""
+    if _may_be_left(frame):
+        signal.default_int_handler(number, frame)
+    _thread.start_new_thread(_come_again, ())  # not a Thread: its locks may be what was interrupted
+
+
+def _come_again() -> None:
+    time.sleep(_AGAIN_S)
+    _thread.interrupt_main()
+
+
+def _may_be_left(frame: FrameType | None) -> bool:
+    """Return whether the main thread, which is in this frame, waits there, or is in nothing that must be whole."""
+    if frame is not None and frame.f_code is threading.Condition.wait.__code__:
+        return True
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_WHOLE):
+            return False
+        frame = frame.f_back
+    return True
