@@ -23,8 +23,8 @@ _LATER = -(1 << 62)
 Packed = tuple[str | None, int]
 # What was used: its number, and its bytes.
 Used = tuple[int, int]
-# What happened: "put", "use" or "drop", and to which number.
-Happened = tuple[str, int]
+# What happened: "put", "use" or "drop", and to which number and how many bytes.
+Happened = tuple[str, int, int]
 
 
 class _Within(NamedTuple):
@@ -95,15 +95,14 @@ class Plan:
         return _Within(missed, [*itertools.accumulate(missed_bytes, initial=0)], ahead_bytes)
 
     def _as_traffic(self) -> tuple[list[traffic.Item], list[traffic.Event]]:
-        put = {number for kind, number in self.happened if kind == "put"}
+        put = {number for kind, number, _ in self.happened if kind == "put"}
         numbers: dict[int, int] = {}
         items: list[traffic.Item] = []
-        nbytes = {number: nbytes for number, (_, nbytes) in enumerate(self.packed)} | dict(self.used)
         events = []
-        for kind, number in self.happened:
+        for kind, number, nbytes in self.happened:
             if number not in numbers:
                 numbers[number] = len(items)
-                items.append(traffic.Item(nbytes.get(number, 0), number < 0 and number not in put))
+                items.append(traffic.Item(nbytes, number < 0 and number not in put))
             events.append(traffic.Event(kind, numbers[number]))
         return items, events
 
@@ -196,7 +195,7 @@ class Schedule:
             number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._lasting)
             self._lasting[entry] = number
             self._lasting_bytes += entry.nbytes
-            self._happened.append(("put", number))
+            self._note("put", number, entry)
             entry.rank = self._lasting_rank(number)
             entry.leaves = self.leaves(entry.rank)
             return
@@ -204,7 +203,7 @@ class Schedule:
             self._live[entry] = number = len(self._packed)
             packed = (entry.label.op, entry.nbytes)
             self._packed.append(packed)
-            self._happened.append(("put", number))
+            self._note("put", number, entry)
             self._live_bytes += entry.nbytes
             self._live_bytes_then.append(self._live_bytes)
             plan = self._plan
@@ -213,7 +212,7 @@ class Schedule:
             if self._plan is not None:
                 entry.rank = self._plan.rank(number, len(self._used))
                 entry.leaves = self.leaves(entry.rank)
-            self._too_long = number == _LONGEST
+            self._too_long |= number == _LONGEST
         self.pause()
 
     def pause(self) -> None:
@@ -253,7 +252,7 @@ class Schedule:
         position = len(self._used)
         use = number, entry.nbytes
         self._used.append(use)
-        self._happened.append(("use", number))
+        self._note("use", number, entry)
         plan = self._plan
         if position == 0 if plan is None else plan.used[position : position + 1] != (use,):
             self._choose_plan()
@@ -269,7 +268,7 @@ class Schedule:
             rank = plan.rank(number, position + 1)
         if rank != entry.rank:
             self._rerank([(entry, rank)])
-        self._too_long = position == _LONGEST
+        self._too_long |= position == _LONGEST
 
     def drop(self, entry: Entry) -> None:
         """Forget an array."""
@@ -281,7 +280,7 @@ class Schedule:
             self._lasting_bytes -= entry.nbytes
             heapq.heappush(self._free_numbers, number)
         if number is not None:
-            self._happened.append(("drop", number))
+            self._note("drop", number, entry)
 
     def begin_step(self) -> None:
         """Note that a step begins, unless arrays of the last one are still there."""
@@ -301,6 +300,11 @@ class Schedule:
         self._packed, self._used, self._happened = [], [], []
         self._live_bytes, self._live_bytes_then = 0, []
         self._plan, self._too_long, self.cursor = None, False, None
+
+    def _note(self, kind: str, number: int, entry: Entry) -> None:
+        if not self._too_long:
+            self._happened.append((kind, number, entry.nbytes))
+            self._too_long = len(self._happened) > 4 * _LONGEST
 
     def _choose_plan(self) -> None:
         before = self._plan

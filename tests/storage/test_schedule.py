@@ -375,3 +375,16 @@ def test_a_step_does_not_begin_while_arrays_of_the_last_are_there():
     steps.get("A")
     steps.put("x")
     assert steps.expected() == "xA"
+
+
+def test_a_step_in_which_lasting_arrays_come_and_go_without_end_is_not_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule, "_LONGEST", 10)
+    steps = LastingSteps()
+    steps.put("A")
+    steps.get("A")
+    for _ in range(100):
+        steps.put("G")
+        steps.schedule.drop(steps.entries.pop("G"))
+    assert len(steps.schedule._happened) < 100
+    steps.end()
+    assert not schedule._plans
