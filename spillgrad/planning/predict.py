@@ -65,9 +65,13 @@ class Whole:
         """Bytes of the optimizer's state."""
         return int(self.trained_bytes * self.profile.state_per_trained_byte)
 
-    def predict(self, budget_bytes: int, choice: Choice = NOTHING) -> Prediction:
-        """Return what a step does under a budget, with some modules recomputed."""
-        moved = self._moved(budget_bytes, choice)
+    def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
+        """Return what a step does under a budget, with some modules recomputed.
+
+        If it `keeps`, all that is saved stays in RAM, beside the budget.
+        """
+        moved = self._moved(budget_bytes, choice, keeps)
+        kept_bytes = self._saved(choice)[0] if keeps else 0
         compute_s = self._phase_s(choice)
         step_s = io_s = 0.0
         for phase in PHASES:
@@ -77,7 +81,7 @@ class Whole:
             io_s += disk_s
         return Prediction(
             budget_bytes=budget_bytes,
-            peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes), choice),
+            peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes) + kept_bytes, choice),
             disk_bytes=max(moved.disk_bytes, moved.live_bytes - budget_bytes // 2),
             saved_bytes=self._saved(choice)[0],
             written_bytes=moved.written_bytes,
@@ -87,8 +91,13 @@ class Whole:
             step_s=step_s,
         )
 
-    def events(self, choice: Choice = NOTHING, passes: int | None = None) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model; one of fewer batches where `passes` says so."""
+    def events(
+        self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
+    ) -> tuple[list[Item], list[Event]]:
+        """Return the items and events of a step of the whole model; one of fewer batches where `passes` says so.
+
+        The store never sees what a step that `keeps` saves.
+        """
         copies = _Copies(self.profile, self._more, self._prefix, choice.paths)
         count = self.profile.accumulate if passes is None else passes
         events: list[Event] = []
@@ -97,7 +106,8 @@ class Whole:
             of_pass = self._first_pass() if number == 0 and count > 1 else self.profile.events
             for phase in PHASES if number == count - 1 else PHASES[:-1]:
                 events += copies.of_phase([event for event in of_pass if event.phase == phase], phase)
-        return copies.items, events
+        kept = {event.item for event in events if event.kind == "put" and event.phase == "forward"} if keeps else set()
+        return copies.items, [event for event in events if event.item not in kept]
 
     def _first_pass(self) -> list[Event]:
         """Return the events of a batch without another before: gradients come where others add to them."""
@@ -111,12 +121,12 @@ class Whole:
                 found.append(event._replace(kind="put"))
         return found
 
-    def _moved(self, budget_bytes: int, choice: Choice) -> traffic.Traffic:
+    def _moved(self, budget_bytes: int, choice: Choice, keeps: bool) -> traffic.Traffic:
         passes = self.profile.accumulate
         followed = min(passes, _PASSES)
-        moved, _ = traffic.of_store(*self.events(choice, followed), budget_bytes)
+        moved, _ = traffic.of_store(*self.events(choice, followed, keeps), budget_bytes)
         if passes > followed:
-            fewer, _ = traffic.of_store(*self.events(choice, followed - 1), budget_bytes)
+            fewer, _ = traffic.of_store(*self.events(choice, followed - 1, keeps), budget_bytes)
             for mine, its in ((moved.written, fewer.written), (moved.read, fewer.read)):
                 for phase in PHASES[:-1]:
                     mine[phase] += (passes - followed) * max(0, mine[phase] - its[phase])

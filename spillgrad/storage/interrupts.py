@@ -9,6 +9,12 @@ from types import FrameType
 # Code that a KeyboardInterrupt would leave half done: who came next would find a store that counts wrong, or waits for
 # ever. It never takes long, but where it waits for others, and there it can be interrupted.
 _WHOLE = ("spillgrad.storage", "spillgrad.offload.residents", "spillgrad.offload.tensors")
+_WAITS = {
+    threading.Condition.wait.__code__,
+    threading.Thread.join.__code__,
+    getattr(threading.Thread, "_wait_for_tstate_lock", threading.Thread.join).__code__,  # of `join`, up to Python 3.12
+}
+_STARTS = threading.Thread.start.__code__  # a short wait, after which somebody takes note of the thread
 _AGAIN_S = 0.001
 
 
@@ -36,10 +42,10 @@ def _come_again() -> None:
 
 def _may_be_left(frame: FrameType | None) -> bool:
     """Return whether the main thread, which is in this frame, waits there, or is in nothing that must be whole."""
-    if frame is not None and frame.f_code is threading.Condition.wait.__code__:
-        return True
+    waits = frame is not None and frame.f_code in _WAITS
+    is_in_store = False
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_WHOLE):
-            return False
+        waits = waits and frame.f_code is not _STARTS
+        is_in_store = is_in_store or frame.f_globals.get("__name__", "").startswith(_WHOLE)
         frame = frame.f_back
-    return True
+    return waits or not is_in_store

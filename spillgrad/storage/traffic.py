@@ -13,8 +13,9 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Of a budget that lasting arrays share, so much is for what is read before it is needed.
-AHEAD_SHARE = 0.125
+# What is read before it is needed takes this share of a budget that lasting arrays have part in, or this one of what a
+# step reads, if that is less.
+AHEAD_SHARE, AHEAD_SHARE_OF_READS = 0.125, 0.25
 
 PHASES = ("forward", "backward", "update")
 
@@ -75,7 +76,7 @@ def of_store(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) 
     moved = run(items, events, budget_bytes)
     if not moved.missed or not any(item.lasting for item in items):
         return moved, budget_bytes
-    ahead_bytes = int(budget_bytes * AHEAD_SHARE)
+    ahead_bytes = int(min(budget_bytes * AHEAD_SHARE, moved.read_bytes * AHEAD_SHARE_OF_READS))
     return run(items, events, budget_bytes - ahead_bytes), ahead_bytes
 
 

@@ -191,9 +191,9 @@ def test_two_layers_tell_what_six_save_and_move(offload: bool, accumulate: int, 
     saved = whole.predict(1 << 40).saved_bytes
     lasting = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for share in (0.3, 0.7):
-        for policy, choice in (("spill", NOTHING), ("recompute", _everything(whole))):
+        for policy, choice in (("spill", NOTHING), ("recompute", _everything(whole)), ("keep", NOTHING)):
             budget = max(int(share * (saved + lasting)), found.least_budget)
-            predicted = whole.predict(budget, choice)
+            predicted = whole.predict(budget, choice, keeps=policy == "keep")
             written, read = moved(6, budget, policy, offload, accumulate, tmp_path)
             # Where hardly anything moves, a share of what might: it depends on when the writer comes to it.
             allowed = 0.15 * (written + read) + 0.03 * (saved + lasting)

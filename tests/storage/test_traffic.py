@@ -2,7 +2,7 @@
 
 import pytest
 
-from spillgrad.storage.traffic import AHEAD_SHARE, Event, Item, of_store, run
+from spillgrad.storage.traffic import AHEAD_SHARE, AHEAD_SHARE_OF_READS, Event, Item, of_store, run
 
 
 def step(count: int, nbytes: int = 10):
@@ -77,6 +77,7 @@ def test_where_lasting_arrays_come_and_go_a_store_leaves_room_to_read_ahead():
     items = [Item(10, lasting=True)] * 4
     events = [Event("use", i) for i in (0, 1, 2, 3)]
     assert of_store(items, events, 40) == (run(items, events, 40), 40)
-    assert of_store(items, events, 39) == (run(items, events, 35), int(39 * AHEAD_SHARE))
+    assert of_store(items, events, 39) == (run(items, events, 37), int(10 * AHEAD_SHARE_OF_READS))
+    assert of_store(items, events, 16) == (run(items, events, 14), int(16 * AHEAD_SHARE))
     saved, used = step(10)
     assert of_store(saved, used, 60) == (run(saved, used, 60), 60)  # the newest stay, and go as they are used

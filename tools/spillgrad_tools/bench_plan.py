@@ -64,10 +64,8 @@ def compare(
         for share in SHARES if policy != "keep" else SHARES[:1]:
             budget_bytes = max(int(share * (saved_bytes + lasting_bytes)), whole.profile.least_budget)
             whole.machine = dataclasses.replace(whole.machine, disk=measure_disk(directory, 0.5))
-            # What is kept is beside the budget: as if that held it, too.
             found = whole.predict(
-                budget_bytes + (saved_bytes if policy == "keep" else 0),
-                recomputed(whole) if policy == "recompute" else NOTHING,
+                budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"
             )
             how = {"policy": policy, "offload": offload, "budget": budget_bytes, "steps": steps}
             measured = train(model=model, batch=batch, context=context, directory=os.fspath(directory), **how)
