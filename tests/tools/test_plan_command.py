@@ -21,7 +21,7 @@ def test_a_plan_shows_what_becomes_of_everything_and_the_command_that_does_it(
     printed = capsys.readouterr().out
     for words in (
         "saved in transformer.h.0", "parameters, gradients, optimizer state", "peak RAM of the process",
-        "the least that works", "written a step", "a step", "with RAM of", "GFLOP/s", "free",
+        "the least --ram that works", "written a step", "a step", "with RAM of", "GFLOP/s", "free",
     ):  # fmt: skip
         assert words in printed
     command = shlex.split(printed.splitlines()[-1])

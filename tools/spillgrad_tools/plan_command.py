@@ -117,7 +117,7 @@ def _prediction(plan: sg.planning.Plan) -> Table:
     tokens = plan.batch * plan.context * plan.accumulate
     for name, value in (
         ("peak RAM of the process", f"{format_bytes(found.peak_bytes)} of {format_bytes(plan.ram_bytes)}"),
-        ("the least that works", format_bytes(plan.least_bytes)),
+        ("the least --ram that works", format_bytes(plan.least_bytes)),
         ("RAM budget of the store", format_bytes(found.budget_bytes)),
         ("disk", format_bytes(found.disk_bytes)),
         ("written a step", format_bytes(found.written_bytes)),
