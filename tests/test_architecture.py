@@ -38,7 +38,12 @@ ONLY = {
     "spillgrad_kernels": ("spillgrad_kernels",),
     "spillgrad.errors": (),
     "spillgrad.labels": (),
-    "spillgrad.storage": ("spillgrad.errors", "spillgrad.storage", "spillgrad_kernels.memory"),
+    "spillgrad.storage": (
+        "spillgrad.errors",
+        "spillgrad.storage",
+        "spillgrad_kernels.memory",
+        "spillgrad_kernels.system_memory",
+    ),
     **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.labels", *CORE)),
 }
 # A room here imports everything but what stands beside it.
