@@ -133,7 +133,8 @@ class Cache:
     def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
         """Evict what is on disk as well until `nbytes` more fit; return whether they do.
 
-        For a prefetch, `for_rank` is that of what would come in: only what is needed later goes.
+        For a prefetch, `for_rank` is that of what would come in: only what is needed later goes, or, where a plan is
+        known, what cannot stay.
         """
         self.settle()
         while self.ram_bytes + nbytes > self.budget_bytes:

@@ -15,8 +15,8 @@ _LOADING_MAX = 2
 class Prefetcher:
     """Loads what was asked for in advance, then what the schedule expects next.
 
-    It loads only what fits the budget without evicting anything that is needed sooner. Everything is guarded by the
-    account's lock.
+    It loads only what fits the budget without evicting what is needed sooner, or, where a plan is known, what stays;
+    and then no further ahead than the plan leaves room for. Everything is guarded by the account's lock.
     """
 
     def __init__(self, account: Account, loader: Loader) -> None:
