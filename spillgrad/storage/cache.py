@@ -212,13 +212,10 @@ class Cache:
         self._on_lease_end()
 
     def _needed_last(self) -> Entry | None:
-        """Return the evictable entry needed last, by Belady's rule: one used just now, else that of the lowest rank.
-
-        A plan knows better what cannot stay.
-        """
+        """Return the evictable entry needed last, by Belady's rule: one used just now, else the first to leave."""
         cursor = self.schedule.cursor
         used = None if cursor is None else self.clean.at_or_above(cursor)
-        return used or self.clean.leaving() or self.clean.lowest()
+        return used or self.clean.first_to_leave()
 
     def _needed_after(self, victim: Entry, rank: int) -> bool:
         cursor = self.schedule.cursor

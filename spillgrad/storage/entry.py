@@ -129,9 +129,9 @@ class RankedEntries:
         """Return the entry of the lowest rank among those that cannot stay."""
         return self._entries[self._leaving[0]] if self._leaving else None
 
-    def lowest(self) -> Entry | None:
-        """Return the entry of the lowest rank."""
-        return self._entries[self._ranks[0]] if self._ranks else None
+    def first_to_leave(self) -> Entry | None:
+        """Return the entry of the lowest rank among those that cannot stay, else among all."""
+        return self.leaving() or (self._entries[self._ranks[0]] if self._ranks else None)
 
     def below(self, rank: int) -> Entry | None:
         """Return the entry of the highest rank below `rank`."""

@@ -48,8 +48,8 @@ class Plan:
         self,
         packed: tuple[Packed, ...],
         used: tuple[Used, ...],
-        happened: Sequence[Happened] = (),
-        live_bytes: Sequence[int] = (),
+        happened: Sequence[Happened],
+        live_bytes: Sequence[int],
     ) -> None:
         self.packed = packed
         self.used = used
@@ -80,13 +80,13 @@ class Plan:
         before = steps * within.missed_bytes[-1] + within.missed_bytes[position] - within.missed_bytes[got]
         return before == 0 or before + self.used[position][1] <= within.ahead_bytes
 
-    def _at(self, budget_bytes: int) -> "_Within":
+    def _at(self, budget_bytes: int) -> _Within:
         found = self._within.get(budget_bytes)
         if found is None:
             self._within[budget_bytes] = found = self._run(budget_bytes)
         return found
 
-    def _run(self, budget_bytes: int) -> "_Within":
+    def _run(self, budget_bytes: int) -> _Within:
         items, events = self._as_traffic()
         moved, ahead_bytes = traffic.of_store(items, events, budget_bytes)
         uses = (place for place, event in enumerate(events) if event.kind == "use")

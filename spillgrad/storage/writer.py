@@ -254,7 +254,7 @@ class Writer:
                 and self._moving_bytes < account.waiting_bytes + cache.ram_bytes - cache.budget_bytes
             )
             if entry is None and self._flush_done == self._flush_asked and (needed or self._is_behind):
-                entry = cache.dirty.leaving() or cache.dirty.lowest()
+                entry = cache.dirty.first_to_leave()
         if entry is None:
             return None
         if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):

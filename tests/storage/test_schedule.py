@@ -302,6 +302,17 @@ def test_with_lasting_arrays_a_step_goes_on_after_the_last_other_was_dropped():
     assert steps.expected() == "BAx"
 
 
+def begun_again(letters: str, uses: str) -> LastingSteps:
+    """Steps of lasting arrays, after two, and the first use of the third."""
+    steps = LastingSteps()
+    steps.put(letters)
+    for _ in range(2):
+        steps.get(uses)
+        steps.schedule.begin_step()
+    steps.get(uses[0])
+    return steps
+
+
 def leaving(steps: Steps, arrays: float) -> str:
     """Which cannot stay within a budget of so many arrays."""
     steps.schedule.budget_bytes = int(arrays * steps.entries["A"].nbytes)
@@ -309,12 +320,7 @@ def leaving(steps: Steps, arrays: float) -> str:
 
 
 def test_a_plan_says_which_arrays_cannot_stay_until_they_are_needed():
-    steps = LastingSteps()
-    steps.put("ABC")
-    for _ in range(2):
-        steps.get("ABCBA")
-        steps.schedule.begin_step()
-    steps.get("A")
+    steps = begun_again("ABC", "ABCBA")
     assert leaving(steps, 3) == ""  # all fit
     assert leaving(steps, 2.5) == "C"  # used once a step
     assert leaving(steps, 1.5) == "ABC"
@@ -325,24 +331,14 @@ def test_a_plan_says_which_arrays_cannot_stay_until_they_are_needed():
 
 
 def test_of_what_stays_room_is_left_to_read_ahead():
-    steps = LastingSteps()
-    steps.put("ABC")
-    for _ in range(2):
-        steps.get("ABCBA")
-        steps.schedule.begin_step()
-    steps.get("A")
+    steps = begun_again("ABC", "ABCBA")
     assert leaving(steps, 2) == "ABC"  # as with one
     assert leaving(steps, 2 / (1 - AHEAD_SHARE) + 0.01) == "C"
 
 
 def test_what_leaves_is_read_again_when_what_is_read_before_it_leaves_room():
-    steps = LastingSteps()
-    steps.put("ABCD")
-    for _ in range(2):
-        steps.get("ABCD")
-        steps.schedule.begin_step()
+    steps = begun_again("ABCD", "ABCD")
     steps.schedule.budget_bytes = steps.entries["A"].nbytes
-    steps.get("A")
     near = [name for name in "ABCD" if steps.schedule.is_near(steps.entries[name])]
     assert near == ["B"]  # the next, though there is room for an eighth of an array only
     steps.schedule.budget_bytes *= 17
