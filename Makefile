@@ -5,6 +5,8 @@ ARGS ?=
 # pytest workers: one per core of the smallest supported machine.
 WORKERS ?= 2
 
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
@@ -12,7 +14,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-nojit lint format clean
+.PHONY: help train bench test test-nojit test-page fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +34,22 @@ test: $(VENV)/installed-dev  ## run the tests
 test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and report which lines ran
 	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -W ignore::RuntimeWarning tests/kernels $(ARGS)
 	$(BIN)/coverage report --include "kernels/*"
+
+fuzz: $(VENV)/installed-dev  ## read segments and journals that were changed at random, others each time, for minutes
+	SPILLGRAD_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/storage/inspection/test_segment_fuzz.py \
+		tests/storage/inspection/test_journal_fuzz.py $(ARGS)
+
+# A browser of Playwright's own comes from no package registry; Debian's is one package.
+test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's chromium (installed where it is missing)
+	@command -v chromium >/dev/null || $(MAKE) --no-print-directory chromium
+	$(BIN)/python -m pytest tests/page --numprocesses $(WORKERS) $(ARGS)
+
+.PHONY: chromium
+chromium:
+	@command -v apt-get >/dev/null || { echo "spillgrad: make test-page: there is no chromium here, and no apt-get to" \
+		"install it; install the browser chromium by hand" >&2; exit 1; }
+	$(SUDO) apt-get update -qq
+	$(SUDO) apt-get install -qq -y --no-install-recommends chromium
 
 lint: $(VENV)/installed-dev  ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -54,6 +72,10 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) --editable ".[test,lint]"
+	@touch $@
+
+$(VENV)/installed-page: $(VENV)/installed-dev
+	$(PIP) --editable ".[page]"
 	@touch $@
 
 # The index of builds without CUDA, which are a tenth of the size.

@@ -50,6 +50,8 @@ class disk_offload:
     What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
     Copies and pickles of the model and the optimizer are in RAM, and no part of this.
 
+    `keep_journal` names a file where the journal stays, for `spillgrad inspect`; see `save_on_disk`.
+
     Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
     one update needs at once, is bytes.
     Raises BudgetError for a size that does not parse or is less than the least, ArgumentError for a parameter that
@@ -69,6 +71,7 @@ class disk_offload:
         direct_io: bool | None = None,
         checksums: bool = True,
         on_full: str = "raise",
+        keep_journal: str | os.PathLike[str] | None = None,
     ) -> None:
         if optimizer is None and (step_in_backward or max_grad_norm is not None):
             given = "step_in_backward=True" if step_in_backward else f"max_grad_norm={max_grad_norm}"
@@ -79,7 +82,12 @@ class disk_offload:
 
         def residents() -> Residents:
             store = DiskStore(
-                directory, ram_budget=budget_bytes, direct_io=direct_io, checksums=checksums, on_full=on_full
+                directory,
+                ram_budget=budget_bytes,
+                direct_io=direct_io,
+                checksums=checksums,
+                on_full=on_full,
+                keep_journal=keep_journal,
             )
             return Residents(store)
 

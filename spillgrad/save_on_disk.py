@@ -43,6 +43,7 @@ _OPTIONS_OF_STORE = {
     "on_full": "raise",
     "codec": None,
     "encrypt": False,
+    "keep_journal": None,
 }
 # Views of a storage that the files tell of: HDF5 keeps an attribute below 64 KiB with the structure.
 _MAX_VIEWS = 32
@@ -174,6 +175,10 @@ class save_on_disk(hooks.saved_tensors_hooks):
     become no shorter. Each layer that is recomputed takes the memory of what it saves, beside the budget, while
     backward is in it.
 
+    `keep_journal` names a file where the journal stays, of all that is packed, written, read and waited for, which
+    `spillgrad inspect` and `sg.storage.inspect` read, also while it is written. One object has one: who makes a new
+    object for each step has the last one's.
+
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
     Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
@@ -193,6 +198,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
         on_full: str = "raise",
         codec: str | None = None,
         encrypt: bool = False,
+        keep_journal: str | os.PathLike[str] | None = None,
         only: hooks.Predicate | None = None,
         policy: str | Mapping[str, str] | Chooser = "spill",
     ) -> None:
@@ -209,6 +215,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
             on_full=on_full,
             codec=codec,
             encrypt=encrypt,
+            keep_journal=keep_journal,
         )
         self._auto: Automatic | None = None
         if policy == "auto":
@@ -256,9 +263,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
             return Tensor.wrap(memory.copy(array))  # a view would keep its whole storage in RAM
         operation, slot = hooks.packing()
         if self._policy is not None and self._policy.keeps(operation, labels.current.module or ""):
-            return self._keep(tensor)
+            return self._keep(tensor, operation, slot)
         if slot in MADE_AHEAD and slot not in _nearest:
-            kept = _nearest[slot] = self._keep(tensor)
+            kept = _nearest[slot] = self._keep(tensor, operation, slot)
             return kept
         offset = _address(array) - _address(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
@@ -276,7 +283,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
                 0,
                 tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
             )
-        label = Label(operation or None, slot or None, labels.current.module, labels.current.step)
+        label = _label(operation, slot)
         version = storage.version
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
         # back from there gets this storage, and counts its changes there.
@@ -292,8 +299,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
         """Return the tensor that `pack_hook` packed."""
         return packed.tensor() if isinstance(packed, Spilled | _Kept | Conversion | OffloadedView) else packed
 
-    def _keep(self, tensor: Tensor) -> _Kept:
+    def _keep(self, tensor: Tensor, operation: str, slot: str) -> _Kept:
         kept = _Kept(tensor)
+        self._store.note_kept(tensor.array.nbytes, _label(operation, slot), tensor.array.dtype)
         self._kept.add(kept)
         return kept
 
@@ -374,6 +382,10 @@ def _as_it_lies(array: np.ndarray) -> np.ndarray:
 def _dense_strides(array: np.ndarray) -> tuple[int, ...]:
     """Return the strides of a C-contiguous copy of `array`."""
     return tuple(array.itemsize * math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
+
+
+def _label(operation: str, slot: str) -> Label:
+    return Label(operation or None, slot or None, labels.current.module, labels.current.step)
 
 
 def _address(array: np.ndarray) -> int:

@@ -64,6 +64,7 @@ LATE_IMPORTS = {
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
+    "spillgrad_tools.report": "only a page needs plotly and Jinja2, which may not be installed",
     "spillgrad.storage.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 

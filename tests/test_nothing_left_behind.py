@@ -74,9 +74,9 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     for account in accounts:
         cache = account.cache
         assert account.entries == {}
-        assert account.readers == account.waiting_puts == account.live_bytes == 0
+        assert account.readers == account.waiting_puts == account.ledger.live_bytes == 0
         wait_until(lambda cache=cache: (cache.settle(), cache.ram_bytes)[1] == 0)
-        assert (cache.pinned_bytes, cache.dirty_bytes) == (0, 0)
+        assert (cache.pinned_bytes, cache.dirty.nbytes) == (0, 0)
 
 
 def test_after_a_forward_without_backward(make: Make):

@@ -17,10 +17,11 @@ PACKAGES = {
     "spillgrad_kernels": REPOSITORY / "kernels/spillgrad_kernels",
     "spillgrad_tools": REPOSITORY / "tools/spillgrad_tools",
 }
-# Imported for the optional extras `cuda`, `torch` and `peers`.
-OPTIONAL = {"cryptography", "tokenizers", "torch", "paddle", "numba_cuda"}
+# Imported for the optional extras, such as `cuda`, `torch` and `report`.
+OPTIONAL = {"cryptography", "tokenizers", "torch", "paddle", "numba_cuda", "plotly", "jinja2"}
 # Imported with Numba, which pins it to the one release it works with.
 COMES_WITH_NUMBA = {"llvmlite"}
+COMES_WITH_JINJA2 = {"markupsafe"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,8 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path):
     expected = {
         f"{name}/{path.relative_to(directory).as_posix()}"
         for name, directory in PACKAGES.items()
-        for path in [*directory.rglob("*.py"), *directory.rglob("*.md"), directory / "py.typed"]
+        for pattern in ("*.py", "*.md", "*.html", "*.css", "*.js", "py.typed")
+        for path in directory.rglob(pattern)
     }
     dist_info = f"spillgrad-{PROJECT['version']}.dist-info"
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -69,7 +71,10 @@ def test_every_third_party_import_is_a_declared_dependency():
                     imported |= {alias.name.partition(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module:
                     imported.add(node.module.partition(".")[0])
-    assert imported - set(sys.stdlib_module_names) - PACKAGES.keys() - OPTIONAL - COMES_WITH_NUMBA <= declared
+    assert (
+        imported - set(sys.stdlib_module_names) - PACKAGES.keys() - OPTIONAL - COMES_WITH_NUMBA - COMES_WITH_JINJA2
+        <= declared
+    )
 
 
 def test_every_dependency_has_a_lower_bound():

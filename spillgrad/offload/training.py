@@ -51,7 +51,7 @@ class OffloadedTraining:
             self._names[id(tensor)] = name
             label = Label("parameter", None, name)
             if isinstance(tensor, Offloaded):  # while the model was built
-                tensor._storage._handle.label = label
+                self.residents.store.relabel(tensor._storage._handle, label)
             else:
                 if tensor.array is not tensor.storage.array:  # a view of more than is needed
                     tensor.data = tensor.detach().clone()
@@ -86,6 +86,7 @@ class OffloadedTraining:
 
     def _accumulated(self, param: Tensor) -> None:
         """Use, or put away, a gradient that backward has added to a parameter's."""
+        self.residents.store.begin_phase("backward")
         optimizer = self._optimizer() if self._step_in_backward else None
         group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None:
@@ -173,11 +174,13 @@ class OffloadedTraining:
     def _around_update(self, param: Tensor) -> Iterator[None]:
         optimizer = self._optimizer()
         self.residents.enter(id(param))
+        self.residents.store.begin_phase("update")
         try:
             made_bytes = self._made_in_update(optimizer, param)
             with self.residents.store.room(made_bytes) if made_bytes else contextlib.nullcontext():
                 yield
         finally:
+            self.residents.store.begin_phase(None if outermost_run() is None else "backward")
             self.residents.leave(id(param))
         if optimizer is not None:
             self._put_state_away(optimizer, param)

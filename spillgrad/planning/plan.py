@@ -281,6 +281,8 @@ def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Predi
             if budget is None:
                 continue
             prediction = whole.predict(budget, choice)
+            if best is None and not (choice.paths or prediction.written_bytes or prediction.read_bytes):
+                return whole, choice, prediction  # what else looks quicker was measured in a quieter moment
             if best is None or prediction.step_s < best[2].step_s * (1 - WORTH_SHARE):
                 best = whole, choice, prediction
     return best

@@ -3,18 +3,16 @@
 import collections
 import enum
 import threading
-import time
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
 
 import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.bell import Bell
-from spillgrad.storage.busy import BusyClock
 from spillgrad.storage.cache import Cache
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.journal import Journal
+from spillgrad.storage.ledger import Ledger, StepTraffic
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label, closed_error, gone_error
 
@@ -30,26 +28,6 @@ class Post(enum.Enum):
     ROOM = "an array that was counted is gone"
 
 
-class StepTraffic(NamedTuple):
-    """What a step of so many seconds moved, how long something was under way, and how long callers waited."""
-
-    seconds: float
-    written_bytes: int
-    read_bytes: int
-    writing_s: float
-    reading_s: float
-    waited_s: float
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes written and read."""
-        return self.written_bytes + self.read_bytes
-
-    def since(self, before: "StepTraffic") -> "StepTraffic":
-        """Return the difference."""
-        return StepTraffic._make(now - then for now, then in zip(self, before, strict=True))
-
-
 class Account:
     """The entries of a store, their references, the cache, and the flags of its life.
 
@@ -61,9 +39,9 @@ class Account:
 
     def __init__(self, budget_bytes: int, journal: Journal) -> None:
         self._make_locks()
-        self.journal = journal
         self.bell = Bell()  # wakes the writer's thread
         self.cache = Cache(budget_bytes, on_lease_end=self._lease_ended)
+        self.ledger = Ledger(journal, self.cache)
         self.entries: dict[int, Entry] = {}
         self.freed: list[Extent] = []  # extents that the writer gives back
         self.waiting_puts = self.waiting_bytes = 0
@@ -76,11 +54,9 @@ class Account:
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
         self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
         self.on_room: Callable[[], None] = lambda: None
-        self.written_bytes = self.read_bytes = 0
-        self.wait_write_s = self.wait_read_s = 0.0
-        self._before = self._moved()
+        self._before = self.ledger.traffic()
         self._passing = 0  # entries that are not lasting: a step is over when there are none
-        self.deduplicated_bytes = self.live_bytes = self.sequence = 0
+        self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
         self.ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
         self._retiring = False
@@ -165,6 +141,7 @@ class Account:
 
     def clear(self) -> None:
         """Release every entry. Nobody may be reading or writing one."""
+        self.cache.schedule.end_step(remember=not self._passing)
         for entry in list(self.entries.values()):
             entry.references = 1
             self.release(entry)
@@ -177,17 +154,17 @@ class Account:
         """
         self._make_locks()
         self.cache = Cache(self.cache.budget_bytes, on_lease_end=self._lease_ended)
+        self.ledger.forget(self.cache)
         self.entries, self._by_key, self.freed = {}, {}, []
         self._passing = 0
         self._posted.clear()
-        self.live_bytes = self.readers = self.waiting_puts = self.waiting_bytes = 0
+        self.readers = self.waiting_puts = self.waiting_bytes = 0
         self.closing = True
         self.ended = why
 
     def _make_locks(self) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
 
     # Entries
 
@@ -204,19 +181,19 @@ class Account:
         entry.key, entry.unchanged, entry.lasting = key, unchanged, lasting
         if not lasting:
             if not self._passing:
-                self._before = self._moved()
+                self._before = self.ledger.traffic()
             self._passing += 1
         self.sequence += 1
         self.entries[entry.sequence] = entry
         if key is not None:
             self._by_key[key] = entry
-        self.live_bytes += entry.nbytes
         self.cache.schedule.put(entry)
-        self.journal.pack(entry.sequence, entry.nbytes, entry.label)
+        self.ledger.packed(entry)
         return entry
 
     def renumber(self, entry: Entry) -> None:
         """Give an array that is about to change the name of a new one: its old place may still have the old name."""
+        self.ledger.changed(entry)
         entry.edition = self.sequence
         self.sequence += 1
 
@@ -225,8 +202,7 @@ class Account:
         entry = None if key is None else self._by_key.get(key)
         if entry is not None:
             entry.references += 1
-            self.deduplicated_bytes += entry.nbytes
-            self.journal.note("share", entry.sequence)
+            self.ledger.shared(entry)
         return entry
 
     def live_entry(self, who: str, handle: Handle) -> Entry:
@@ -249,9 +225,8 @@ class Account:
         del self.entries[entry.sequence]
         if entry.key is not None:
             del self._by_key[entry.key]
-        self.live_bytes -= entry.nbytes
         self.failures.pop(entry, None)
-        self.journal.note("free", entry.sequence)
+        self.ledger.freed(entry)
         self.cache.remove(entry)
         self.cache.schedule.drop(entry)
         if not entry.lasting:
@@ -265,18 +240,14 @@ class Account:
     def _end_step(self) -> None:
         """Note that a step ended."""
         self.cache.schedule.pass_last()
-        step = self._moved().since(self._before)
+        if not self.cache.schedule.has_lasting:
+            self.ledger.begin_phase(None)
+        step = self.ledger.traffic().since(self._before)
         if step.moved_bytes:
             self.on_step(step.seconds, step.waited_s, step.moved_bytes)
         callbacks, self.at_step_end = self.at_step_end, []
         for callback in callbacks:
             callback(step)
-
-    def _moved(self) -> StepTraffic:
-        """Return the traffic since the store was made."""
-        waited_s = self.wait_write_s + self.wait_read_s
-        moving_s = self.writing.seconds, self.reading.seconds
-        return StepTraffic(time.perf_counter(), self.written_bytes, self.read_bytes, *moving_s, waited_s)
 
     def free_extent(self, entry: Entry) -> None:
         """Give the space of an entry without references back, once nobody reads it."""

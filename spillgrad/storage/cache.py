@@ -22,7 +22,7 @@ class Cache:
 
     def __init__(self, budget_bytes: int, on_lease_end: Callable[[], None]) -> None:
         self.budget_bytes = budget_bytes
-        self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.dirty_bytes = 0
+        self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.writing_bytes = 0
         self.schedule = Schedule(budget_bytes, self._rerank)
         self.dirty = RankedEntries()
         self.clean = RankedEntries()
@@ -38,13 +38,17 @@ class Cache:
             self._watch(entry, array)
         self.reserve(entry.nbytes)
         self.dirty.add(entry)
-        self.dirty_bytes += entry.nbytes
 
     def begin_write(self, entry: Entry) -> None:
         """Note that `entry` is being written; it stays in RAM."""
         entry.writing = True
-        if self.dirty.discard(entry):
-            self.dirty_bytes -= entry.nbytes
+        self.dirty.discard(entry)
+        self.writing_bytes += 0 if entry.uncounted else entry.nbytes
+
+    def end_write(self, entry: Entry) -> None:
+        """Note that `entry` is no longer being written, however that ended."""
+        entry.writing = False
+        self.writing_bytes -= 0 if entry.uncounted else entry.nbytes
 
     def written(self, entry: Entry) -> None:
         """Note that `entry` is on disk now."""
@@ -58,13 +62,11 @@ class Cache:
     def write_failed(self, entry: Entry) -> None:
         """Note that `entry` is not on disk after all."""
         self.dirty.add(entry)
-        self.dirty_bytes += entry.nbytes
 
     def begin_change(self, entry: Entry, array: np.ndarray) -> None:
         """Hold `array`, that of `entry`, which nobody may evict or write until `end_change`."""
         entry.changing = True
-        if self.dirty.discard(entry):
-            self.dirty_bytes -= entry.nbytes
+        self.dirty.discard(entry)
         self.clean.discard(entry)
         lease = entry.lease
         if entry.array is not array and lease is not None and lease() is array:
@@ -90,12 +92,10 @@ class Cache:
             self.clean.add(entry)
             return
         self.dirty.add(entry)
-        self.dirty_bytes += entry.nbytes
 
     def remove(self, entry: Entry) -> None:
         """Let go of `entry`, which will not be asked for again; while it is being written, its bytes stay counted."""
-        if self.dirty.discard(entry):
-            self.dirty_bytes -= entry.nbytes
+        self.dirty.discard(entry)
         self.clean.discard(entry)
         self.absent.discard(entry)
         if entry.changing:

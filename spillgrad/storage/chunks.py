@@ -22,15 +22,17 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return _rows(shape, itemsize, _MAX_CHUNK_BYTES)
 
 
+def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the shape of chunks that are compressed: whole consecutive rows, whatever they come to."""
+    return _rows(shape, itemsize, _COMPRESSED_BYTES)
+
+
 @functools.lru_cache(maxsize=64)
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the shape of chunks that are compressed; and where each begins: its first element, and how many there are.
-
-    A chunk is whole consecutive rows, whatever they come to.
-    """
-    chunk = _rows(shape, itemsize, _COMPRESSED_BYTES)
+    """Return the shape of chunks that are compressed; and where each begins: its first element and how many it has."""
+    chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
     starts = {}

@@ -17,7 +17,7 @@ from spillgrad_kernels import memory
 MIN_BYTES = 4 * PAGE_BYTES
 # A sample of an array must shrink to this share: normal floats shrink to 0.88 at 0.2 GB/s, ReLU's output to 0.57.
 _PAYS = 0.8
-_MAX_ITEM_BYTES = 64
+MAX_ITEM_BYTES = 64
 _SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
 _ZSTD_LEVEL = 1
 # Frames of this magic number are skipped by every zstd decoder: they fill up pages.
@@ -85,6 +85,11 @@ def codec_named(name: str | None) -> Codec | None:
     return _CODECS[name]()
 
 
+def stored_bytes(codec: str, size: int) -> int:
+    """Return how many bytes `bf16` or `int8` makes of so many elements."""
+    return size * 2 if codec == Bfloat16.name else _scale_bytes(size) + size
+
+
 class Lossless:
     """HDF5's shuffle and zstd filters, without HDF5: `h5py` reads the chunks where `hdf5plugin` is imported.
 
@@ -94,7 +99,7 @@ class Lossless:
     name = "lossless"
 
     def bound(self, array: np.ndarray | Handle) -> int:
-        takes = array.nbytes >= MIN_BYTES and array.shape and array.dtype.itemsize <= _MAX_ITEM_BYTES
+        takes = array.nbytes >= MIN_BYTES and array.shape and array.dtype.itemsize <= MAX_ITEM_BYTES
         return int(array.nbytes * _PAYS) // PAGE_BYTES * PAGE_BYTES if takes else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
@@ -107,8 +112,7 @@ class Lossless:
         sizes = []
         done = 0
         for start, count in starts.values():
-            planes = _shuffled(items[start : start + count], length)
-            frame = _zstd.compressor.compress(planes.data)
+            frame = _frame(items[start : start + count], length)
             nbytes = _whole_pages(len(frame))
             if done + nbytes > payload.nbytes:
                 return None
@@ -118,19 +122,39 @@ class Lossless:
             done += nbytes
         return Encoded(payload[:done], Encoding(self.name, array.shape, array.dtype, done, tuple(sizes)))
 
+    def sample(self, array: np.ndarray) -> tuple[int, int]:
+        """Return of how many bytes of an array it was tried what is stored of them, and how many that is."""
+        if not self.bound(array) or not _pays(array):
+            return array.nbytes, array.nbytes
+        items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
+        chunk, starts = compressed_chunks(array.shape, array.itemsize)
+        places = list(starts.values())
+        sampled = stored = 0
+        for start, count in {places[len(places) // 4], places[3 * len(places) // 4]}:
+            sampled += count * array.itemsize
+            stored += _whole_pages(len(_frame(items[start : start + count], math.prod(chunk))))
+        return sampled, min(sampled, stored)
+
     def decode(self, stored: np.ndarray, encoding: Encoding, handle: Handle, into: np.ndarray) -> None:
         items = into.reshape(-1).view(np.uint8).reshape(-1, into.itemsize)
         chunk, starts = compressed_chunks(into.shape, into.itemsize)
         done = 0
         for (start, count), nbytes in zip(starts.values(), encoding.chunks, strict=True):
-            try:
-                plain = _zstd.decompressor.decompress(stored[done : done + nbytes].data)
-                planes = np.frombuffer(plain, np.uint8).reshape(into.itemsize, math.prod(chunk))
-            except (_zstd.error, ValueError) as error:
-                raise Undecodable(f"{error}") from error
-            for i in range(into.itemsize):
-                items[start : start + count, i] = planes[i, :count]
+            decompress(stored[done : done + nbytes], math.prod(chunk), items[start : start + count])
             done += nbytes
+
+
+def decompress(frame: np.ndarray, length: int, items: np.ndarray) -> None:
+    """Fill `items`, a row of bytes for each, from a chunk of `length` items by `Lossless`. Raises Undecodable."""
+    itemsize = items.shape[1]
+    try:
+        if _zstd.content_bytes(frame.data) != length * itemsize:  # it would take as much memory as it says
+            raise Undecodable("a frame of another size")
+        planes = np.frombuffer(_zstd.decompressor.decompress(frame.data), np.uint8).reshape(itemsize, length)
+    except _zstd.error as error:
+        raise Undecodable(f"{error}") from error
+    for i in range(itemsize):
+        items[:, i] = planes[i, : len(items)]
 
 
 class Bfloat16:
@@ -143,7 +167,7 @@ class Bfloat16:
     name = "bf16"
 
     def bound(self, array: np.ndarray | Handle) -> int:
-        return array.nbytes // array.dtype.itemsize * 2 if _is_float(array) else 0
+        return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if _is_float(array) else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         values = array.reshape(-1)
@@ -172,8 +196,7 @@ class Int8:
     name = "int8"
 
     def bound(self, array: np.ndarray | Handle) -> int:
-        size = array.nbytes // array.dtype.itemsize
-        return _scale_bytes(size) + size if _is_float(array) else 0
+        return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if _is_float(array) else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         values = array.reshape(-1)
@@ -219,6 +242,7 @@ class _Zstd(threading.local):
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
         self.error = zstandard.ZstdError
+        self.content_bytes = zstandard.frame_content_size
 
 
 _zstd = _Zstd()
@@ -241,6 +265,12 @@ def _pays(array: np.ndarray) -> bool:
         before += sample.nbytes
         after += len(_zstd.compressor.compress(sample.data))
     return after <= before * _PAYS
+
+
+def _frame(items: np.ndarray, length: int) -> bytes:
+    """Return a chunk of `length` items as it is stored, but for what fills up its last page."""
+    frame: bytes = _zstd.compressor.compress(_shuffled(items, length).data)
+    return frame
 
 
 def _shuffled(items: np.ndarray, length: int) -> np.ndarray:

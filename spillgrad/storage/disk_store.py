@@ -1,28 +1,34 @@
 """The store that spills: newest arrays in RAM, the others in HDF5 files, under a byte-exact budget."""
 
 import contextlib
+import functools
+import importlib.metadata
 import os
+import socket
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
-from spillgrad.storage.account import Account, Post, StepTraffic
+from spillgrad.storage.account import Account, Post
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.journal import Journal
+from spillgrad.storage.ledger import StepTraffic
 from spillgrad.storage.lifecycle import Lifecycle
 from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.run_directory import RunDirectory, default_directory
 from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
-from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, dense, storable
+from spillgrad.storage.store import NO_LABEL, Handle, Label, StoreStats, changed_error, dense, storable
 from spillgrad.storage.sweep import sweep
 from spillgrad.storage.writer import Writer
 
@@ -52,6 +58,9 @@ class DiskStore:
     `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
     sizes, shapes and dtypes can be read. It needs the package cryptography.
 
+    `keep_journal` names the file where the journal of what the store does is written, and stays, for
+    `spillgrad inspect`; it replaces another store's. Elsewhere it goes with the other files.
+
     `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (lasting ones)
     until the last alias of it dies. Any other array that a caller made is not counted once the store lets go of it,
     whoever else holds it.
@@ -78,6 +87,7 @@ class DiskStore:
         on_full: str = "raise",
         codec: str | None = None,
         encrypt: bool = False,
+        keep_journal: str | os.PathLike[str] | None = None,
     ) -> None:
         if on_full not in ("raise", "ram"):
             raise ArgumentError(f"spill: got on_full={on_full!r}; wanted 'raise' or 'ram'")
@@ -85,9 +95,27 @@ class DiskStore:
         coding = codec_named(codec)
         if encrypt:
             coding = Encrypted(coding)
+        if keep_journal is not None and not isinstance(keep_journal, str | os.PathLike):
+            raise OperandError(f"spill: got {type(keep_journal).__name__} as keep_journal; wanted a path")
         keep_whole()
         run = _make_run(directory)
-        self._account = Account(budget_bytes, Journal(run.path, with_origin=not encrypt))
+        about = {
+            **_about_process(),
+            "run": os.path.abspath(run.path),
+            "budget": budget_bytes,
+            "codec": codec,
+            "encrypt": encrypt,
+            "checksums": checksums,
+            "on_full": on_full,
+        }
+        if encrypt:
+            del about["command"]  # it may hold what is no one else's business
+        try:
+            journal = Journal(run.path, about, not encrypt, None if keep_journal is None else Path(keep_journal))
+        except BaseException:
+            run.remove()
+            raise
+        self._account = Account(budget_bytes, journal)
         self._directory = run.path
         self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
         self._lifecycle = Lifecycle(self._account, self._segments, run)
@@ -106,7 +134,6 @@ class DiskStore:
         self._lifecycle.watch(self._writer.worker)
         self._account.on_step = self._segments.note_step
         self._account.on_room = self._prefetcher.start_loads
-        self._packed_bytes = self._hits = self._misses = 0
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
     @property
@@ -141,7 +168,7 @@ class DiskStore:
             account.cache.schedule.pause()
             entry = account.known(key)
             if entry is None:
-                fits = self._writer.wait_for_room(self._writer.needs(array))
+                fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
                 entry = account.known(key)  # another thread may have put it meanwhile
             if entry is None:
                 # Copied only now, where there is room: a copy that waits would be beyond the budget.
@@ -156,10 +183,8 @@ class DiskStore:
                 except BaseException:
                     account.release(entry)
                     raise
-            self._packed_bytes += array.nbytes
             warning = self._writer.warning()
-            if account.journal.is_behind:
-                self._writer.wake()
+            self._tell()
         if warning is not None:
             try:
                 warnings.warn(warning, stacklevel=2)
@@ -181,17 +206,18 @@ class DiskStore:
                     account.settle("get")
                     account.live_entry("get", handle)
                 if entry.lasting and entry.on_disk_only:
-                    self._writer.wait_for_room(entry.nbytes + entry.staging_bytes)
+                    self._writer.wait_for_room(entry.nbytes + entry.staging_bytes, entry.label, entry.dtype)
                     if not entry.on_disk_only:
                         continue  # it came meanwhile, or was dropped
                 account.cache.schedule.get(entry)
+                account.ledger.used(entry)
                 unchanged = None if entry.array is None else entry.unchanged
                 array = account.cache.find(entry)
                 if array is None:
-                    self._misses += 1
+                    account.ledger.misses += 1
                     self._loader.begin(entry, pinned=True)
                 else:
-                    self._hits += 1
+                    account.ledger.hits += 1
                 self._prefetcher.start_loads()
             if array is None:
                 array = self._loader.load(entry)
@@ -208,7 +234,7 @@ class DiskStore:
         with account.lock:
             account.settle("use")
             account.cache.schedule.get(account.live_entry("use", handle))
-            self._hits += 1
+            account.ledger.hits += 1
             self._prefetcher.start_loads()
         account.look_again()
 
@@ -219,7 +245,7 @@ class DiskStore:
             account.settle("begin_change")
             entry = account.live_entry("begin_change", handle)
             if not account.cache.counts(entry, array):
-                self._writer.wait_for_room(entry.nbytes)
+                self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
             while entry.writing or entry.loading or entry.readers:
                 account.changed.wait()
                 account.settle("begin_change")
@@ -249,7 +275,7 @@ class DiskStore:
                     account.changed.notify_all()
                 self._writer.answer_failures()
                 self._writer.wake_if_behind()
-                self._writer.wait_for_room(0)
+                self._writer.wait_for_room(0, entry.label, entry.dtype)
         account.look_again()
 
     @contextlib.contextmanager
@@ -258,7 +284,7 @@ class DiskStore:
         account = self._account
         with account.lock:
             account.settle("room")
-            self._writer.wait_for_room(nbytes)
+            self._writer.wait_for_room(nbytes, NO_LABEL, np.dtype(np.uint8))
             account.cache.reserve(nbytes, pinned=True)
         try:
             yield
@@ -280,6 +306,32 @@ class DiskStore:
         with self._account.lock:
             self._account.settle("begin_step")
             self._account.cache.schedule.begin_step()
+            self._account.ledger.begin_phase("forward")
+        self._account.look_again()
+
+    def begin_phase(self, name: str | None) -> None:
+        """Note for the journal that a phase of a step begins, "forward", "backward" or "update"; or that none goes on.
+
+        Without being told, a step is taken to go forward from its first array on, and backward once one is wanted.
+        """
+        with self._account.lock:
+            self._account.ledger.begin_phase(name)
+            self._tell()
+        self._account.look_again()
+
+    def relabel(self, handle: Handle, label: Label) -> None:
+        """Say anew where the array of a handle comes from. Raises SpillError when its handle was dropped."""
+        with self._account.lock:
+            entry = self._account.live_entry("relabel", handle)
+            entry.label = label
+            self._account.ledger.relabeled(entry)
+        self._account.look_again()
+
+    def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
+        """Note for the journal that an array was not put, as it stays in RAM."""
+        with self._account.lock:
+            self._account.ledger.kept(nbytes, label, dtype)
+            self._tell()
         self._account.look_again()
 
     @property
@@ -290,7 +342,7 @@ class DiskStore:
     @property
     def waited_s(self) -> float:
         """The seconds that callers waited so far."""
-        return self._account.wait_write_s + self._account.wait_read_s
+        return self._account.ledger.moved.wait_s
 
     def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
         """Call back once, at the end of the present step; in any thread, which holds locks: it may only take note."""
@@ -332,24 +384,7 @@ class DiskStore:
         account = self._account
         with account.lock:
             account.drain()
-            stats = StoreStats(
-                packed_bytes=self._packed_bytes,
-                deduplicated_bytes=account.deduplicated_bytes,
-                written_bytes=account.written_bytes,
-                stored_bytes=self._writer.stored_bytes,
-                read_bytes=account.read_bytes,
-                live_bytes=account.live_bytes,
-                ram_bytes=account.cache.ram_bytes,
-                peak_ram_bytes=account.cache.peak_ram_bytes,
-                disk_bytes=self._segments.disk_bytes,
-                peak_disk_bytes=self._segments.peak_disk_bytes,
-                cache_hits=self._hits,
-                cache_misses=self._misses,
-                wait_write_s=account.wait_write_s,
-                wait_read_s=account.wait_read_s,
-                writing_s=account.writing.seconds,
-                reading_s=account.reading.seconds,
-            )
+            stats = account.ledger.stats(*self._segments.disk_usage())
         account.look_again()
         return stats
 
@@ -388,6 +423,11 @@ class DiskStore:
         """
         self._lifecycle.close()
 
+    def _tell(self) -> None:
+        """Have the journal written where many lines wait. Called with the lock held."""
+        if self._account.ledger.journal.is_behind and not self._account.closing:
+            self._writer.wake()
+
     def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
         """Forget an array that somebody modified; what is on disk still holds. Called without the lock."""
         cache = self._account.cache
@@ -400,6 +440,15 @@ class DiskStore:
                 cache.remove(entry)
             else:
                 cache.forget(entry)
+
+
+@functools.cache
+def _about_process() -> dict[str, object]:
+    try:
+        version = importlib.metadata.version("spillgrad")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        version = None
+    return {"host": socket.gethostname(), "command": " ".join(sys.argv), "version": version}
 
 
 def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:

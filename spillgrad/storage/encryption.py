@@ -32,16 +32,16 @@ class Encrypted:
 
     def bound(self, array: np.ndarray | Handle) -> int:
         inner = self._inner.bound(array) if self._inner else 0
-        return max(inner + _sealed_bytes(inner), _sealed_bytes(array.nbytes))
+        return max(inner + sealed_bytes(inner), sealed_bytes(array.nbytes))
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         encoded = self._inner.encode(array, handle) if self._inner and self._inner.bound(array) else None
         plain = (array if encoded is None else encoded.payload).reshape(-1).view(np.uint8)
         inner = None if encoded is None else encoded.encoding
-        payload = memory.empty((_sealed_bytes(plain.nbytes),), np.uint8)
+        payload = memory.empty((sealed_bytes(plain.nbytes),), np.uint8)
         for i, start, sealed in _pieces(plain.nbytes):
             piece = plain[start : start + _PIECE_BYTES]
-            place = payload[sealed : sealed + _sealed_bytes(piece.nbytes)]
+            place = payload[sealed : sealed + sealed_bytes(piece.nbytes)]
             nonce = next(self._nonces).to_bytes(_NONCE_BYTES, "little")
             place[:_NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
             self._cipher.encrypt_into(nonce, piece, _context(handle, inner, i), place[_NONCE_BYTES:])
@@ -56,7 +56,7 @@ class Encrypted:
         plain = into.reshape(-1).view(np.uint8) if inner is None else memory.empty((inner.nbytes,), np.uint8)
         for i, start, sealed in _pieces(plain.nbytes):
             piece = plain[start : start + _PIECE_BYTES]
-            place = stored[sealed : sealed + _sealed_bytes(piece.nbytes)]
+            place = stored[sealed : sealed + sealed_bytes(piece.nbytes)]
             nonce = place[:_NONCE_BYTES].tobytes()
             try:
                 self._cipher.decrypt_into(nonce, place[_NONCE_BYTES:], _context(handle, inner, i), piece)
@@ -72,7 +72,8 @@ def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
     return [(i, i * _PIECE_BYTES, i * sealed) for i in range(max(1, -(-nbytes // _PIECE_BYTES)))]
 
 
-def _sealed_bytes(nbytes: int) -> int:
+def sealed_bytes(nbytes: int) -> int:
+    """Return how many bytes so many are when they are encrypted."""
     return nbytes + len(_pieces(nbytes)) * (_NONCE_BYTES + _TAG_BYTES)
 
 

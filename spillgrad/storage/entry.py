@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.codecs import Encoded
+from spillgrad.storage.moved import Moved
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label
 
@@ -28,6 +29,7 @@ class Entry(Handle):
         "lease",
         "leaves",
         "loading",
+        "moved",
         "rank",
         "readers",
         "references",
@@ -50,6 +52,7 @@ class Entry(Handle):
         self.leaves = False  # a plan says that it cannot stay in RAM until then
         self.ahead = False  # it was read for its next use, until which it stays
         self.references = 1
+        self.moved: Moved  # what became of arrays that come from where this one does
         self.edition = sequence  # what files call it: another number after each change
         self.lasting = False  # used in every step, until it is dropped
         self.changing = False  # a caller modifies the array: nothing else may be done with it
@@ -89,10 +92,11 @@ class Lease(weakref.ref):  # type: ignore[type-arg]
 class RankedEntries:
     """Entries in the order of their ranks, with the neighbours of any rank.
 
-    One whose rank, or whether it leaves, is to change is discarded first.
+    One whose rank, or whether it leaves, is to change is discarded first. `nbytes` is their sum.
     """
 
     def __init__(self) -> None:
+        self.nbytes = 0
         self._ranks: list[int] = []
         self._leaving: list[int] = []
         self._entries: dict[int, Entry] = {}
@@ -110,6 +114,7 @@ class RankedEntries:
         """Add `entry`; adding it twice is allowed."""
         if entry.rank not in self._entries:
             self._entries[entry.rank] = entry
+            self.nbytes += entry.nbytes
             bisect.insort(self._ranks, entry.rank)
             if entry.leaves:
                 bisect.insort(self._leaving, entry.rank)
@@ -119,6 +124,7 @@ class RankedEntries:
         if self._entries.get(entry.rank) is not entry:
             return False
         del self._entries[entry.rank]
+        self.nbytes -= entry.nbytes
         del self._ranks[bisect.bisect_left(self._ranks, entry.rank)]
         place = bisect.bisect_left(self._leaving, entry.rank)
         if self._leaving[place : place + 1] == [entry.rank]:

@@ -1,11 +1,14 @@
 """How a store ends: closed, retired, forgotten by its owner, with its process, or in a forked child."""
 
 import atexit
+import collections
 import functools
 import os
+from typing import Any
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.account import Account
+from spillgrad.storage.journal import Line
 from spillgrad.storage.run_directory import RunDirectory
 from spillgrad.storage.segment import abandon_at_exit
 from spillgrad.storage.segment_set import SegmentSet
@@ -27,6 +30,7 @@ class Lifecycle:
         self._ended = False
         self._failure: OSError | None = None
         account.on_closing = self._closing
+        account.ledger.journal.ask(self._sample, self._totals_between)
 
     def watch(self, worker: Worker) -> None:
         """Take charge of the writer's thread."""
@@ -56,15 +60,29 @@ class Lifecycle:
         if self._ended:
             return
         self._ended = True
-        self._account.clear()
-        self._account.journal.close()
         try:
-            self._segments.close()
-            self._run.remove()
+            try:
+                self._account.clear()
+                self._account.ledger.journal.end(self._totals())
+            finally:  # the files go, whatever became of that
+                self._segments.close()
+                self._run.remove()
         except OSError as error:  # a finalizer or the writer may be what ends the store: nobody hears them
             self._failure = error
         finally:
             _open.discard(self)
+
+    def _sample(self) -> str:
+        return self._account.ledger.sample(self._segments.disk_bytes)
+
+    def _totals(self) -> dict[str, Any]:
+        ledger = self._account.ledger
+        return ledger.totals(ledger.stats(*self._segments.disk_usage()), self._account.entries.values())
+
+    def _totals_between(self, lines: collections.deque[Line]) -> tuple[list[Line], dict[str, Any]]:
+        """Return the lines of what happened so far, and what that comes to. Called without the lock."""
+        with self._account.lock:
+            return [lines.popleft() for _ in range(len(lines))], self._totals()
 
     def remove_files(self) -> None:
         """Remove the files, whoever may be using them."""
@@ -73,7 +91,7 @@ class Lifecycle:
     def forget_parent(self, parent: int) -> None:
         """In a forked child: the files and threads are the parent's; nothing here works any more."""
         self._ended = True
-        self._account.journal.close()
+        self._account.ledger.journal.close()
         self._account.forget(
             SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
         )

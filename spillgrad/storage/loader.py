@@ -35,12 +35,12 @@ class Loader:
         self._account.cache.absent.discard(entry)
         self.begin_read(entry, pinned)
 
-    def end(self, entry: Entry, array: np.ndarray | None, handed_out: bool) -> None:
+    def end(self, entry: Entry, array: np.ndarray | None, began_s: float, handed_out: bool) -> None:
         """Count `array` from now on instead of the reservation; None when it could not be read."""
         entry.loading = False
         wanted = handed_out or entry.references > 0
         if array is not None:
-            self._account.read_bytes += entry.nbytes
+            self._account.ledger.read(entry, began_s, ahead=not handed_out)
         if array is not None and wanted:
             self._account.cache.lend(entry, array, handed_out)
         else:
@@ -72,8 +72,7 @@ class Loader:
             started = time.perf_counter()
             while entry.loading:
                 self._account.changed.wait()
-            self._account.wait_read_s += time.perf_counter() - started
-            self._account.journal.took("wait", entry.sequence, started, ', "in": "get"')
+            self._account.ledger.waited_to_get(started, entry)
 
     def load(self, entry: Entry) -> np.ndarray:
         """Read `entry`, begun, for a caller who needs it now. Called without the lock."""
@@ -81,12 +80,10 @@ class Loader:
         array = None
         try:
             array = self.read(entry)
-            self._account.journal.took("read", entry.sequence, started)
         finally:
             with self._account.lock:
-                self._account.wait_read_s += time.perf_counter() - started
-                self._account.journal.took("wait", entry.sequence, started, ', "in": "get"')
-                self.end(entry, array, handed_out=True)
+                self._account.ledger.waited_to_get(started, entry)
+                self.end(entry, array, started, handed_out=True)
         return array
 
     def prefetch(self, entry: Entry) -> None:
@@ -95,13 +92,12 @@ class Loader:
         started = time.perf_counter()
         try:
             array = self.read(entry)
-            self._account.journal.took("read", entry.sequence, started, ', "ahead": true')
         except (SpillError, MemoryError):
             # Who needs it reads it again and is told. It is not among the absent ones now, nor tried here again.
             return
         finally:
             with self._account.lock:
-                self.end(entry, array, handed_out=False)
+                self.end(entry, array, started, handed_out=False)
                 # From here on only the cache holds it: who evicts it must see its bytes go.
                 array = None
 
@@ -114,11 +110,11 @@ class Loader:
         extent = cast(Extent, entry.extent)  # not freed while it has a reader
         try:
             if extent.encoding is None or self._codec is None:
-                with self._account.reading:
+                with self._account.ledger.reading:
                     extent.read(array)
             else:
                 stored = memory.empty((extent.encoding.nbytes,), np.uint8)
-                with self._account.reading:
+                with self._account.ledger.reading:
                     extent.read(stored)
                 self._codec.decode(stored, extent.encoding, entry, array)
         except Undecodable as error:

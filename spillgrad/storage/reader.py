@@ -27,6 +27,7 @@ class Stored(NamedTuple):
 def read_segment(path: str | os.PathLike[str]) -> Iterator[Stored]:
     """Yield the arrays of a segment as of its last flush, decoded; as h5py reads them where no codec was used.
 
+    HDF5 reads it in this process: of a file that somebody else may have written, `inspect_segment` says what is in it.
     Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read or is no HDF5 file.
     """
     with hdf5.load().File(path, "r", locking=False) as file:

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import stat
+import struct
 import tempfile
 import threading
 from pathlib import Path
@@ -32,7 +33,33 @@ def segment_name(number: int) -> str:
 def is_run_file(name: str) -> bool:
     """Return whether a run makes files of this name; no other file is ever removed."""
     ours = (LOCK_NAME, JOURNAL_NAME, OLD_JOURNAL_NAME)
-    return name in ours or _SEGMENT_NAME.fullmatch(name) is not None
+    return name in ours or is_segment(name)
+
+
+def is_segment(name: str) -> bool:
+    """Return whether a file of this name is a run's segment."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
+
+
+def is_locked(run: Path) -> bool:
+    """Return whether the process of a run lives; its lock is asked for, never taken."""
+    with registry_lock:
+        try:
+            found = os.stat(run)  # whatever link leads there: closing a lock of one's own would give it up
+            if (found.st_dev, found.st_ino) in own_runs:
+                return True
+            fd = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # no lock; or another user's, which nobody can ask for
+            return False
+        try:
+            # struct flock of Linux (fcntl_locking(2)): type, whence, start, length, process.
+            asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind: int = struct.unpack("hhqqi", fcntl.fcntl(fd, fcntl.F_GETLK, asked))[0]
+            return kind != fcntl.F_UNLCK
+        except OSError:  # a file system without locks
+            return False
+        finally:
+            os.close(fd)
 
 
 def identity(path: Path) -> tuple[int, int]:

@@ -87,14 +87,15 @@ class Plan:
         return found
 
     def _run(self, budget_bytes: int) -> _Within:
-        items, events = self._as_traffic()
+        items, events = self.as_traffic()
         moved, ahead_bytes = traffic.of_store(items, events, budget_bytes)
         uses = (place for place, event in enumerate(events) if event.kind == "use")
         missed = frozenset(position for position, place in enumerate(uses) if place in moved.missed)
         missed_bytes = (nbytes if position in missed else 0 for position, (_, nbytes) in enumerate(self.used))
         return _Within(missed, [*itertools.accumulate(missed_bytes, initial=0)], ahead_bytes)
 
-    def _as_traffic(self) -> tuple[list[traffic.Item], list[traffic.Event]]:
+    def as_traffic(self) -> tuple[list[traffic.Item], list[traffic.Event]]:
+        """Return the arrays, and what happened to them, as a simulation takes them."""
         put = {number for kind, number, _ in self.happened if kind == "put"}
         numbers: dict[int, int] = {}
         items: list[traffic.Item] = []
@@ -125,15 +126,17 @@ _plans: collections.OrderedDict[tuple[tuple[Packed, ...], tuple[Used, ...]], Pla
 _plans_lock = threading.Lock()
 
 
-def _remember(plan: Plan) -> None:
+def _remember(plan: Plan) -> Plan:
+    """Return the plan that is remembered: this one, or one like it."""
     with _plans_lock:
         key = plan.packed, plan.used
         known = _plans.get(key)
         if known is None or known.happened != plan.happened:
-            _plans[key] = plan
+            _plans[key] = known = plan
         _plans.move_to_end(key)
         if len(_plans) > _PLANS_MAX:
             _plans.popitem(last=False)
+    return known
 
 
 def _find(packed: list[Packed], used: list[Used]) -> Plan | None:
@@ -175,6 +178,7 @@ class Schedule:
         """Give ranks; `rerank` changes those of arrays that have one."""
         self.budget_bytes = budget_bytes
         self.cursor: int | None = None  # None while arrays are put
+        self.on_step: Callable[[Plan | None], None] = lambda plan: None  # called at the end of each
         self._rerank = rerank
         self._live: dict[Entry, int] = {}  # numbers
         self._lasting: dict[Entry, int] = {}
@@ -233,6 +237,11 @@ class Schedule:
         """Whether what comes is known."""
         return self._plan is not None and not self._too_long
 
+    @property
+    def has_lasting(self) -> bool:
+        """Whether steps end when the next one begins."""
+        return bool(self._lasting) and not self._too_long
+
     def leaves(self, rank: int) -> bool:
         """Whether a plan says that an array of this rank cannot stay until it is needed."""
         return self._plan is not None and self._plan.leaves(rank, self.budget_bytes)
@@ -289,13 +298,16 @@ class Schedule:
 
     def pass_last(self) -> None:
         """Note that only lasting arrays are left, if any."""
-        if not self._lasting or self._too_long:
+        if not self.has_lasting:
             self.end_step()
 
-    def end_step(self) -> None:
-        """Remember the step."""
-        if self._used and not self._too_long:
-            _remember(Plan(tuple(self._packed), tuple(self._used), self._happened, self._live_bytes_then))
+    def end_step(self, remember: bool = True) -> None:
+        """End the step, and remember it, unless it broke off."""
+        plan = None
+        if remember and self._used and not self._too_long:
+            plan = _remember(Plan(tuple(self._packed), tuple(self._used), self._happened, self._live_bytes_then))
+        if self._packed or self._used:
+            self.on_step(plan)
         self._live.clear()
         self._packed, self._used, self._happened = [], [], []
         self._live_bytes, self._live_bytes_then = 0, []

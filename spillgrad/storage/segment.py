@@ -68,8 +68,10 @@ class Extent:
 
     @property
     def where(self) -> str:
-        """What the journal says of the place."""
-        return f', "segment": {json.dumps(os.path.basename(self.segment.path))}, "dataset": "{self.dataset}"'
+        """What the journal says of the place: the dataset's name as the next flush leaves it."""
+        stored = "" if self.encoding is None else f', "stored": {self.stored_bytes}'
+        segment = json.dumps(os.path.basename(self.segment.path))
+        return f'{stored}, "segment": {segment}, "dataset": "{_dataset_name(self.sequence)}"'
 
     def write(self, array: np.ndarray, cached: bool = False) -> None:
         """Store the bytes of a C-contiguous array; with `cached`, through the page cache.

@@ -143,6 +143,10 @@ class SegmentSet:
             has_room = system is None or system.available_bytes > moved_bytes
             note_step(self._device, waited_s > worth_s and has_room)
 
+    def disk_usage(self) -> tuple[int, int]:
+        """Return how much of the disk is used, and was at most."""
+        return self.disk_bytes, self.peak_disk_bytes
+
     def has_unused(self) -> bool:
         """Return whether some place waits for an array, or some segment holds nothing."""
         return bool(self._waiting) or any(segment.live_datasets == 0 for segment in self._segments)

@@ -2,11 +2,10 @@
 
 import collections
 import functools
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from spillgrad.storage.journal import WRITE_EVERY_S
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.segment_set import SegmentSet
-from spillgrad.storage.store import changed_error, closed_error
+from spillgrad.storage.shrink_samples import ShrinkSamples
+from spillgrad.storage.store import Label, changed_error, closed_error
 from spillgrad.storage.worker import Worker
 
 # While nothing is known of a step, writing begins when this part of the budget is full of arrays that are not on disk.
@@ -56,6 +56,8 @@ class Writer:
         self._prefetcher = prefetcher
         self._directory = directory
         self._codec = codec
+        journal = account.ledger.journal
+        self._shrinks = ShrinkSamples(journal) if journal.kept and codec is None else None
         self._encoded: collections.deque[Entry] = collections.deque()  # each wants a place
         self._keep_empty_s = keep_empty_s
         self._keeps_in_ram = on_full == "ram"
@@ -67,7 +69,6 @@ class Writer:
         self._urgent: collections.deque[Entry] = collections.deque()  # each has a caller waiting in `write_through`
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
-        self.stored_bytes = 0
         self._moving = self._moving_bytes = 0
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
@@ -91,7 +92,7 @@ class Writer:
         if schedule.follows_plan:
             return cache.dirty.leaving() is not None
         coming_bytes = schedule.coming_bytes(unknown_bytes=self._low_water_bytes)
-        return bool(cache.dirty) and cache.dirty_bytes + coming_bytes > cache.budget_bytes
+        return bool(cache.dirty) and cache.dirty.nbytes + coming_bytes > cache.budget_bytes
 
     def answer_failures(self) -> None:
         """Raise the error of failed writes, once; or keep everything in RAM from now on, if that is allowed."""
@@ -123,8 +124,11 @@ class Writer:
                 return with_encoded
         return array.nbytes
 
-    def wait_for_room(self, nbytes: int) -> bool:
-        """Wait until so much fits or the disk refuses; return False when only callers could make it fit."""
+    def wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> bool:
+        """Wait until so much fits or the disk refuses; return False when only callers could make it fit.
+
+        It is for an array of `dtype` that comes from where `label` says.
+        """
         account, cache = self._account, self._account.cache
         if self._paused:
             return True
@@ -148,8 +152,7 @@ class Writer:
         finally:
             account.waiting_puts -= 1
             account.waiting_bytes -= nbytes
-            account.wait_write_s += time.perf_counter() - started
-            account.journal.took("wait", account.sequence, started, ', "in": "put"')
+            account.ledger.waited_to_put(started, account.sequence, label, dtype)
         return True
 
     def write_through(self, entry: Entry, array: np.ndarray, ours: bool) -> None:
@@ -168,8 +171,7 @@ class Writer:
                 raise SpillError(str(entry.error)) from entry.error
         finally:
             self._account.cache.unreserve(copied_bytes)
-            self._account.wait_write_s += time.perf_counter() - started
-            self._account.journal.took("wait", entry.sequence, started, ', "in": "put"')
+            self._account.ledger.waited_to_put(started, entry.sequence, entry.label, entry.dtype)
 
     def flush(self) -> None:
         """Return when every array put before is in the files and plain h5py can read them."""
@@ -203,8 +205,8 @@ class Writer:
                 flushing = self._flush_done < self._flush_asked
             if closing:
                 break
-            if account.journal.is_behind:
-                account.journal.write()
+            if account.ledger.journal.is_behind:
+                account.ledger.journal.write()
             for extent in freed:
                 self._segments.free(extent)
             if encoded is not None:
@@ -225,9 +227,9 @@ class Writer:
     def _sleep(self) -> None:
         """Wait for something to do, and tidy up when nothing comes for a while."""
         account = self._account
-        if account.journal.waits:
+        if account.ledger.journal.waits:
             if not account.bell.wait(WRITE_EVERY_S):
-                account.journal.write()
+                account.ledger.journal.write()
         elif not account.bell.wait(self._keep_empty_s if self._segments.has_unused() else None):
             self._segments.remove_unused()
 
@@ -320,34 +322,40 @@ class Writer:
         """Store the bytes of an array, which can be got meanwhile."""
         started = time.perf_counter()
         try:
-            with self._account.writing:
+            with self._account.ledger.writing:
                 extent.write(_payload(entry), self._segments.goes_through_cache)
-            self._account.journal.took("write", entry.sequence, started, extent.where)
             self._segments.measure(extent.segment)
+            if self._shrinks is not None:
+                self._shrinks.see(entry, _payload(entry))
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:
             self._written(entry, extent, io_error("write", entry, self._directory, caught))
         else:
-            self._written(entry, extent, None, unchanged)
+            self._written(entry, extent, None, unchanged, started)
 
     def _written(
-        self, entry: Entry, extent: Extent | None, error: SpillError | None = None, unchanged: bool = True
+        self,
+        entry: Entry,
+        extent: Extent | None,
+        error: SpillError | None = None,
+        unchanged: bool = True,
+        began_s: float = 0.0,
     ) -> None:
         """Note how a write ended. Called without the lock."""
         account = self._account
         with account.lock:
             self._moving -= 1
             self._moving_bytes -= entry.nbytes
-            entry.writing = False
+            account.cache.end_write(entry)
             self._unstage(entry)
             if error is not None:
                 self._write_failed(entry, error)
             elif entry.references > 0 and entry.error is None and unchanged:
-                self._count(entry, extent)
+                self._count(entry, extent, began_s)
                 entry.extent, extent = extent, None
                 account.cache.written(entry)
             else:
-                self._count(entry, extent)
+                self._count(entry, extent, began_s)
                 if entry.references > 0 and entry.error is None:
                     entry.error = changed_error(entry)
                 account.cache.remove(entry)
@@ -356,13 +364,13 @@ class Writer:
             account.changed.notify_all()
         account.bell.ring()
 
-    def _count(self, entry: Entry, extent: Extent | None) -> None:
-        self._account.written_bytes += entry.nbytes
-        self.stored_bytes += cast(Extent, extent).stored_bytes
+    def _count(self, entry: Entry, extent: Extent | None, began_s: float) -> None:
+        place = cast(Extent, extent)
+        self._account.ledger.written(entry, place.stored_bytes, began_s, place.where)
 
     def _write_failed(self, entry: Entry, error: SpillError) -> None:
         account, cache = self._account, self._account.cache
-        account.journal.note("fail", entry.sequence, f', "reason": {json.dumps(str(error))}')
+        account.ledger.failed(entry, error)
         if entry.references <= 0:
             cache.remove(entry)
         elif not entry.retried:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
@@ -389,6 +391,18 @@ def test_an_encoder_that_fails_loses_nothing(make_store: MakeStore, monkeypatch:
     store.flush()
     assert store.stats().stored_bytes == 100_000
     store.drop(kept)
+
+
+@pytest.mark.parametrize("claimed", [1 << 40, 4000 * 8 - 1, 0])
+def test_a_frame_that_claims_another_size_takes_no_memory(claimed: int):
+    frame = zstandard.ZstdCompressor().compress(bytes(4000 * 8))
+    head = b"\x28\xb5\x2f\xfd" + b"\xe0" + claimed.to_bytes(8, "little")  # one segment, its size in 8 bytes
+    bomb = np.frombuffer(head + frame[len(frame) - 20 :], np.uint8)
+    tracemalloc.start()
+    with pytest.raises(codecs.Undecodable, match="another size"):
+        codecs.decompress(bomb, 4000, np.empty((4000, 8), np.uint8))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_an_unknown_codec_is_refused(directory: Path):

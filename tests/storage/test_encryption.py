@@ -18,7 +18,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, SpillCorruptionError
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.encryption import Encrypted, _sealed_bytes
+from spillgrad.storage.encryption import Encrypted, sealed_bytes
 from spillgrad.storage.store import Handle, Label
 
 RNG = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def test_bytes_of_another_array_or_another_place_are_refused(make_store: MakeSto
     handles = [store.put(array, label=Label("mul", "self")) for array in arrays]
     (path,) = store.directory.glob("*.h5")
     places = [handle.extent.pieces[0][0] for handle in handles]  # type: ignore[attr-defined]
-    sealed = _sealed_bytes(1 << 20)
+    sealed = sealed_bytes(1 << 20)
     for first, second in [(places[0], places[1]), (places[0], places[0] + sealed)]:
         swap(path, first, second, sealed)
         with pytest.raises(SpillCorruptionError, match="does not authenticate"):
@@ -144,7 +144,7 @@ def test_no_nonce_comes_twice():
     for i in range(10):
         encoded = cipher.encode(array, Handle(array, i, None))
         assert encoded is not None
-        nonces |= {encoded.payload[piece * _sealed_bytes(1 << 20) :][:12].tobytes() for piece in range(3)}
+        nonces |= {encoded.payload[piece * sealed_bytes(1 << 20) :][:12].tobytes() for piece in range(3)}
     assert len(nonces) == 30
 
 

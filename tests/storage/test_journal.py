@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 from spillgrad.storage import journal
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.journal import JOURNAL_NAME, OLD_JOURNAL_NAME, Journal, read_journal
-from spillgrad.storage.store import NO_LABEL, Label
+from spillgrad.storage.moved import NO_ORIGIN
+from spillgrad.storage.store import Label
 from tests.waiting import wait_until
 
 MakeStore = Callable[..., DiskStore]
@@ -55,11 +58,25 @@ def test_every_pack_write_read_wait_and_free_is_told(make_store: MakeStore):
             assert event["dataset"].isdigit()
 
 
+def test_a_write_names_the_dataset_that_the_next_flush_leaves(make_store: MakeStore):
+    store = make_store(0)
+    for handle in [store.put(np.full(10_000, float(i))) for i in range(4)]:
+        store.drop(handle)
+    handles = [store.put(np.full(10_000, -float(i))) for i in range(4)]  # in the places of those before
+    store.flush()
+    (path,) = store.directory.glob("*.h5")
+    with h5py.File(shutil.copy(path, store.directory.parent.parent / "copy.h5")) as file:
+        there = set(file)
+    wait_until(lambda: len([e for e in events(store) if e["event"] == "write"]) == 8)
+    written = {e["array"]: e["dataset"] for e in events(store) if e["event"] == "write"}
+    assert {written[handle.sequence] for handle in handles} == there
+
+
 def test_nothing_spilled_is_told_too(make_store: MakeStore):
     store = make_store("1GiB")
     for _ in range(300):
         store.drop(store.put(np.ones(10)))
-    wait_until(lambda: len(events(store)) == 600)
+    wait_until(lambda: Counter(e["event"] for e in events(store)) >= Counter(pack=300, free=300))
 
 
 def test_a_run_that_was_killed_leaves_its_journal_for_who_looks(tmp_path: Path):
@@ -79,7 +96,7 @@ def test_a_run_that_was_killed_leaves_its_journal_for_who_looks(tmp_path: Path):
     with (run / JOURNAL_NAME).open("a") as file:
         file.write('{"t": 1.0, "ev')  # as a kill may leave it
     head, *told = read_journal(run)
-    assert head["format"] == 1
+    assert head["format"] == 2
     assert Counter(e["event"] for e in told)["write"] == 5
     DiskStore(tmp_path, ram_budget=0).close()  # removes what the dead run left
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +113,7 @@ def test_a_long_run_keeps_the_last_two_files(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(journal, "_FILE_BYTES", 10_000)
     kept = Journal(tmp_path)
     for i in range(1000):
-        kept.pack(i, 8, NO_LABEL)
+        kept.arrived("pack", i, 8, NO_ORIGIN, None)
         kept.write()
     kept.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [OLD_JOURNAL_NAME, JOURNAL_NAME]
@@ -104,13 +121,13 @@ def test_a_long_run_keeps_the_last_two_files(tmp_path: Path, monkeypatch: pytest
     arrays = [line["array"] for line in read_journal(tmp_path) if "array" in line]
     assert arrays == list(range(arrays[0], 1000))
     for path in tmp_path.iterdir():
-        assert json.loads(path.read_text().splitlines()[0])["format"] == 1
+        assert json.loads(path.read_text().splitlines()[0])["format"] == 2
 
 
 def test_what_the_disk_refused_is_counted(tmp_path: Path):
     place = tmp_path / "run"
     kept = Journal(place)
-    kept.pack(0, 8, NO_LABEL)
+    kept.arrived("pack", 0, 8, NO_ORIGIN, None)
     kept.note("free", 0)
     kept.write()  # there is no such directory
     place.mkdir()

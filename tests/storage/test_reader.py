@@ -83,10 +83,10 @@ def test_a_segment_of_another_version_is_refused(make_store: MakeStore, tmp_path
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
     path = tmp_path / JOURNAL_NAME
-    path.write_text('{"format": 2, "began": "2026-01-01T00:00:00+00:00", "process": 1}\n{"t": 0.1, "event": "pack"}\n')
+    path.write_text('{"format": 3, "began": "2026-01-01T00:00:00+00:00", "process": 1}\n{"t": 0.1, "event": "pack"}\n')
     with pytest.raises(SpillFormatError) as caught:
         list(read_journal(tmp_path))
-    for named in (str(path), "format 2", "reads 1;"):
+    for named in (str(path), "format 3", "reads 1 to 2;"):
         assert named in str(caught.value)
 
 

@@ -245,6 +245,6 @@ def assert_everything_is_back(store: DiskStore) -> None:
     stats, account = store.stats(), store._account
     cache = account.cache
     assert (stats.live_bytes, stats.ram_bytes) == (0, 0)
-    assert (cache.pinned_bytes, cache.dirty_bytes, account.readers, account.waiting_puts) == (0, 0, 0, 0)
+    assert (cache.pinned_bytes, cache.dirty.nbytes, account.readers, account.waiting_puts) == (0, 0, 0, 0)
     assert [len(entries) for entries in (cache.dirty, cache.clean, cache.absent)] == [0, 0, 0]
     assert account.entries == {}

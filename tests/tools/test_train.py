@@ -209,6 +209,9 @@ def test_spilling_changes_no_number(tmp_path: Path):
     assert spilled.spill.stats().written_bytes > 0
 
 
+PLACES = [["--ram-budget", "0"], ["--offload", "--ram-budget", "300KiB"]]
+
+
 def test_the_command_trains_saves_and_reports(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--ram-budget", "64KiB", "--out", "out"]) == 0
     printed = capsys.readouterr().out
@@ -217,6 +220,50 @@ def test_the_command_trains_saves_and_reports(here: Path, capsys: pytest.Capture
     assert re.search(r"written to disk\s+[1-9]", printed)
     assert saved_model(here / "out")["transformer.wte.weight"].shape == (256, 64)
     wait_until_no_spill_file_is_below(here)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
+def test_a_report_is_written_of_the_finished_run(place: list[str], here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, *place, "--out", "out", "--report"]) == 0
+    assert capsys.readouterr().out.endswith("report: out/report.html\n")
+    page = (here / "out" / "report.html").read_text()
+    assert "out/journal.jsonl" in page
+    assert "Finished, on" in page
+    assert "transformer.<wbr>h.<wbr>0" in page
+
+
+def test_a_resumed_run_reports_of_itself(here: Path):
+    assert main([*ARGUMENTS, "--ram-budget", "0", "--out", "out", "--report"]) == 0
+    assert (
+        main(["train", "--data", "text.txt", "--resume", "out", "--steps", "9", "--ram-budget", "0", "--report"]) == 0
+    )
+    assert "out/journal-2.jsonl" in (here / "out" / "report.html").read_text()
+
+
+def test_a_stopped_run_has_a_report_too(here: Path):
+    process = start("--steps", "100000", "--ram-budget", "0", "--out", "out", "--report")
+    try:
+        assert process.stdout
+        assert process.stdout.readline().startswith("spilling to out/run-")
+        assert process.stdout.readline().startswith("step 1/100000")
+        process.send_signal(signal.SIGINT)
+        printed, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, complaints) == (130, "")
+    assert printed.endswith("report: out/report.html\n")
+    assert "Finished, on" in (here / "out" / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_made_is_told_before_training(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert main([*ARGUMENTS, "--out", "out", "--report"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "spillgrad: report: got --report without plotly; pip install 'spillgrad[report]'\n"
+    assert not (here / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -325,9 +372,6 @@ def start(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-PLACES = [["--ram-budget", "0"], ["--offload", "--ram-budget", "300KiB"]]
-
-
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
 def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.Signals, place: list[str], here: Path):
@@ -345,7 +389,8 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
     assert f"go on with: spillgrad train --data text.txt --resume out {' '.join(place)}" in printed
     state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
-    assert {path.name.partition("-")[0] for path in (here / "out").iterdir()} == {"checkpoint.json", "step"}
+    kept = {path.name.partition("-")[0] for path in (here / "out").iterdir()}
+    assert kept == {"checkpoint.json", "step", "journal.jsonl"}
 
 
 @pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
@@ -358,10 +403,12 @@ def test_what_a_killed_run_leaves_goes_with_the_next(place: list[str], here: Pat
     finally:
         process.kill()
         process.communicate()
-    (left,) = (here / "out").iterdir()
+    (left,) = (here / "out").glob("run-*")
     assert list(left.glob("*.h5"))
     assert main([*ARGUMENTS, *place, "--steps", "1", "--out", "out"]) == 0
-    wait_until(lambda: len(list((here / "out").iterdir())) == 2)  # the checkpoint and its pointer
+    # The checkpoint and its pointer, and the journals of both.
+    wait_until(lambda: len(list((here / "out").iterdir())) == 4)
+    assert [run.state for run in sg.storage.inspect("out").runs] == ["dead", "finished"]
     assert not left.exists()
 
 
@@ -385,7 +432,10 @@ def test_a_model_that_has_no_room_on_its_disk(here: Path, kibibytes: int, option
     assert says in ran.stderr
     if says:
         assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-        assert not (here / "out").exists()
+        assert (here / "out").exists() == ("No space" in says)
+        if "No space" in says:  # it began, and its journal says what became of it
+            (run,) = sg.storage.inspect(here / "out").runs
+            assert (run.state, run.failures[-1].reason.count("No space left on device")) == ("finished", 1)
     else:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert saved_model(here / "out")
@@ -717,6 +767,7 @@ def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.Captur
         (["--offload", "--encrypt"], ["--encrypt with --offload"]),
         (["--weights", "base"], ["--model tiny with --weights"]),
         (["--lora", "0"], ["--lora", "0"]),
+        (["--report", "--no-spill"], ["--report with --no-spill"]),
         (["--offload", "--ram-budget", "1KiB"], ["ram_budget", "1024 bytes", "give at least 262144 bytes"]),
     ],
     ids=lambda value: " ".join(value),

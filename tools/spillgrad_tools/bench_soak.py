@@ -211,7 +211,7 @@ def _leaks(store: DiskStore, directory: Path) -> list[str]:
             "live bytes": stats.live_bytes,
             "bytes in RAM": stats.ram_bytes,
             "pinned bytes": cache.pinned_bytes,
-            "unwritten bytes": cache.dirty_bytes,
+            "unwritten bytes": cache.dirty.nbytes,
             "entries": len(account.entries) + len(cache.dirty) + len(cache.clean) + len(cache.absent),
             "readers": account.readers,
             "waiting puts": account.waiting_puts,

@@ -12,6 +12,7 @@ import typer
 
 from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 
+WRONG = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 
@@ -175,6 +176,9 @@ def train(
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="At the end, write report.html beside the checkpoint: plots and advice.")
+    ] = False,
 ) -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
@@ -190,7 +194,7 @@ def train(
     named = {name: value for name, value in settings.items() if value is not None}
     chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt, "policy": policy.value}
     finished = run(
-        TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, save_every, chosen)
+        TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, save_every, chosen, report)
     )
     if not finished:
         raise typer.Exit(INTERRUPTED)
@@ -240,6 +244,89 @@ def plan(
     from spillgrad_tools.plan_command import run
 
     run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, accumulate, as_json)
+
+
+class GroupKey(enum.StrEnum):
+    """What `spillgrad inspect` adds up."""
+
+    MODULE = "module"
+    OP = "op"
+    DTYPE = "dtype"
+    STEP = "step"
+
+
+class SortKey(enum.StrEnum):
+    """What `spillgrad inspect` sorts by."""
+
+    NAME = "name"
+    ARRAYS = "arrays"
+    PACKED = "packed"
+    DEDUPLICATED = "deduplicated"
+    KEPT = "kept"
+    WRITTEN = "written"
+    STORED = "stored"
+    READ = "read"
+    WAIT = "wait"
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A folder of spill files, one of its segments, or a journal.")
+    ],
+    by: Annotated[GroupKey | None, typer.Option(help="Add up by this.", show_default="module")] = None,
+    sort: Annotated[
+        SortKey | None, typer.Option(help="Sort by this column.", show_default="packed; steps as they came")
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Show so many rows.", show_default="20; all with --json")
+    ] = None,
+    tree: Annotated[bool, typer.Option("--tree", help="Show the structure of the HDF5 files.")] = False,
+    tensor: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Show one array: its place, checksum and values.")
+    ] = None,
+    slice_text: Annotated[
+        str | None,
+        typer.Option("--slice", metavar="INDEX", help='With --tensor: print these values, such as "0:4, :".'),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --tensor: write the array, or the slice, to this .npy file."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --export: overwrite a file that is there.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots and advice.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show a running job, live; q or Ctrl-C leaves.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what was spilled, when, why, and what it cost: of a run that goes on, one that ended, or one that died.
+
+    The exit status is 0; 1 where what was looked at is damaged; 2 where there is
+    nothing to look at, or options do not go together; 130 after Ctrl-C.
+    """
+    from spillgrad_tools.inspect_command import InspectOptions, run
+
+    chosen = InspectOptions(
+        path, by and by.value, sort and sort.value, top, tree, tensor, slice_text, export, force, html, watch, as_json
+    )
+    if not run(chosen):
+        raise typer.Exit(WRONG)
+
+
+@app.command()
+def verify(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A folder of spill files, one of its segments, or a journal.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Check what is stored: every checksum, every array of every segment, every line of the journals.
+
+    The exit status is 1 where something is wrong, and each is listed.
+    """
+    from spillgrad_tools.verify_command import run
+
+    if not run(path, as_json):
+        raise typer.Exit(WRONG)
 
 
 @app.command()

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import shlex
 import signal
@@ -20,10 +21,12 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.inspection.runs import RunReader
 from spillgrad.storage.preflight import preflight
 from spillgrad.storage.sweep import sweep
 from spillgrad_kernels.system_memory import system_memory
 from spillgrad_tools.memory_cap import peak_rss_bytes
+from spillgrad_tools.report import report, require_packages
 from spillgrad_tools.train import MakeOffload, StepRecord, Training
 from spillgrad_tools.train_display import Report, show_line, show_preparation, show_progress, show_report, show_sample
 from spillgrad_tools.train_saves import Saves
@@ -32,6 +35,8 @@ from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, Tra
 SAMPLE_BYTES = 300
 # Train loss and speed are reported over this many last steps: a single batch is noisy.
 REPORTED_STEPS = 20
+# A store closes on its own soon after the last who held it.
+CLOSING_S = 10.0
 
 
 class StopRequest:
@@ -67,20 +72,46 @@ def run(options: TrainOptions) -> bool:
     settings = _settings(options)
     text = sg.data.load_text(options.data)
     with _output_directory(options) as out:
+        journal = _journal(out)
+        finished = _run(options, settings, text, out, journal, console)
+        if options.report:
+            show_line(console, f"report: {_write_page(out, journal)}")
+    return finished
+
+
+def _run(
+    options: TrainOptions, settings: TrainSettings, text: bytes, out: Path, journal: Path, console: Console
+) -> bool:
+    try:
         with show_preparation(console):
-            training = Training(settings, text, options.resume, _offload(options, out))
-        show_line(console, _begin_spilling(training, options, out))
+            training = Training(settings, text, options.resume, _offload(options, out, journal))
+        show_line(console, _begin_spilling(training, options, out, journal))
         saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
-        records, duration_s = _train(training, console, saves)
-        if training.step < settings.steps:
-            data = ["--data", str(options.data)] if options.data else []
-            again = shlex.join(["spillgrad", "train", *data, "--resume", str(out), *_places(options)])
-            show_line(console, f"stopped after step {training.step}; go on with: {again}")
-            return False
-        show_sample(console, training.sample(SAMPLE_BYTES))
-        show_report(console, _report(training, records, duration_s, saves))
-        show_line(console, f"checkpoint: {out}")
+    except BaseException:
+        journal.unlink(missing_ok=True)  # of a run that never began
+        raise
+    records, duration_s = _train(training, console, saves)
+    if training.step < settings.steps:
+        data = ["--data", str(options.data)] if options.data else []
+        again = shlex.join(["spillgrad", "train", *data, "--resume", str(out), *_places(options)])
+        show_line(console, f"stopped after step {training.step}; go on with: {again}")
+        return False
+    show_sample(console, training.sample(SAMPLE_BYTES))
+    show_report(console, _report(training, records, duration_s, saves))
+    show_line(console, f"checkpoint: {out}")
     return True
+
+
+def _write_page(out: Path, journal: Path) -> Path:
+    """Write what a journal says to a page, and return its path: of a run that nobody holds."""
+    gc.collect()  # models are full of cycles, and hold their store
+    with RunReader(journal) as reader:
+        deadline_s = time.monotonic() + CLOSING_S
+        while (reader.read() or reader.run().state == "live") and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+    page = out / "report.html"
+    report(journal, page)
+    return page
 
 
 def _require_consistent(options: TrainOptions) -> None:
@@ -94,6 +125,10 @@ def _require_consistent(options: TrainOptions) -> None:
         raise ArgumentError(
             f"train: got --ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM; leave one out"
         )
+    if options.report:
+        require_packages("--report")
+        if options.keep_saved and not options.offload:
+            raise ArgumentError("train: got --report with --no-spill, which leaves no journal; leave one out")
     if options.offload:
         for option, unset in (("codec", None), ("encrypt", False)):
             if options.spill.get(option, unset) != unset:
@@ -106,7 +141,7 @@ def _require_consistent(options: TrainOptions) -> None:
         )
 
 
-def _offload(options: TrainOptions, out: Path) -> MakeOffload | None:
+def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | None:
     if not options.offload:
         return None
     return functools.partial(
@@ -114,7 +149,14 @@ def _offload(options: TrainOptions, out: Path) -> MakeOffload | None:
         directory=options.spill_dir or out,
         ram_budget=_offload_budget(options),
         on_full=options.spill.get("on_full", "raise"),
+        keep_journal=journal,
     )
+
+
+def _journal(out: Path) -> Path:
+    """Return where the journal of what is spilled stays: beside those of the runs that this one resumes."""
+    names = itertools.chain(["journal.jsonl"], (f"journal-{number}.jsonl" for number in itertools.count(2)))
+    return next(out / name for name in names if not (out / name).exists())
 
 
 def _offload_budget(options: TrainOptions) -> int:
@@ -124,7 +166,7 @@ def _offload_budget(options: TrainOptions) -> int:
     return parse_bytes(DEFAULT_RAM_BUDGET) if memory is None else memory.available_bytes // 4
 
 
-def _begin_spilling(training: Training, options: TrainOptions, out: Path) -> str:
+def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
     """Let saved tensors go to disk as the options say; return a line about where they, and the model, go."""
     if training.offload is not None:
         if not options.keep_saved:
@@ -133,7 +175,7 @@ def _begin_spilling(training: Training, options: TrainOptions, out: Path) -> str
     if options.keep_saved:
         return "all in RAM"
     budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
-    training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, **options.spill)
+    training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, keep_journal=journal, **options.spill)
     return f"spilling to {training.spill.preflight()}"
 
 

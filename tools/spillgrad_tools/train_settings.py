@@ -48,3 +48,5 @@ class TrainOptions:
     save_every: int | None = None
     """Steps from one checkpoint to the next; None is ten minutes, 0 the end alone."""
     spill: dict[str, Any] = dataclasses.field(default_factory=dict)
+    report: bool = False
+    """Whether to write a page about the run beside its checkpoint."""

@@ -1,0 +1,274 @@
+"""What the lines of a journal come to."""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from spillgrad.storage.inspection.lines import Line, Totals
+from spillgrad.storage.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
+from spillgrad.storage.moved import IN_STATS, NO_ORIGIN, Moved, Origin
+from spillgrad.storage.store import StoreStats
+
+# No journal has more; one that was made to have takes no more memory for it.
+_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX, _SHRINKAGE_MAX = 200_000, 20_000, 50_000, 100, 1000
+_PLANS_MAX, _PLANNED_MAX = 16, 200_000
+# Beyond that every other sample goes.
+_SAMPLES_MAX = 20_000
+_KINDS = {"p": "put", "u": "use", "d": "drop"}
+
+
+class _Live(NamedTuple):
+    nbytes: int
+    origin: Origin
+    moved: Moved
+
+
+_UNKNOWN = _Live(0, NO_ORIGIN, Moved())
+
+
+class JournalState:
+    """Takes in the lines of a journal, one after the other, and says what they come to.
+
+    Sums are those of all the run, also where older lines are no longer there: a file begins with them.
+    """
+
+    def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
+        self.origins: dict[Origin, Moved] = {}
+        self._known: dict[Origin, tuple[Origin, Moved]] = {}
+        self.moved = Moved()
+        self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
+        self.samples: list[Sample] = []
+        self.failures: collections.deque[Failure] = collections.deque(maxlen=_FAILURES_MAX)
+        self.failure_count = self.lost_lines = self.damaged_lines = 0
+        self.shrinkage: list[Shrinkage] = []
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.ended = False
+        self.phase: str | None = None
+        self._stats = StoreStats()
+        self._live: dict[int, _Live] = {}
+        self._live_bytes = 0
+        self._plans: dict[int, StepPlan] = {}
+        self._uses: collections.Counter[int] = collections.Counter()
+        self._last_plan: int | None = None
+        self._sample_gap_s = 0.0
+        self._phase_began_s = 0.0
+        self._on_span = on_span
+        self._handlers: dict[str, Callable[[Line], None]] = {
+            "pack": self._packed,
+            "label": self._relabeled,
+            "keep": self._kept,
+            "share": self._shared,
+            "write": self._written,
+            "read": self._read,
+            "wait": self._waited,
+            "change": lambda line: None,
+            "free": self._freed,
+            "fail": self._failed,
+            "phase": self._phase_began,
+            "step": self._step_ended,
+            "plan": self._planned,
+            "sample": self._sampled,
+            "shrink": self._shrunk,
+            "totals": self._begun,
+            "end": self._ended,
+            "lost": self._lost,
+        }
+
+    def add(self, line: Line | None) -> None:
+        """Take in a line; None is one that makes no sense."""
+        handler = None if line is None else self._handlers.get(line.event)
+        if line is None or handler is None:
+            self.damaged_lines += 1
+            return
+        t = line.t
+        if t > self.last_s:
+            self.last_s = t
+        if self.first_s is None:
+            self.first_s = t
+        handler(line)
+
+    @property
+    def stats(self) -> StoreStats:
+        """What the store did so far; what it held, as of the last sample."""
+        if self.ended:
+            return self._stats
+        moved = {name: getattr(self.moved, name) for name in IN_STATS}
+        return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """What the most steps asked of the store."""
+        best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
+        return None if best is None else self._plans.get(best)
+
+    def _of(self, line: Line) -> tuple[Origin, Moved]:
+        """Return where a line says that its array comes from, and what became of those from there."""
+        origin = Origin(line.module, line.op, line.slot, line.dtype)
+        found = self._known.get(origin)
+        if found is None:
+            if len(self._known) >= _ORIGINS_MAX:
+                origin = NO_ORIGIN
+            found = self._known.setdefault(origin, (origin, self.origins.setdefault(origin, Moved())))
+        return found
+
+    def _packed(self, line: Line) -> None:
+        (origin, moved), nbytes = self._of(line), line.bytes
+        for each in (moved, self.moved):
+            each.arrays += 1
+            each.packed_bytes += nbytes
+        if len(self._live) < _LIVE_MAX:
+            self._live[line.array] = _Live(nbytes, origin, moved)
+            self._live_bytes += nbytes
+
+    def _relabeled(self, line: Line) -> None:
+        former = self._live.get(line.array)
+        if former is None:
+            return
+        origin, moved = self._of(line)
+        for each, sign in ((former.moved, -1), (moved, 1)):
+            each.arrays += sign
+            each.packed_bytes += sign * former.nbytes
+        self._live[line.array] = _Live(former.nbytes, origin, moved)
+
+    def _whose(self, line: Line) -> _Live:
+        """Return the array that a line is about; it says so itself where that is not known, or no longer."""
+        if line.dtype is None:
+            return self._live.get(line.array, _UNKNOWN)
+        return _Live(line.bytes, *self._of(line))
+
+    def _kept(self, line: Line) -> None:
+        for each in (self._of(line)[1], self.moved):
+            each.kept_bytes += line.bytes
+
+    def _shared(self, line: Line) -> None:
+        nbytes, _, moved = self._live.get(line.array, _UNKNOWN)
+        for each in (moved, self.moved):
+            each.packed_bytes += nbytes
+            each.deduplicated_bytes += nbytes
+
+    def _written(self, line: Line) -> None:
+        nbytes, origin, moved = self._whose(line)
+        stored = nbytes if line.stored < 0 else line.stored
+        for each in (moved, self.moved):
+            each.written_bytes += nbytes
+            each.stored_bytes += stored
+        if self._on_span is not None:
+            self._on_span(Span("write", line.t - line.took, line.took, line.array, nbytes, origin))
+
+    def _read(self, line: Line) -> None:
+        nbytes, origin, moved = self._whose(line)
+        for each in (moved, self.moved):
+            each.read_bytes += nbytes
+        if self._on_span is not None:
+            self._on_span(Span("read", line.t - line.took, line.took, line.array, nbytes, origin, ahead=line.ahead))
+
+    def _waited(self, line: Line) -> None:
+        nbytes, origin, moved = self._whose(line)
+        for each in (moved, self.moved):
+            if line.cause == "put":
+                each.wait_write_s += line.took
+            else:
+                each.wait_read_s += line.took
+        if self._on_span is not None:
+            cause = "put" if line.cause == "put" else "get"
+            self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
+
+    def _freed(self, line: Line) -> None:
+        live = self._live.pop(line.array, None)
+        if live is not None:
+            self._live_bytes -= live.nbytes
+
+    def _failed(self, line: Line) -> None:
+        self.failure_count += 1
+        self.failures.append(Failure(line.t, line.reason[:1000]))
+
+    def _lost(self, line: Line) -> None:
+        self.lost_lines += line.lines
+
+    def _phase_began(self, line: Line) -> None:
+        if self._on_span is not None and self.phase is not None:
+            self._on_span(Span(self.phase, self._phase_began_s, max(0.0, line.t - self._phase_began_s)))
+        known = line.phase in ("forward", "backward", "update")
+        self.phase, self._phase_began_s = line.phase if known else None, line.t
+
+    def _step_ended(self, line: Line) -> None:
+        moved = Moved() if line.moved is None else Moved(*line.moved)
+        self.steps.append(Step(line.number, line.step, max(0.0, line.t - line.took), line.took, moved))
+        if line.plan is not None:
+            self._uses[line.plan] += 1
+            self._last_plan = line.plan
+            if len(self._uses) > 2 * _PLANS_MAX:
+                self._uses.clear()
+
+    def _planned(self, line: Line) -> None:
+        arrays, happened, to = line.arrays or [], line.happened, line.to or []
+        is_sound = len(happened) == len(to) and all(kind in _KINDS for kind in set(happened))
+        if line.plan is None or not is_sound or (to and max(to) >= len(arrays)):
+            self.damaged_lines += 1
+        elif self._has_room_for(line.plan, len(arrays) + len(to)):
+            told = [(_KINDS[kind], place) for kind, place in zip(happened, to, strict=True)]
+            self._plans[line.plan] = StepPlan(arrays, told)
+            self._uses[line.plan] = 0
+
+    def _has_room_for(self, number: int, length: int) -> bool:
+        others = [plan for other, plan in self._plans.items() if other != number]
+        planned = sum(len(plan.arrays) + len(plan.happened) for plan in others)
+        return len(others) < _PLANS_MAX and planned + length <= _PLANNED_MAX
+
+    def _sampled(self, line: Line) -> None:
+        self._stats = dataclasses.replace(
+            self._stats,
+            ram_bytes=line.ram,
+            peak_ram_bytes=line.peak_ram,
+            disk_bytes=line.disk,
+            peak_disk_bytes=max(self._stats.peak_disk_bytes, line.disk),
+            cache_hits=line.hits,
+            cache_misses=line.misses,
+        )
+        if self.samples and line.t - self.samples[-1].t < self._sample_gap_s:
+            return
+        self.samples.append(
+            Sample(
+                line.t, line.ram, line.hot, line.writing, line.cached, line.lent, line.live, line.disk, line.rss,
+                line.written, line.read, line.hits, line.misses, line.waited,
+            )
+        )  # fmt: skip
+        if len(self.samples) > _SAMPLES_MAX:
+            del self.samples[1::2]
+            self._sample_gap_s = 2 * (self.samples[-1].t - self.samples[0].t) / len(self.samples)
+
+    def _shrunk(self, line: Line) -> None:
+        if len(self.shrinkage) < _SHRINKAGE_MAX:
+            origin = self._live.get(line.array, _UNKNOWN).origin
+            self.shrinkage.append(Shrinkage(origin, line.sampled, line.shrunk))
+
+    def _begun(self, line: Line) -> None:
+        if line.totals is not None:
+            self._take(line.totals)
+
+    def _ended(self, line: Line) -> None:
+        if line.totals is not None:
+            self._take(line.totals)
+        self.ended = True
+
+    def _take(self, totals: Totals) -> None:
+        """Begin with the sums that a line has, whatever was known."""
+        stats = totals.stats
+        self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
+        origins = [Origin(*each[:4]) for each in totals.origins]
+        moved = [Moved(*each[4:]) for each in totals.origins]
+        self.origins = dict(zip(origins[:_ORIGINS_MAX], moved, strict=False))
+        self._known = {origin: (origin, each) for origin, each in self.origins.items()}
+        self.moved = Moved(
+            arrays=sum(each.arrays for each in moved),
+            kept_bytes=totals.kept,
+            **{name: getattr(stats, name) for name in IN_STATS},
+        )
+        self._live = {
+            number: _Live(nbytes, origins[place], moved[place])
+            for number, nbytes, place in totals.live[:_LIVE_MAX]
+            if place < len(origins)
+        }
+        self._live_bytes = sum(live.nbytes for live in self._live.values())

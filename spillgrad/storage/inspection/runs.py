@@ -1,0 +1,191 @@
+"""Find runs and read their journals: of living, finished and dead ones."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from spillgrad.errors import SpillError, SpillFormatError
+from spillgrad.storage.inspection.arrays import inspect_segment
+from spillgrad.storage.inspection.find import is_segment_file
+from spillgrad.storage.inspection.journal_reader import JournalReader, head_of
+from spillgrad.storage.inspection.journal_state import JournalState
+from spillgrad.storage.inspection.lines import Head
+from spillgrad.storage.inspection.records import Inspection, Run, Settings, Span
+from spillgrad.storage.journal import JOURNAL_NAME, is_journal, old_path
+from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, is_locked, is_segment
+
+
+class RunReader:
+    """Follows a run, by its directory or its journal: `read()` takes in what is new, `run()` says what is known.
+
+    Raises what `inspect` raises.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        is_directory = self.path.is_dir()
+        self._directory = self.path if is_directory else None
+        self._journal = JournalReader(self.path / JOURNAL_NAME if is_directory else self.path)
+
+    def read(self) -> bool:
+        """Take in what came since; return whether there was anything. A run may have no journal yet, or none more."""
+        try:
+            return self._journal.read()
+        except FileNotFoundError:
+            if self._directory is None:
+                raise
+            return False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last `read()` left something, as there was more than a journal has."""
+        return self._journal.is_cut
+
+    @property
+    def phase(self) -> str | None:
+        """What the last lines are about: "forward", "backward", "update", or None."""
+        return self._journal.state.phase
+
+    def run(self) -> Run:
+        """Return what is known of the run."""
+        state, head = self._journal.state, self._journal.head
+        directory = _directory(head) if self._directory is None else self._directory
+        return Run(
+            path=self.path,
+            journal=self._journal.path if self._journal.path.exists() else None,
+            state=_state(state, directory),
+            host=head.host,
+            process=head.process,
+            command=head.command,
+            version=head.version,
+            began=head.began,
+            duration_s=state.last_s,
+            first_s=state.first_s or 0.0,
+            settings=Settings(head.budget, head.codec, head.encrypt, head.checksums, head.on_full),
+            stats=state.stats,
+            kept_bytes=state.moved.kept_bytes,
+            origins=dict(state.origins),
+            steps=list(state.steps),
+            samples=list(state.samples),
+            failures=list(state.failures),
+            failure_count=state.failure_count,
+            shrinkage=list(state.shrinkage),
+            segments=_segments(directory),
+            step_plan=state.plan,
+            lost_lines=state.lost_lines,
+            damaged_lines=state.damaged_lines,
+        )
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def __enter__(self) -> "RunReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def inspect(path: str | os.PathLike[str]) -> Inspection:
+    """Return what is known of the runs at `path`: a run's directory, one that has some, or a journal; or of a segment.
+
+    Runs may be going on: they are not disturbed.
+    Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version, SpillError
+    where there is no run.
+    """
+    if is_segment_file(Path(path)):
+        return Inspection(Path(path), [], inspect_segment(path))
+    runs = []
+    for place in find_runs(path):
+        with RunReader(place) as reader:
+            reader.read()
+            if reader.is_cut:
+                raise SpillFormatError(f"inspect: {place} is longer than a journal is; name one that a store wrote")
+            runs.append(reader.run())
+    return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
+
+
+def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
+    """Return the runs at `path`: directories, and journals that stayed of runs without one.
+
+    Where there are none they are those in the folders `below` it.
+
+    Raises OSError for what cannot be read, SpillError where there is no run.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    names = sorted(os.listdir(path))
+    if RUN_NAME.fullmatch(path.name) or LOCK_NAME in names:
+        return [path]
+    directories = [path / name for name in names if RUN_NAME.fullmatch(name) and (path / name).is_dir()]
+    told = {os.path.realpath(directory / JOURNAL_NAME) for directory in directories}
+    journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
+    told |= {os.path.realpath(old_path(journal)) for journal in journals}
+    found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
+    if not found and below:  # as the folder of all runs of `spillgrad train`
+        for name in names:
+            if (path / name).is_dir():
+                with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
+                    found += find_runs(path / name, below=False)
+    if not found:
+        raise SpillError(f"inspect: {path} holds no run; name a folder that something spilled to, or a journal")
+    return found
+
+
+def goes_on(place: Path) -> bool:
+    """Return whether the process of a run lives, whose directory or journal this is; of that the head alone is read.
+
+    Raises what `inspect` raises.
+    """
+    try:
+        directory = place if place.is_dir() else _directory(head_of(place))
+    except FileNotFoundError:  # it was removed
+        return False
+    return directory is not None and is_locked(directory)
+
+
+def spans(run: Run) -> Iterator[Span]:
+    """Yield what took time in a run, as far as its journal still has it, in the order in which it ended."""
+    if run.journal is None:
+        return
+    found: list[Span] = []
+    with JournalReader(run.journal, JournalState(on_span=found.append)) as reader:
+        for _ in reader.pieces():
+            yield from found
+            found.clear()
+
+
+def _is_filled_journal(path: Path) -> bool:
+    try:
+        return is_journal(path) and os.path.getsize(path) > 0
+    except OSError:  # a link to nothing, or to itself; or it goes meanwhile
+        return False
+
+
+def _directory(head: Head) -> Path | None:
+    """Return the directory of the run whose journal begins so, if it is one of this machine."""
+    is_ours = head.run is not None and "\0" not in head.run and head.host in (None, socket.gethostname())
+    return Path(head.run or "") if is_ours else None
+
+
+def _state(state: JournalState, directory: Path | None) -> str:
+    if state.ended:
+        return "finished"
+    return "live" if directory is not None and is_locked(directory) else "dead"
+
+
+def _segments(directory: Path | None) -> dict[Path, int]:
+    """Return the segments of a run, and the bytes that each takes on the disk."""
+    found = {}
+    try:
+        names = sorted(os.listdir(directory)) if directory is not None else []
+        for name in names:
+            if is_segment(name):
+                found[directory / name] = os.lstat(directory / name).st_blocks * 512  # type: ignore[operator]
+    except (OSError, ValueError):  # it goes meanwhile, is another user's, or is what a hostile journal names
+        return {}
+    return found

@@ -1,0 +1,284 @@
+"""Check what is stored against what was written: every array of every segment, every line of the journals."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
+from spillgrad.storage.inspection.arrays import Segment, StoredArray, inspect_segment
+from spillgrad.storage.inspection.find import SIGNATURE, segment_files
+from spillgrad.storage.inspection.journal_state import JournalState
+from spillgrad.storage.inspection.lines import LONGEST_BYTES, read_head, read_lines
+from spillgrad.storage.inspection.runs import find_runs
+from spillgrad.storage.inspection.untrusted import UntrustedReader
+from spillgrad.storage.inspection.values import StoredValues
+from spillgrad.storage.journal import FORMAT_VERSION, JOURNAL_NAME, WRITE_EVERY_S, old_path
+from spillgrad.storage.run_directory import LOCK_NAME, is_locked, is_segment
+from spillgrad.storage.versions import check_version
+
+_HEAD_BYTES = 4096
+_TOLD_LINES = 10
+# A live run's structure changes while it is read, and its journal says why a little later.
+_LOOKS, _PAUSE_S = 3, 2 * WRITE_EVERY_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Something that is not as it was written: an array (`key`), or else something of a whole file."""
+
+    path: Path
+    key: str | None
+    what: str
+
+
+@dataclasses.dataclass
+class Verification:
+    """What was checked under `path`, and what was found.
+
+    Of `arrays`, `verified` have the bytes that were written, by their checksums, and so have `encrypted` ones, of which
+    only the run itself could say more; `unverified` ones have no checksum. The others are among `problems`, or in
+    `changed`: the run lives and goes on, or freed them after its last flush. `notes` are worth knowing, and no damage.
+    `checked_bytes` are as stored.
+    """
+
+    path: Path
+    segments: int = 0
+    journals: int = 0
+    journal_lines: int = 0
+    arrays: int = 0
+    verified: int = 0
+    encrypted: int = 0
+    unverified: int = 0
+    checked_bytes: int = 0
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    changed: list[Problem] = dataclasses.field(default_factory=list)
+    notes: list[Problem] = dataclasses.field(default_factory=list)
+
+
+def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None = None) -> Verification:
+    """Check a segment, a journal, a run's folder, or the runs in a folder; `progress` hears of each file before.
+
+    Live runs are read as they are, and not disturbed.
+    Raises SpillError where there is nothing to check, and for a single file that is none of ours; SpillFormatError,
+    which is one, for a single file of a newer version; OSError for what cannot be read.
+    """
+    path = Path(path)
+    found = Verification(path)
+    kind = os.stat(path).st_mode
+    if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+        raise ArgumentError(f"verify: got {path}, which is neither file nor folder; name a segment or a run's folder")
+    with UntrustedReader() as reader:
+        if stat.S_ISREG(kind):
+            if path.suffix == ".jsonl":
+                _verify_journal(path, found)
+            else:
+                _verify_segment(path, reader, found, alone=True)
+            return found
+        for file in _files(path):
+            if progress is not None:
+                progress(file)
+            try:
+                if is_segment(file.name):
+                    _verify_segment(file, reader, found, alone=False)
+                else:
+                    _verify_journal(file, found)
+            except FileNotFoundError:
+                found.changed.append(Problem(file, None, "went before it was read: the run ended"))
+            except OSError as error:
+                found.problems.append(Problem(file, None, _reason(error)))
+    if found.journals and not found.segments + len(found.problems) + len(found.changed):
+        found.notes.append(
+            Problem(path, None, "there are no segments (a finished run has none): journals were checked")
+        )
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    """Return journals and segments of the runs in a folder, and segments that somebody put there."""
+    segments = segment_files(path)
+    try:
+        runs = find_runs(path)
+    except SpillError:
+        if not segments:
+            raise
+        runs = []
+    # A run's folder has its journal, or a link to the one that stays.
+    journals = [Path(os.path.realpath(run / JOURNAL_NAME)) if run.is_dir() else run for run in runs]
+    both = (file for journal in journals for file in (old_path(journal), journal))
+    return [*dict.fromkeys(file for file in both if file.exists()), *segments]
+
+
+def _verify_segment(path: Path, reader: UntrustedReader, found: Verification, alone: bool) -> None:
+    """Check a segment's arrays.
+
+    While its run lives, structure is that of the last flush where nothing was written over it since, and places of
+    arrays that went hold others: so what fails is looked at again, and is no damage. Of a dead run, the journal says
+    which arrays went.
+    """
+    in_run, live = (path.parent / LOCK_NAME).exists(), is_locked(path.parent)
+    wrong = found.changed if live else found.problems
+    try:
+        segment = _inspected(path, reader, _LOOKS if live else 1)
+    except SpillFormatError:
+        raise
+    except SpillError as error:
+        head = _head(path)
+        if alone and not is_segment(path.name) and not head.startswith(SIGNATURE):
+            raise
+        found.segments += 1
+        if in_run and not head.strip(b"\0"):
+            found.notes.append(Problem(path, None, "was never flushed: it does not say yet what is in it"))
+        else:
+            wrong.append(Problem(path, None, str(error)))
+            if in_run and not live:
+                found.notes.append(
+                    Problem(path, None, "its run died: that may be what it was writing since its last flush")
+                )
+        return
+    found.segments += 1
+    found.arrays += len(segment.arrays)
+    wrong += [Problem(path, None, what) for what in segment.problems]
+    if segment.left_out:
+        wrong.append(Problem(path, None, f"has {segment.left_out} more objects than are looked at"))
+    failed = {array.key: what for array in segment.arrays if (what := _wrong(path, array, found))}
+    for _ in range(_LOOKS - 1 if live else int(in_run)):
+        if failed:
+            time.sleep(_PAUSE_S if live else 0)
+            failed = _look_again(path, failed, reader, found)
+    wrong += [Problem(path, key, what) for key, what in failed.items()]
+
+
+def _inspected(path: Path, reader: UntrustedReader, looks: int) -> Segment:
+    while True:
+        looks -= 1
+        try:
+            return inspect_segment(path, reader)
+        except SpillFormatError:
+            raise
+        except SpillError:  # perhaps in the middle of a flush
+            if not looks:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
+    """Return what is wrong with an array; else count it."""
+    if array.problem is not None:
+        return array.problem
+    try:
+        with StoredValues(path, array) as values:
+            if array.checksum is None:
+                for _ in () if array.encrypted else values.pieces():
+                    pass  # what no encoder wrote raises
+            elif (digest := values.checksum()) != array.checksum:
+                return f"its checksum is {digest}, and {array.checksum} was written"
+    except SpillError as error:
+        return str(error)
+    found.checked_bytes += array.stored_bytes
+    found.unverified += array.checksum is None
+    found.encrypted += array.checksum is not None and array.encrypted
+    found.verified += array.checksum is not None and not array.encrypted
+    return None
+
+
+def _look_again(path: Path, failed: dict[str, str], reader: UntrustedReader, found: Verification) -> dict[str, str]:
+    """Return which arrays fail again, without those that are gone by now."""
+    try:
+        now = {array.key: array for array in inspect_segment(path, reader).arrays}
+    except FileNotFoundError:
+        now = {}
+    except SpillError:  # in the middle of a change
+        return failed
+    gone = _gone(path)
+    still = {}
+    for key, what in failed.items():
+        if key in gone:
+            found.changed.append(Problem(path, key, f"{what}; the run freed it after its last flush"))
+        elif key not in now:
+            found.changed.append(Problem(path, key, f"{what}; it went while it was read"))
+        elif again := _wrong(path, now[key], found):
+            still[key] = again
+    return still
+
+
+def _gone(path: Path) -> set[str]:
+    """Return the datasets of a segment whose arrays the journal has as freed, changed, or stored elsewhere."""
+    places: dict[int, tuple[object, object]] = {}
+    gone = set()
+    for event in _events(Path(os.path.realpath(path.parent / JOURNAL_NAME))):
+        array = event.get("array")
+        if event.get("event") not in ("write", "change", "free") or not isinstance(array, int):
+            continue
+        segment, dataset = places.pop(array, (None, None))
+        if segment == path.name and isinstance(dataset, str):
+            gone.add(dataset)
+        if event["event"] == "write":
+            places[array] = segment, dataset = event.get("segment"), event.get("dataset")
+            if segment == path.name:
+                gone -= {dataset}
+    return gone
+
+
+def _events(journal: Path) -> Iterator[dict[str, Any]]:
+    for file in (old_path(journal), journal):
+        with contextlib.suppress(FileNotFoundError), _opened(file) as lines:
+            while text := lines.readline(LONGEST_BYTES):
+                try:
+                    event = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(event, dict):
+                    yield event
+
+
+def _verify_journal(path: Path, found: Verification) -> None:
+    """Check that each line says something; the last one of a run that did not end may be cut off."""
+    state = JournalState()
+    damaged = []
+    number, text = 0, b""
+    with _opened(path) as file:
+        head = read_head(file.readline(LONGEST_BYTES))
+        if head is None:
+            raise SpillError(f"verify: {path} does not begin as a journal; it is damaged, or none: name another file")
+        check_version(path, head.format, FORMAT_VERSION)
+        while line := file.readline(LONGEST_BYTES):
+            text = line
+            number += 1
+            before = state.damaged_lines
+            for event in read_lines(text):
+                state.add(event)
+            if state.damaged_lines > before:
+                damaged.append(number + 1)  # beside the head
+    found.journals += 1
+    found.journal_lines += number + 1
+    if damaged and damaged[-1] == number + 1 and not text.endswith(b"\n") and not state.ended:
+        damaged.pop()
+        found.notes.append(Problem(path, None, "its last line is cut off, as a killed run leaves it"))
+    if damaged:
+        listed = ", ".join(map(str, damaged[:_TOLD_LINES])) + (", …" if len(damaged) > _TOLD_LINES else "")
+        found.problems.append(Problem(path, None, f"{len(damaged)} of its lines are damaged: {listed}"))
+    if state.lost_lines:
+        found.notes.append(Problem(path, None, f"{state.lost_lines} lines are missing that the disk refused"))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise SpillError(f"verify: {path} is no regular file; name another one")
+        yield file
+
+
+def _head(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read(_HEAD_BYTES)
+
+
+def _reason(error: OSError) -> str:
+    return str(error) if isinstance(error, SpillError) or error.strerror is None else error.strerror

@@ -1,0 +1,117 @@
+"""Every figure in advice is what a run reaches that follows it, within 20 %."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spillgrad as sg
+from spillgrad.storage.inspection.advice import advise
+from spillgrad.storage.inspection.records import Advice, Run
+from tests.waiting import wait_until
+
+STEPS = 5
+
+
+def deep(kind: str) -> sg.nn.Module:
+    """A model whose activations are noise, or mostly zeros."""
+    act = {"gelu": sg.nn.GELU, "relu": sg.nn.ReLU, "dropout": lambda: sg.nn.Dropout(0.9)}[kind]
+    return sg.nn.Sequential(*(sg.nn.Sequential(sg.nn.Linear(128, 128), act()) for _ in range(8)))
+
+
+def train(path: Path, kind: str, **options: Any) -> Run:
+    """Train for some steps, and return what the journal says of them."""
+    sg.manual_seed(0)
+    model = deep(kind)
+    optimizer = sg.optim.SGD(model.parameters(), lr=1e-3)
+    x = sg.randn(2048, 128)
+    spill = sg.save_on_disk(path, keep_journal=path / "run.jsonl", **options)
+    for _ in range(STEPS):
+        with spill:
+            loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del spill, loss
+    gc.collect()
+    return finished(path / "run.jsonl")
+
+
+def finished(journal: Path) -> Run:
+    """Return what a journal says once its store, which ends in a thread of its own, is closed."""
+    wait_until(lambda: sg.storage.inspect(journal).runs[0].state == "finished")
+    return sg.storage.inspect(journal).runs[0]
+
+
+def reached(run: Run, figure: str) -> float:
+    """Return what a figure of advice came to in a run: a step's is that of the last."""
+    if figure == "stored_bytes":
+        return run.stats.stored_bytes
+    assert figure == "read_bytes_per_step"
+    return run.steps[-1].moved.read_bytes
+
+
+def followed(advice: Advice, path: Path, kind: str, **options: Any) -> Run:
+    path.mkdir()
+    return train(path, kind, **(options | advice.arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "kinds"),
+    [
+        ("gelu", "3MiB", ["ram_budget", "ram_budget"]),
+        ("gelu", "64MiB", ["ram_budget"]),
+        ("relu", "2MiB", ["ram_budget", "ram_budget", "codec"]),
+        ("relu", 0, ["ram_budget", "ram_budget", "codec"]),
+    ],
+    ids=["more RAM", "less RAM", "codec", "no budget at all"],
+)
+def test_what_is_advised_comes_true(tmp_path: Path, kind: str, budget: int | str, kinds: list[str]):
+    run = train(tmp_path, kind, ram_budget=budget)
+    advice = [each for each in advise(run) if each.figures]
+    named = [name for each in advice for name in each.arguments]
+    assert named[: len(kinds)] == kinds
+    for number, each in enumerate(advice):
+        after = followed(each, tmp_path / str(number), kind, ram_budget=budget)
+        for figure, promised in each.figures.items():
+            assert reached(after, figure) == pytest.approx(promised, rel=0.2, abs=0), each
+
+
+@pytest.mark.parametrize(("kind", "budget"), [("gelu", "3MiB"), ("relu", "2MiB")], ids=["gelu", "relu"])
+def test_the_figures_of_now_are_those_of_the_run(tmp_path: Path, kind: str, budget: str):
+    """Text and figures speak of the same: what is now, and what will be."""
+    run = train(tmp_path, kind, ram_budget=budget)
+    for each in advise(run):
+        for figure, promised in each.figures.items():
+            said = sg.storage.format_bytes(int(promised)) if promised else "all reads"
+            assert said in each.text
+            now = sg.storage.format_bytes(int(reached(run, figure)))
+            assert now in each.text, (now, each.text)
+
+
+def test_what_is_advised_for_an_offload_comes_true(tmp_path: Path):
+    def train_offloaded(path: Path, budget: int) -> Run:
+        sg.manual_seed(0)
+        model = deep("gelu")
+        optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
+        offload = sg.disk_offload(model, optimizer, path, ram_budget=budget, keep_journal=path / "run.jsonl")
+        x = sg.randn(256, 128)
+        for _ in range(STEPS + 1):
+            with sg.save_on_disk(offload):
+                loss = (model(x) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del offload, model, optimizer, loss
+        gc.collect()
+        return finished(path / "run.jsonl")
+
+    before = train_offloaded(tmp_path, 1_000_000)
+    advice = [each for each in advise(before) if each.figures]
+    assert [list(each.arguments) for each in advice] == [["ram_budget"], ["ram_budget"]]
+    for number, each in enumerate(advice):
+        (tmp_path / str(number)).mkdir()
+        after = train_offloaded(tmp_path / str(number), each.arguments["ram_budget"])  # type: ignore[arg-type]
+        promised = each.figures["read_bytes_per_step"]
+        assert after.steps[-2].moved.read_bytes == pytest.approx(promised, rel=0.2), each

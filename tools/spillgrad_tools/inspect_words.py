@@ -1,0 +1,68 @@
+"""Values of an inspection as people read them."""
+
+import datetime
+
+from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.inspection.printable import printable
+from spillgrad.storage.inspection.records import Run
+
+# What is not known.
+UNKNOWN = "–"
+
+
+def short_bytes(nbytes: float) -> str:
+    """Return a count of bytes in at most five characters, in binary units: `1.5G`, `980M`."""
+    for unit in "BKMGT":
+        if nbytes < 1000 or unit == "T":
+            break
+        nbytes /= 1024
+    return f"{nbytes:.1f}{unit}" if nbytes < 9.95 and unit != "B" else f"{nbytes:.0f}{unit}"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Return a speed."""
+    return f"{format_bytes(round(bytes_per_s))}/s"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with the two largest of its units."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, smaller, size, small in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small} {smaller}"
+    return f"{whole} s"
+
+
+def many(count: int, noun: str) -> str:
+    """Return how many there are of something."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share; of nothing it is not known."""
+    return f"{part / whole:.0%}" if whole else UNKNOWN
+
+
+def began(run: Run, fine: bool = True) -> str:
+    """Return when a run began: UTC, to the second, or to the minute."""
+    try:
+        when = datetime.datetime.fromisoformat(run.began or "").astimezone(datetime.UTC)
+    except (ValueError, OverflowError):  # the file may say anything
+        return printable(run.began, 40) if run.began else UNKNOWN
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC" if fine else f"{when:%Y-%m-%d %H:%M}"
+
+
+def state(run: Run) -> str:
+    """Return what became of a run, and what to do about it."""
+    if run.state == "live":
+        return "live: its process runs"
+    if run.state == "finished":
+        return "finished: its store was closed"
+    left = sum(run.segments.values())
+    what = f", which frees {format_bytes(left)}" if left else ""
+    sweep = f"; `spillgrad sweep {printable(str(run.path.parent))}` removes what it left{what}"
+    return "dead: its process ended without closing its store" + (sweep if run.path.is_dir() else "")
