@@ -219,7 +219,8 @@ def test_hostile_names_are_shown_as_they_are(tmp_path: Path):
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_in_tmux_a_training_is_watched_to_its_end(tmp_path: Path):
     server = ["tmux", "-L", f"spillgrad-{os.getpid()}", "-f", os.devnull]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # A shell that has them exported goes on exporting the size the window had.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80", "LINES": "24"}
 
     def tmux(*words: str) -> str:
         done = subprocess.run([*server, *words], env=environment, capture_output=True, text=True, check=True)

@@ -31,6 +31,8 @@ def watch(path: Path) -> None:
     Raises ArgumentError where there is no terminal to show it on, OSError and SpillError for what cannot be read,
     typer.Exit with 128 and the number of the signal that ended it.
     """
+    for name in ("COLUMNS", "LINES"):  # where exported, they say what size the terminal was, and stay as it changes
+        os.environ.pop(name, None)
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:
         raise ArgumentError(
