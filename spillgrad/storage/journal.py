@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.moved import Origin
@@ -41,6 +41,14 @@ _TEXT_MAX = 1000
 _HEAD_MAX_BYTES = 64 << 10
 
 Line = str | Callable[[], str]
+
+
+class Sums(NamedTuple):
+    """What all until now comes to, after the lines that wait; and what is to be said of each array in the files."""
+
+    lines: list[Line]
+    places: list[tuple[int, str]]
+    totals: dict[str, Any]
 
 
 class Journal:
@@ -73,19 +81,16 @@ class Journal:
         self._size = self._lost = 0
         self._sampled_s = self._sample_at = math.inf
         self._sample: Callable[[], str] = str
-        self._totals: Callable[[collections.deque[Line]], tuple[list[Line], dict[str, Any]]] | None = None
+        self._sums: Callable[[collections.deque[Line]], Sums] | None = None
+        self._sums_bytes = 0  # of the file, beside what happened since it began
         self._path = directory / JOURNAL_NAME if keep is None else Path(os.path.abspath(keep))
         self.kept = keep is not None
         if self.kept:
             self._keep(directory)
 
-    def ask(
-        self, sample: Callable[[], str], totals: Callable[[collections.deque[Line]], tuple[list[Line], dict[str, Any]]]
-    ) -> None:
-        """Have `sample` say what is held now; and `totals`, given the lines that wait, which of them to write first,
-        and what all until then comes to.
-        """
-        self._sample, self._totals = sample, totals
+    def ask(self, sample: Callable[[], str], sums: Callable[[collections.deque[Line]], Sums]) -> None:
+        """Have `sample` say what is held now; and `sums`, given the lines that wait, what all comes to."""
+        self._sample, self._sums = sample, sums
         self._sampled_s = self._sample_at = 0.0
 
     def note(self, event: str, array: int | None, values: str = "") -> None:
@@ -127,6 +132,11 @@ class Journal:
         return bool(self._lines)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a file."""
+        return self._fd is not None
+
+    @property
     def is_behind(self) -> bool:
         """Whether many lines wait."""
         return len(self._lines) >= _BATCH
@@ -141,8 +151,9 @@ class Journal:
             return
         try:
             if self._fd is None:
-                self._begin_file()
-            elif self._size > _FILE_BYTES:
+                if self._begin_file():
+                    lines = self._after_loss(lines)
+            elif self._size > self._sums_bytes + _FILE_BYTES:
                 lines = self._begin_next_file(lines)
             self._append(_text(lines))
         except OSError:
@@ -152,7 +163,7 @@ class Journal:
     def end(self, totals: Mapping[str, Any]) -> None:
         """Write what waits, and what all comes to, if the journal stays."""
         if self.kept:
-            self._totals = None  # the next file, if this line is in another, needs no sums before it
+            self._sums = None  # the next file, if this line is in another, needs no sums before it
             self.note("end", None, f', "totals": {json.dumps(totals)}')
             self.write()
         self.close()
@@ -196,21 +207,43 @@ class Journal:
                 "a folder that can be written"
             ) from error
 
-    def _begin_file(self) -> None:
-        """Begin the file, or go on with it."""
+    def _begin_file(self) -> bool:
+        """Begin the file, or go on with it; return whether lines are missing before."""
         self._open(self._path)
-        if self._lost:
-            t = time.perf_counter() - self._began_s
-            self._append(f'{{"t": {t:.6f}, "event": "lost", "lines": {self._lost}}}\n')
-            self._lost = 0
+        lost, self._lost = self._lost, 0
+        if lost:
+            try:
+                t = time.perf_counter() - self._began_s
+                self._append(f'{{"t": {t:.6f}, "event": "lost", "lines": {lost}}}\n')
+            except OSError:
+                self._lost = lost
+                raise
+        return lost > 0
+
+    def _after_loss(self, lines: list[Line]) -> list[Line]:
+        """Return the lines with what was lost before them made up for."""
+        if self._sums is None:
+            return lines
+        more, sums = self._summed()
+        return [*lines, *more, *sums]
+
+    def _summed(self) -> tuple[list[Line], list[Line]]:
+        """Return the lines that wait, and those of what all until then comes to.
+
+        Totals are the last of them: until they are there, what older lines say holds.
+        """
+        sums = cast(Callable[[collections.deque[Line]], Sums], self._sums)(self._lines)
+        t = time.perf_counter() - self._began_s
+        places = [f'{{"t": {t:.6f}, "event": "place", "array": {array}{where}}}\n' for array, where in sums.places]
+        return sums.lines, [*places, f'{{"t": {t:.6f}, "event": "totals", "totals": {json.dumps(sums.totals)}}}\n']
 
     def _begin_next_file(self, lines: list[Line]) -> list[Line]:
         """Begin a file with what was moved so far, after the last lines of that; return the lines for it."""
-        if self._totals is not None:
-            more, totals = self._totals(self._lines)
-            t = time.perf_counter() - self._began_s
+        if self._sums is not None:
+            more, sums = self._summed()
             self._append(_text([*lines, *more]))
-            lines = [f'{{"t": {t:.6f}, "event": "totals", "totals": {json.dumps(totals)}}}\n']
+            lines = [_text(sums)]
+            self._sums_bytes = len(lines[0])
         ours = self._is_ours()
         self._close_file()
         if not ours:  # another store has the place by now
