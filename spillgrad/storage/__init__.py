@@ -14,9 +14,9 @@ from spillgrad.storage.store import Handle, Label, Store, StoreStats
 from spillgrad.storage.sweep import DeadRun, sweep
 
 if TYPE_CHECKING:
-    from spillgrad.storage.inspection.arrays import inspect_segment
     from spillgrad.storage.inspection.contents import array_contents
     from spillgrad.storage.inspection.runs import inspect
+    from spillgrad.storage.inspection.segments import inspect_segment
     from spillgrad.storage.inspection.verify import verify
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # What looks at runs, by the module that has it: `import spillgrad` must not wait for that.
-_LATE = {"array_contents": "contents", "inspect": "runs", "inspect_segment": "arrays", "verify": "verify"}
+_LATE = {"array_contents": "contents", "inspect": "runs", "inspect_segment": "segments", "verify": "verify"}
 
 
 def __getattr__(name: str) -> Any:

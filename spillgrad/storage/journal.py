@@ -242,8 +242,8 @@ class Journal:
         if self._sums is not None:
             more, sums = self._summed()
             self._append(_text([*lines, *more]))
-            lines = [_text(sums)]
-            self._sums_bytes = len(lines[0])
+            text = _text(sums)
+            lines, self._sums_bytes = [text], len(text)
         ours = self._is_ours()
         self._close_file()
         if not ours:  # another store has the place by now

@@ -436,6 +436,8 @@ class Writer:
         with account.lock:
             if whole and not account.freed:  # giving those back changes what was just written
                 account.ledger.flushed()
+        account.ledger.journal.write()  # whose reader finds as much as HDF5 does
+        with account.lock:
             self._flush_done = asked
             account.changed.notify_all()
 

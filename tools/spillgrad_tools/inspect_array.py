@@ -14,6 +14,7 @@ from spillgrad.storage.inspection.arrays import Segment, StoredArray
 from spillgrad.storage.inspection.contents import ArrayContents, Bin, array_contents
 from spillgrad.storage.inspection.export import export_npy
 from spillgrad.storage.inspection.find import find_array, require_not_stored
+from spillgrad.storage.inspection.placed import there
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
 from spillgrad.storage.inspection.values import StoredValues
@@ -46,18 +47,19 @@ def show_array(
         if not as_json:
             show(console, _table(segment, array, contents))
     else:
-        with StoredValues(segment.path, array) as values:
+        with there(segment.path, array) as values:
             selection = Selection(index, array.shape)
             if export is not None:
                 require_not_stored(export)
                 nbytes = export_npy(values, selection, export, overwrite)
                 told["export"] = {"path": str(export), "shape": selection.shape, "nbytes": nbytes}
-                if not as_json:
-                    write(_exported(export, values.dtype, selection.shape, nbytes) + "\n")
+                text = _exported(export, values.dtype, selection.shape, nbytes)
             elif as_json:
                 told["slice"] = {"shape": selection.shape, "values": _json_values(values, selection)}
             else:
-                write(_as_numpy_prints(*read_shown(values, selection)) + "\n")
+                text = _as_numpy_prints(*read_shown(values, selection))
+        if not as_json:  # only now is it sure that these were the array's values
+            write(text + "\n")
     if as_json:
         write(inspect_json.text(told))
     return right
@@ -109,7 +111,8 @@ def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) 
         rows.append(("codec", f"{array.codec}: {format_bytes(array.stored_bytes)} are stored"))
     chunks = [f"{format_bytes(chunk.nbytes)} at {chunk.offset:,}" for chunk in array.chunks[:_SHOWN_CHUNKS]]
     more = ["…"] if len(array.chunks) > _SHOWN_CHUNKS else []
-    rows.append(("chunk shape", "not chunked" if array.chunk_shape is None else f"{array.chunk_shape}"))
+    not_chunked = "told by HDF5 after a flush" if array.from_journal and array.shape else "not chunked"
+    rows.append(("chunk shape", not_chunked if array.chunk_shape is None else f"{array.chunk_shape}"))
     pieces = "a piece" if len(array.chunks) == 1 else f"{len(array.chunks):,} pieces"
     rows.append(("stored", f"{pieces}: {', '.join(chunks + more)}" if chunks else "no bytes"))
     for view in array.views[:_SHOWN_VIEWS]:

@@ -8,9 +8,11 @@ from rich.text import Text
 from rich.tree import Tree
 
 from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray, inspect_segment
+from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray
 from spillgrad.storage.inspection.find import find_segments
+from spillgrad.storage.inspection.placed import Journals
 from spillgrad.storage.inspection.printable import printable
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_array import array_as_dict
@@ -27,8 +29,8 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     Return whether all is as a store writes it.
     Raises as `find_segments` and `inspect_segment`.
     """
-    with UntrustedReader() as reader:
-        found = [inspect_segment(file, reader) for file in find_segments(path)]
+    with UntrustedReader() as reader, Journals() as journals:
+        found = [inspect_segment(file, reader, journals) for file in find_segments(path)]
     if as_json:
         write(inspect_json.text({"segments": [segment_as_dict(segment) for segment in found]}))
     else:
@@ -46,6 +48,7 @@ def segment_as_dict(segment: Segment) -> dict[str, Any]:
         "arrays": [array_as_dict(array) for array in segment.arrays],
         "left_out": segment.left_out,
         "problems": segment.problems,
+        "note": segment.note,
     }
 
 
@@ -67,13 +70,19 @@ def tree(segment: Segment) -> Tree:
         for attribute, nbytes in item.attributes:
             told = "" if nbytes is None else f"  {format_bytes(nbytes)}"
             branch.add(Text(f"@{printable(attribute)}{told}", "dim"))
-        array = None if parent else arrays.get(name)
+        array = None if parent else arrays.pop(name, None)
         if array is not None:
             _add_array(branch, array)
+    for array in arrays.values():  # HDF5 does not have them yet
+        dtype = "unknown" if array.dtype is None else array.dtype.name
+        told = f"{dtype} {array.shape}, from the journal"
+        _add_array(root.add(Text.assemble((printable(array.key), "bold"), "  ", printable(told))), array)
     if segment.left_out:
         root.add(Text(f"… and {segment.left_out:,} more"))
     for problem in segment.problems:
         root.add(Text(printable(problem, _PROBLEM_LENGTH), "red"))
+    if segment.note is not None:
+        root.add(Text(segment.note))
     return root
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from spillgrad.storage.store import StoreStats
 # No journal has more; one that was made to have takes no more memory for it.
 _LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX, _SHRINKAGE_MAX = 200_000, 20_000, 50_000, 100, 1000
 _PLANS_MAX, _PLANNED_MAX = 16, 200_000
+# Of all places together, pieces and chunks.
+_PLACED_MAX = 1 << 20
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
 _KINDS = {"p": "put", "u": "use", "d": "drop"}
@@ -22,6 +25,31 @@ class _Live(NamedTuple):
     nbytes: int
     origin: Origin
     moved: Moved
+    step: int | None = None
+
+
+class Place(NamedTuple):
+    """Where an array lies, as its journal says: `dataset` is its name, `pieces` are offsets in the file and bytes.
+
+    `pieces` is None where the journal does not say so much. `chunks` are the bytes of each of what compression made.
+    """
+
+    segment: str
+    dataset: str
+    shape: list[int]
+    pieces: list[tuple[int, int]] | None
+    checksum: str | None
+    codec: str | None
+    order: str | None
+    chunks: list[int]
+
+
+class Placed(NamedTuple):
+    """An array on disk: where it comes from, and where it lies."""
+
+    origin: Origin
+    step: int | None
+    place: Place
 
 
 _UNKNOWN = _Live(0, NO_ORIGIN, Moved())
@@ -31,9 +59,10 @@ class JournalState:
     """Takes in the lines of a journal, one after the other, and says what they come to.
 
     Sums are those of all the run, also where older lines are no longer there: a file begins with them.
+    `is_flushed` says whether HDF5 has in the files what there is; where arrays lie is kept `with_places` only.
     """
 
-    def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
+    def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
         self.origins: dict[Origin, Moved] = {}
         self._known: dict[Origin, tuple[Origin, Moved]] = {}
         self.moved = Moved()
@@ -49,6 +78,11 @@ class JournalState:
         self._stats = StoreStats()
         self._live: dict[int, _Live] = {}
         self._live_bytes = 0
+        self.is_flushed = False
+        self._with_places = with_places
+        self._places: dict[int, Place] = {}
+        self._placed = 0
+        self.unplaced = 0  # arrays on disk that are more than is looked at
         self._plans: dict[int, StepPlan] = {}
         self._uses: collections.Counter[int] = collections.Counter()
         self._last_plan: int | None = None
@@ -63,7 +97,9 @@ class JournalState:
             "write": self._written,
             "read": self._read,
             "wait": self._waited,
-            "change": lambda line: None,
+            "place": self._stands,
+            "change": lambda line: self._leaves(line.array),
+            "flush": self._flushed,
             "free": self._freed,
             "fail": self._failed,
             "phase": self._phase_began,
@@ -119,7 +155,7 @@ class JournalState:
             each.arrays += 1
             each.packed_bytes += nbytes
         if len(self._live) < _LIVE_MAX:
-            self._live[line.array] = _Live(nbytes, origin, moved)
+            self._live[line.array] = _Live(nbytes, origin, moved, line.step)
             self._live_bytes += nbytes
 
     def _relabeled(self, line: Line) -> None:
@@ -130,11 +166,11 @@ class JournalState:
         for each, sign in ((former.moved, -1), (moved, 1)):
             each.arrays += sign
             each.packed_bytes += sign * former.nbytes
-        self._live[line.array] = _Live(former.nbytes, origin, moved)
+        self._live[line.array] = _Live(former.nbytes, origin, moved, line.step)
 
     def _whose(self, line: Line) -> _Live:
         """Return the array that a line is about; it says so itself where that is not known, or no longer."""
-        if line.dtype is None:
+        if line.dtype is None and line.cause != "put":
             return self._live.get(line.array, _UNKNOWN)
         return _Live(line.bytes, *self._of(line))
 
@@ -143,13 +179,17 @@ class JournalState:
             each.kept_bytes += line.bytes
 
     def _shared(self, line: Line) -> None:
-        nbytes, _, moved = self._live.get(line.array, _UNKNOWN)
+        nbytes, _, moved, _ = self._live.get(line.array, _UNKNOWN)
         for each in (moved, self.moved):
             each.packed_bytes += nbytes
             each.deduplicated_bytes += nbytes
 
     def _written(self, line: Line) -> None:
-        nbytes, origin, moved = self._whose(line)
+        if line.array in self._live:
+            self._stands(line)
+        elif line.dtype is None and len(self._live) >= _LIVE_MAX:
+            self.unplaced += 1
+        nbytes, origin, moved, _ = self._whose(line)
         stored = nbytes if line.stored < 0 else line.stored
         for each in (moved, self.moved):
             each.written_bytes += nbytes
@@ -158,14 +198,14 @@ class JournalState:
             self._on_span(Span("write", line.t - line.took, line.took, line.array, nbytes, origin))
 
     def _read(self, line: Line) -> None:
-        nbytes, origin, moved = self._whose(line)
+        nbytes, origin, moved, _ = self._whose(line)
         for each in (moved, self.moved):
             each.read_bytes += nbytes
         if self._on_span is not None:
             self._on_span(Span("read", line.t - line.took, line.took, line.array, nbytes, origin, ahead=line.ahead))
 
     def _waited(self, line: Line) -> None:
-        nbytes, origin, moved = self._whose(line)
+        nbytes, origin, moved, _ = self._whose(line)
         for each in (moved, self.moved):
             if line.cause == "put":
                 each.wait_write_s += line.took
@@ -175,7 +215,41 @@ class JournalState:
             cause = "put" if line.cause == "put" else "get"
             self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
 
+    def _stands(self, line: Line) -> None:
+        """Note where an array lies from here on; a file's totals, which come later, say which of them there are."""
+        self._leaves(line.array)
+        if not self._with_places or line.segment is None or line.dataset is None:
+            return
+        place = Place(
+            sys.intern(line.segment), line.dataset, line.shape or [], line.pieces, line.xxh3_64, line.codec, line.order,
+            line.chunks or [],
+        )  # fmt: skip
+        if len(self._places) < _LIVE_MAX and self._placed + _length(place) <= _PLACED_MAX:
+            self._places[line.array] = place
+            self._placed += _length(place)
+        else:
+            self.unplaced += 1
+
+    def _leaves(self, array: int) -> None:
+        self.is_flushed = False
+        place = self._places.pop(array, None)
+        if place is not None:
+            self._placed -= _length(place)
+
+    def _flushed(self, line: Line) -> None:
+        self.is_flushed = True
+
+    def placed(self, segment: str) -> list[Placed]:
+        """Return what lies in a segment."""
+        places = self._places.items()
+        return [
+            Placed(self._live[number].origin, self._live[number].step, place)
+            for number, place in places
+            if place.segment == segment and number in self._live
+        ]
+
     def _freed(self, line: Line) -> None:
+        self._leaves(line.array)
         live = self._live.pop(line.array, None)
         if live is not None:
             self._live_bytes -= live.nbytes
@@ -241,8 +315,7 @@ class JournalState:
 
     def _shrunk(self, line: Line) -> None:
         if len(self.shrinkage) < _SHRINKAGE_MAX:
-            origin = self._live.get(line.array, _UNKNOWN).origin
-            self.shrinkage.append(Shrinkage(origin, line.sampled, line.shrunk))
+            self.shrinkage.append(Shrinkage(self._whose(line).origin, line.sampled, line.shrunk))
 
     def _begun(self, line: Line) -> None:
         if line.totals is not None:
@@ -267,8 +340,14 @@ class JournalState:
             **{name: getattr(stats, name) for name in IN_STATS},
         )
         self._live = {
-            number: _Live(nbytes, origins[place], moved[place])
-            for number, nbytes, place in totals.live[:_LIVE_MAX]
+            number: _Live(nbytes, origins[place], moved[place], step)
+            for number, nbytes, place, step in totals.live[:_LIVE_MAX]
             if place < len(origins)
         }
+        for number in [number for number in self._places if number not in self._live]:
+            self._leaves(number)
         self._live_bytes = sum(live.nbytes for live in self._live.values())
+
+
+def _length(place: Place) -> int:
+    return 1 + len(place.pieces or ()) + len(place.chunks)

@@ -16,7 +16,7 @@ import pytest
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.inspection import verify as verify_module
-from spillgrad.storage.inspection.arrays import inspect_segment
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.verify import Problem, Verification, verify
 from tests.storage.inspection.segments import ARRAYS, NORMAL, stored
 
