@@ -77,6 +77,7 @@ class Journal:
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
         self._is_over = False  # nobody writes any more
+        self._is_wanted = False
         self._fd: int | None = None
         self._size = self._lost = 0
         self._sampled_s = self._sample_at = math.inf
@@ -106,6 +107,10 @@ class Journal:
     def sample_next(self) -> None:
         """Note with the next line, unless that was just done, what is held then."""
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
+
+    def write_soon(self) -> None:
+        """Have what waits written with the next occasion."""
+        self._is_wanted = True
 
     def arrived(self, event: str, array: int | None, nbytes: int, origin: Origin, step: int | None) -> None:
         """Note so many bytes, where they come from, and what became of them: the event."""
@@ -138,11 +143,12 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether many lines wait."""
-        return len(self._lines) >= _BATCH
+        """Whether many lines wait, or some that are wanted soon."""
+        return len(self._lines) >= _BATCH or self._is_wanted
 
     def write(self) -> None:
         """Write what waits. Called by one thread."""
+        self._is_wanted = False
         t = time.perf_counter() - self._began_s
         if self._lines and t >= self._sample_at:  # what is held since the last line
             self._take_sample(t)

@@ -1,5 +1,6 @@
 """`spillgrad inspect --tree`: what HDF5 files name, as they have it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,22 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     Raises as `find_segments` and `inspect_segment`.
     """
     with UntrustedReader() as reader, Journals() as journals:
-        found = [inspect_segment(file, reader, journals) for file in find_segments(path)]
+        found = [*_present(find_segments(path), path.is_dir(), reader, journals)]
     if as_json:
         write(inspect_json.text({"segments": [segment_as_dict(segment) for segment in found]}))
     else:
         show(console, Group(*map(tree, found)), soft_wrap=True)
     return all(map(is_sound, found))
+
+
+def _present(files: list[Path], may_go: bool, reader: UntrustedReader, journals: Journals) -> Iterator[Segment]:
+    """Yield what is in files; without those that a live run removes meanwhile."""
+    for file in files:
+        try:
+            yield inspect_segment(file, reader, journals)
+        except FileNotFoundError:
+            if not may_go:
+                raise
 
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:

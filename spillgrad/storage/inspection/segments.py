@@ -5,6 +5,7 @@ import dataclasses
 import os
 import stat
 from pathlib import Path
+from typing import cast
 
 from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.storage.inspection.arrays import (
@@ -37,22 +38,26 @@ def inspect_segment(
     with contextlib.ExitStack() as ours:
         reader = ours.enter_context(UntrustedReader()) if reader is None else reader
         journals = ours.enter_context(Journals()) if journals is None else journals
-        # What comes after this line was read is not looked for; nor does the journal tell of what a link leads to.
+        structure = refused = None
+        try:
+            structure = read_structure(path, reader)
+        except SpillFormatError:
+            raise
+        except SpillError as error:
+            refused = error
+        # The journal last: while HDF5 is asked, a run goes on. It does not tell of what a link leads to.
         state = journals.of(path) if stat.S_ISREG(os.lstat(path).st_mode) else None
-        if state is None:
-            return read_structure(path, reader)
-        return _of_run(path, reader, state)
+        if state is not None:
+            return _of_run(path, structure or Segment(path, 0, 0, (), (), 0, ()), refused, state)
+        if structure is None:
+            raise cast(SpillError, refused)
+        return structure
 
 
-def _of_run(path: Path, reader: UntrustedReader, state: JournalState) -> Segment:
+def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: JournalState) -> Segment:
+    """Return what is in a segment of a run: as its journal says, with what HDF5 has, if it did not refuse the file."""
     placed, is_flushed, is_live = state.placed(path.name), state.is_flushed, is_locked(path.parent)
     found = os.stat(path)
-    try:
-        structure, refused = read_structure(path, reader), None
-    except SpillFormatError:
-        raise
-    except SpillError as error:
-        structure, refused = Segment(path, 0, 0, (), (), 0, ()), str(error)
     in_hdf5 = {array.key: array for array in structure.arrays}
     problems = [*filter(None, map(foreign, structure.items))]
     arrays = []
@@ -69,7 +74,7 @@ def _of_run(path: Path, reader: UntrustedReader, state: JournalState) -> Segment
         arrays = [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
     note = None
     if is_flushed and not is_live:  # since then HDF5 wrote nothing
-        problems += [refused] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))
+        problems += [str(refused)] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))
     else:
         note = _note(is_live, sum(array.key not in in_hdf5 for array in arrays), len(arrays), refused is None)
     return Segment(
