@@ -491,7 +491,7 @@ def test_a_journal_of_a_million_lines_makes_a_page_within_time_memory_and_size(t
             t, origin = array / 1000, f'"module": "h.{array % 48}", "op": "mul", "slot": "self", "dtype": "float32"'
             file.write(
                 f'{{"t": {t}, "event": "pack", "array": {array}, "bytes": 4096, {origin}, "step": 1}}\n'
-                f'{{"t": {t + 3e-4}, "event": "write", "array": {array}, "took": 0.0002, "segment": "segment-00000.h5"}}\n'
+                f'{{"t": {t + 3e-4}, "event": "write", "array": {array}, "took": 0.0002, "segment": "segment-0.h5"}}\n'
                 f'{{"t": {t + 6e-4}, "event": "read", "array": {array}, "took": 0.0002}}\n'
                 f'{{"t": {t + 9e-4}, "event": "free", "array": {array}}}\n'
             )
