@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from spillgrad.storage.inspection.lines import Line, Totals
 from spillgrad.storage.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
-from spillgrad.storage.moved import IN_STATS, NO_ORIGIN, Moved, Origin
+from spillgrad.storage.journal import LONGEST_PLAN
+from spillgrad.storage.moved import IN_STATS, NO_ORIGIN, Moved, Origin, total
 from spillgrad.storage.store import StoreStats
 
 # No journal has more; one that was made to have takes no more memory for it.
-_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX, _SHRINKAGE_MAX = 200_000, 20_000, 50_000, 100, 1000
-_PLANS_MAX, _PLANNED_MAX = 16, 200_000
+_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX, _SHRINKAGE_MAX = 1_000_000, 20_000, 50_000, 100, 1000
+_PLANS_MAX = 16
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
 _KINDS = {"p": "put", "u": "use", "d": "drop"}
@@ -47,7 +48,7 @@ class JournalState:
         self.ended = False
         self.phase: str | None = None
         self._stats = StoreStats()
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _Live] = {}  # by number
         self._live_bytes = 0
         self._plans: dict[int, StepPlan] = {}
         self._uses: collections.Counter[int] = collections.Counter()
@@ -92,8 +93,6 @@ class JournalState:
     @property
     def stats(self) -> StoreStats:
         """What the store did so far; what it held, as of the last sample."""
-        if self.ended:
-            return self._stats
         moved = {name: getattr(self.moved, name) for name in IN_STATS}
         return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
 
@@ -194,8 +193,12 @@ class JournalState:
         self.phase, self._phase_began_s = line.phase if known else None, line.t
 
     def _step_ended(self, line: Line) -> None:
-        moved = Moved() if line.moved is None else Moved(*line.moved)
-        self.steps.append(Step(line.number, line.step, max(0.0, line.t - line.took), line.took, moved))
+        began_s, moved, batches = max(0.0, line.t - line.took), Moved() if line.moved is None else Moved(*line.moved), 1
+        last = self.steps[-1] if self.steps else None
+        if last is not None and last.label is not None and (last.number, last.label) == (line.number, line.step):
+            del self.steps[-1]
+            began_s, moved, batches = min(last.began_s, began_s), total([last.moved, moved]), last.batches + 1
+        self.steps.append(Step(line.number, line.step, began_s, max(0.0, line.t - began_s), moved, batches))
         if line.plan is not None:
             self._uses[line.plan] += 1
             self._last_plan = line.plan
@@ -205,17 +208,14 @@ class JournalState:
     def _planned(self, line: Line) -> None:
         arrays, happened, to = line.arrays or [], line.happened, line.to or []
         is_sound = len(happened) == len(to) and all(kind in _KINDS for kind in set(happened))
-        if line.plan is None or not is_sound or (to and max(to) >= len(arrays)):
+        # Each array has a part in what happened: no store tells of others.
+        if line.plan is None or not is_sound or (to and max(to) >= len(arrays)) or len(arrays) > len(to):
             self.damaged_lines += 1
-        elif self._has_room_for(line.plan, len(arrays) + len(to)):
+        elif line.plan in self._plans or len(self._plans) < _PLANS_MAX:
             told = [(_KINDS[kind], place) for kind, place in zip(happened, to, strict=True)]
-            self._plans[line.plan] = StepPlan(arrays, told)
+            too_long = len(told) > LONGEST_PLAN
+            self._plans[line.plan] = StepPlan([], [], len(told)) if too_long else StepPlan(arrays, told, line.events)
             self._uses[line.plan] = 0
-
-    def _has_room_for(self, number: int, length: int) -> bool:
-        others = [plan for other, plan in self._plans.items() if other != number]
-        planned = sum(len(plan.arrays) + len(plan.happened) for plan in others)
-        return len(others) < _PLANS_MAX and planned + length <= _PLANNED_MAX
 
     def _sampled(self, line: Line) -> None:
         self._stats = dataclasses.replace(
