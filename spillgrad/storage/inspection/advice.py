@@ -131,10 +131,9 @@ def _ratios(run: Run) -> dict[Kind, float]:
 
     Where an origin has no sample of its own, those of its kind speak for it.
     """
-    by_origin: dict[Origin, list[Shrinkage]] = {}
+    by_origin = {each.origin: [each] for each in run.shrinkage}
     by_kind: dict[Kind, list[Shrinkage]] = {}
     for each in run.shrinkage:
-        by_origin.setdefault(each.origin, []).append(each)
         by_kind.setdefault(_kind(each.origin), []).append(each)
     written_bytes: dict[Kind, float] = {}
     left_bytes: dict[Kind, float] = {}
@@ -147,8 +146,8 @@ def _ratios(run: Run) -> dict[Kind, float]:
 
 
 def _share(samples: list[Shrinkage]) -> float:
-    sampled_bytes = sum(each.sampled_bytes for each in samples)
-    return sum(each.stored_bytes for each in samples) / sampled_bytes if sampled_bytes else 1.0
+    nbytes = sum(each.nbytes for each in samples)
+    return sum(each.stored_bytes for each in samples) / nbytes if nbytes else 1.0
 
 
 def _as_ratio(ratio: float) -> str:
@@ -163,10 +162,11 @@ def _name(kind: Kind) -> str:
 
 def _waits(run: Run) -> Iterator[Advice]:
     share = _wait_share(run)
-    if share > _WAITS:
+    in_modules = sum(moved.written_bytes for origin, moved in run.origins.items() if origin.module)
+    if share > _WAITS and in_modules > run.stats.written_bytes * _MUCH:  # what is computed again are modules
         yield Advice(
-            f'Callers waited {share:.0%} of the time for the disk: policy="auto" computes again what takes less time '
-            "than writing and reading it.".replace("%", " %"),
+            f'Callers waited {share:.0%} of the time for the disk: policy="auto", where it is not set yet, computes '
+            "again what takes less time than writing and reading it.".replace("%", " %"),
             {"policy": "auto"},
             {},
         )
