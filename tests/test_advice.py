@@ -9,6 +9,9 @@ import pytest
 import spillgrad as sg
 from spillgrad.storage.inspection.advice import advise
 from spillgrad.storage.inspection.records import Advice, Run
+from spillgrad.storage.moved import Moved, Origin
+from spillgrad.storage.store import StoreStats
+from tests.tools.runs import make_run
 from tests.waiting import wait_until
 
 STEPS = 5
@@ -88,6 +91,52 @@ def test_the_figures_of_now_are_those_of_the_run(tmp_path: Path, kind: str, budg
             assert said in each.text
             now = sg.storage.format_bytes(int(reached(run, figure)))
             assert now in each.text, (now, each.text)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [(1024, 0)] * 7 + [(1024, 9)],
+        [(4096, 9)] + [(256, 0)] * 6,
+        [(256, 9)] * 5 + [(8192, 0)] + [(256, 0)],
+    ],
+    ids=["one of eight", "the large one", "all but the large one"],
+)
+def test_what_compression_promises_comes_true_where_one_operation_saves_unlike_tensors(
+    tmp_path: Path, inputs: list[tuple[int, float]]
+):
+    def train_unlike(path: Path, **options: Any) -> Run:
+        """Save what a ReLU leaves of as many rows as said: all zeros where enough is subtracted before."""
+        sg.manual_seed(0)
+        weight = sg.randn(128, 128, requires_grad=True)
+        spill = sg.save_on_disk(path, ram_budget=0, keep_journal=path / "run.jsonl", **options)
+        for _ in range(STEPS):
+            with spill:
+                parts = [sg.nn.functional.relu(sg.randn(rows, 128) @ weight * 0.1 - less) for rows, less in inputs]
+                loss = sum((part.sum() for part in parts[1:]), parts[0].sum())
+            loss.backward()
+        del spill, parts, loss
+        gc.collect()
+        return finished(path / "run.jsonl")
+
+    (advice,) = [each for each in advise(train_unlike(tmp_path)) if each.arguments == {"codec": "lossless"}]
+    (tmp_path / "followed").mkdir()
+    after = train_unlike(tmp_path / "followed", codec="lossless")
+    assert reached(after, "stored_bytes") == pytest.approx(advice.figures["stored_bytes"], rel=0.2)
+
+
+def test_recomputing_is_advised_only_where_modules_could_be():
+    """What operations outside of modules save, nobody computes again."""
+    waited = Moved(arrays=1, packed_bytes=100, written_bytes=100)
+
+    def advised(module: str | None) -> list[dict[str, object]]:
+        stats = StoreStats(written_bytes=100, wait_write_s=5.0)
+        origins = {Origin(module, "relu", "result", "float32"): waited}
+        run = make_run(Path("run"), duration_s=10.0, stats=stats, origins=origins)
+        return [each.arguments for each in advise(run)]
+
+    assert {"policy": "auto"} in advised("h.0.mlp")
+    assert {"policy": "auto"} not in advised(None)
 
 
 def test_what_is_advised_for_an_offload_comes_true(tmp_path: Path):

@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import random
+import time
 
 import numpy as np
 
@@ -10,8 +12,12 @@ from spillgrad.storage.entry import Entry
 from spillgrad.storage.journal import Journal
 from spillgrad.storage.store import Label
 
-# Of the arrays of one origin the first is sampled, the eighth, and so on: 0.3 ms each, some more where it would pay.
-_FACTOR = 8
+# Of one origin the first arrays are sampled, then fewer and fewer, at random: what a step stores comes in the same
+# order each time, so that every eighth array, say, may always be the same one.
+_FIRST = 8
+# Beyond the first of each origin, samples take no more than this share of the time, at 0.3 ms each.
+_MOST_SHARE = 0.02
+_AT_ONCE_S = 0.05
 _ORIGINS_MAX = 500  # nobody reads many more
 
 
@@ -21,6 +27,9 @@ class ShrinkSamples:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._seen: collections.Counter[tuple[Label, np.dtype]] = collections.Counter()
+        self._random = random.Random(0)
+        self._began_s = time.perf_counter()
+        self._spent_s = 0.0
 
     def see(self, entry: Entry, array: np.ndarray) -> None:
         """Sample the array of an entry, if one like it is due."""
@@ -29,8 +38,9 @@ class ShrinkSamples:
             return
         self._seen[origin] += 1
         seen = self._seen[origin]
-        while seen % _FACTOR == 0:
-            seen //= _FACTOR
-        if seen == 1:
+        began_s = time.perf_counter()
+        may_spend_s = _AT_ONCE_S + _MOST_SHARE * (began_s - self._began_s)
+        if seen == 1 or (self._spent_s < may_spend_s and self._random.random() * seen < _FIRST):
             sampled, shrunk = Lossless().sample(array)
             self._journal.note("shrink", entry.sequence, f', "sampled": {sampled}, "shrunk": {shrunk}')
+            self._spent_s += time.perf_counter() - began_s

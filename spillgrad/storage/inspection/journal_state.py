@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from spillgrad.storage.moved import IN_STATS, NO_ORIGIN, Moved, Origin, total
 from spillgrad.storage.store import StoreStats
 
 # No journal has more; one that was made to have takes no more memory for it.
-_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX, _SHRINKAGE_MAX = 1_000_000, 20_000, 50_000, 100, 1000
+_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 1_000_000, 20_000, 50_000, 100
 _PLANS_MAX = 16
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
@@ -42,7 +43,7 @@ class JournalState:
         self.samples: list[Sample] = []
         self.failures: collections.deque[Failure] = collections.deque(maxlen=_FAILURES_MAX)
         self.failure_count = self.lost_lines = self.damaged_lines = 0
-        self.shrinkage: list[Shrinkage] = []
+        self._shrunk_bytes: dict[Origin, list[int]] = {}
         self.first_s: float | None = None
         self.last_s = 0.0
         self.ended = False
@@ -101,6 +102,11 @@ class JournalState:
         """What the most steps asked of the store."""
         best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
         return None if best is None else self._plans.get(best)
+
+    @property
+    def shrinkage(self) -> list[Shrinkage]:
+        """What samples of each origin's arrays shrank to."""
+        return [Shrinkage(origin, *sums) for origin, sums in self._shrunk_bytes.items()]
 
     def _of(self, line: Line) -> tuple[Origin, Moved]:
         """Return where a line says that its array comes from, and what became of those from there."""
@@ -240,9 +246,11 @@ class JournalState:
             self._sample_gap_s = 2 * (self.samples[-1].t - self.samples[0].t) / len(self.samples)
 
     def _shrunk(self, line: Line) -> None:
-        if len(self.shrinkage) < _SHRINKAGE_MAX:
-            origin = self._live.get(line.array, _UNKNOWN).origin
-            self.shrinkage.append(Shrinkage(origin, line.sampled, line.shrunk))
+        live = self._live.get(line.array)
+        if live is not None and line.sampled:
+            sums = self._shrunk_bytes.setdefault(live.origin, [0, 0])
+            sums[0] += live.nbytes
+            sums[1] += math.ceil(live.nbytes * min(line.shrunk / line.sampled, 1.0))
 
     def _begun(self, line: Line) -> None:
         if line.totals is not None:

@@ -102,10 +102,10 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shrinkage:
-    """What lossless compression makes of arrays of an origin: of `sampled_bytes`, `stored_bytes`."""
+    """What lossless compression makes of an origin's arrays: of `nbytes`, by samples of them, `stored_bytes`."""
 
     origin: Origin
-    sampled_bytes: int
+    nbytes: int
     stored_bytes: int
 
 

@@ -77,7 +77,7 @@ class RunReader:
             samples=list(state.samples),
             failures=list(state.failures),
             failure_count=state.failure_count,
-            shrinkage=list(state.shrinkage),
+            shrinkage=state.shrinkage,
             segments=_segments(directory),
             step_plan=state.plan,
             lost_lines=state.lost_lines,
