@@ -81,7 +81,7 @@ class Journal:
         began = datetime.datetime.now(datetime.UTC).isoformat()
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
-        self._is_over = False  # nobody writes any more
+        self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
         self._fd: int | None = None
         self._size = self._lost = 0
         self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
@@ -175,7 +175,7 @@ class Journal:
     def end(self, totals: Mapping[str, Any]) -> None:
         """Write what waits, and what all comes to, if the journal stays."""
         if self.kept:
-            self._totals = None  # the next file, if this line is in another, needs no sums before it
+            self._is_ending = True
             self.note("end", None, f', "totals": {json.dumps(totals)}')
             # On a full disk there is room for a short line, in the file's last block.
             for _ in range(2):
@@ -239,10 +239,10 @@ class Journal:
         if self._lost:
             self._append([self._line("lost", f', "lines": {self._lost}')])
             self._lost, self._sums_are_due = 0, True
-        is_full = self._size > _FILE_BYTES
+        is_full = self._size > _FILE_BYTES and not self._is_ending
         self._append(lines)
         lines.clear()
-        if is_full or self._sums_are_due:
+        if is_full or (self._sums_are_due and not self._is_ending):  # the end has sums of its own
             sums = self._sums(lines)
             self._append(lines)
             lines.clear()
