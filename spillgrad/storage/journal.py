@@ -149,7 +149,7 @@ class Journal:
         return len(self._lines) >= _BATCH or bool(self._wanted)
 
     def wanted(self) -> threading.Event:
-        """Have what waits written as soon as the writer looks; return what is set then. Called with the store's lock."""
+        """Have what waits written as soon as the writer looks; return what is set then."""
         written = threading.Event()
         self._wanted.append(written)
         return written

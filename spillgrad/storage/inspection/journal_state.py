@@ -51,6 +51,7 @@ class JournalState:
         self.last_s = 0.0
         self.ended = False
         self.phase: str | None = None
+        self.step: int | None = None  # of training, as the last array says that came
         self._stats = StoreStats()
         self._live: dict[int, int] = {}
         self._live_bytes = 0
@@ -137,6 +138,8 @@ class JournalState:
         if len(self._live) < _LIVE_MAX:
             self._live[line.array] = nbytes << _PLACE_BITS | place
             self._live_bytes += nbytes
+        if line.step is not None:
+            self.step = line.step
 
     def _relabeled(self, line: Line) -> None:
         former = self._live_array(line.array)

@@ -126,11 +126,12 @@ class StepPlan:
 class Run:
     """A run, from its journal; and its files, where there are any.
 
-    `path` is what was found: a run's directory, or a journal. `state` is one of `STATES`: of a dead run, neither does
-    the process live, as far as that can be seen from this machine, nor does the journal have an end. While there is its
-    `folder`, the process was killed; without one, it was killed and swept, or closed its store on a disk that was full. `stats` are exact over the whole run, as are `by("module")`, `"op"` and `"dtype"`;
-    `steps`, `samples`, and spans are those that the journal still has, from `first_s` on. `lost_lines` are those that
-    the disk refused, `damaged_lines` those that make no sense.
+    `path` is what was found: a run's directory, or a journal. `state` is one of `STATES`: of a dead run, the journal
+    has no end, and no process is seen from this machine to be at it. It was killed, if its `folder` is there; if not,
+    it was killed and swept, or closed its store while the disk refused the journal's last lines. `stats` are exact over
+    the whole run, as are `by("module")`, `"op"` and `"dtype"`; `steps`, `samples`, and spans are those that the journal
+    still has, from `first_s` on. `lost_lines` are those that the disk refused, `damaged_lines` those that make no
+    sense.
     """
 
     path: Path

@@ -53,6 +53,11 @@ class RunReader:
         """What the last lines are about: "forward", "backward", "update", or None."""
         return self._journal.state.phase
 
+    @property
+    def step(self) -> int | None:
+        """The training step of the array that came last; None where nobody said."""
+        return self._journal.state.step
+
     def run(self) -> Run:
         """Return what is known of the run."""
         directory = _directory(self._journal.head) if self._directory is None else self._directory
