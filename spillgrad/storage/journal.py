@@ -209,7 +209,7 @@ class Journal:
         path = self._path
         try:
             for each in (path, old_path(path)):
-                if os.path.lexists(each) and not is_journal(each):
+                if not _may_be_replaced(each):
                     raise SpillError(f"spill: {each} is there and no journal; keep the journal somewhere else")
             place = _claim(path)
             try:
@@ -236,11 +236,12 @@ class Journal:
         """Write lines, and take those out of the list that are written. Raises OSError when the disk refuses some."""
         if self._fd is None:
             self._begin_file()
-        if self._lost:
-            self._append([self._line("lost", f', "lines": {self._lost}')])
-            self._lost, self._sums_are_due = 0, True
         is_full = self._size > _FILE_BYTES and not self._is_ending
-        self._append(lines)
+        if self._lost:
+            self._append([self._line("lost", f', "lines": {self._lost}'), *lines])
+            self._lost, self._sums_are_due = 0, True
+        else:
+            self._append(lines)
         lines.clear()
         if is_full or (self._sums_are_due and not self._is_ending):  # the end has sums of its own
             sums = self._sums(lines)
@@ -318,6 +319,14 @@ def _append(fd: int, data: bytes, size: int) -> int:
             os.ftruncate(fd, size)
         raise
     return size + len(data)
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Return whether nothing is lost where a journal comes to a place. Raises OSError for what cannot be read."""
+    try:
+        return is_journal(path)
+    except FileNotFoundError:
+        return not os.path.islink(path)
 
 
 def _claim(path: Path) -> int:
