@@ -2,7 +2,6 @@
 
 import atexit
 import collections
-import contextlib
 import functools
 import math
 import os
@@ -64,18 +63,23 @@ class Lifecycle:
             return
         self._ended = True
         try:
-            with contextlib.ExitStack() as last:  # in reverse; each, whatever became of the others
-                last.callback(self._run.remove)
-                last.callback(self._end_journal)  # a full disk has room once the segments are gone
-                last.callback(self._segments.close)
+            try:
                 self._account.clear()
+            finally:  # the files go, whatever became of that
+                try:
+                    self._segments.close()
+                finally:
+                    self._end()
         except OSError as error:  # a finalizer or the writer may be what ends the store: nobody hears them
             self._failure = error
         finally:
             _open.discard(self)
 
-    def _end_journal(self) -> None:
-        self._account.ledger.journal.end(self._totals())
+    def _end(self) -> None:
+        try:
+            self._account.ledger.journal.end(self._totals())  # a full disk has room once the segments are gone
+        finally:
+            self._run.remove()
 
     def write_journal(self, patience_s: float = math.inf) -> None:
         """Return when the journal has what happened until now, as far as the disk takes it. Called without the lock."""
