@@ -191,6 +191,21 @@ def test_where_there_is_nothing_of_ours_one_line_says_so(
     assert [word for word in words if word not in found.err] == []
 
 
+@pytest.mark.parametrize("options", [["--tree"], ["--tensor", "3"]], ids=" ".join)
+def test_a_journal_holds_no_arrays(options: list[str], finished: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", str(finished), *options]) == 2
+    said = f"spillgrad: {finished} is a journal, which holds no arrays; name a segment, or the folder of a run\n"
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_page_into_a_pipe_that_nobody_reads_is_left_quietly(finished: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "spillgrad_tools", "inspect", str(finished), "--html", "/dev/stdout"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    piped = ["bash", "-c", '"$@" | head -c 9; exit ${PIPESTATUS[0]}', "bash", *command]
+    done = subprocess.run(piped, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "<!DOCTYPE", "")
+
+
 @pytest.fixture
 def segment(tmp_path: Path) -> Iterator[Path]:
     """Return a segment with 30 arrays."""

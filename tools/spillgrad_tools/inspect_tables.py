@@ -131,7 +131,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     if run.failure_count:
         yield "failures", f"the disk refused {many(run.failure_count, 'time')}; the last reasons:"
         for failure in run.failures[-_FAILURES:]:
-            yield "", f"at {duration(failure.t)}: {printable(failure.reason)}"
+            yield "", f"at {duration(failure.t)}: {printable(failure.reason, 1000)}"
     if run.lost_lines:
         yield "lost", f"{many(run.lost_lines, 'line')} of the journal, which the disk refused"
     if run.damaged_lines:

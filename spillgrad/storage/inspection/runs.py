@@ -103,7 +103,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         with RunReader(place) as reader:
             reader.read()
             if reader.is_cut:
-                raise SpillFormatError(f"inspect: {place} is longer than a journal is; name one that a store wrote")
+                raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
             runs.append(reader.run())
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
 
@@ -132,7 +132,7 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
                 with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
                     found += find_runs(path / name, below=False)
     if not found:
-        raise SpillError(f"inspect: {path} holds no run; name a folder that something spilled to, or a journal")
+        raise SpillError(f"{path} holds no run; name a folder that something spilled to, or a journal")
     return found
 
 

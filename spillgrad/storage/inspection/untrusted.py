@@ -19,7 +19,7 @@ _SECONDS, _BYTES_PER_S, _MOST_SECONDS = 30, 4 << 20, 600  # 100,000 datasets tak
 # A busy machine gives the child a part of its time.
 _WALL_PER_CPU = 3
 _MOST_ANSWER_BYTES = 128 << 20
-_PATH_LENGTH = 4096
+_PATH_LENGTH, _REASON_LENGTH = 4096, 1000
 DAMAGED = "HDF5 damaged the memory of its process"
 _CHILD = Path(__file__).with_name("hdf5_child.py")
 # Its own interpreter would look for packages elsewhere, and load what they ask for at every start.
@@ -56,7 +56,7 @@ class UntrustedReader:
         Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take; OSError for one that cannot be
         opened.
         """
-        path = os.path.abspath(path)
+        path = os.fspath(path)
         size = os.stat(path).st_size
         seconds = min(_SECONDS + size // _BYTES_PER_S, _MOST_SECONDS)
         whole = False
@@ -80,7 +80,7 @@ class UntrustedReader:
         child = self._started()
         assert child.stdin is not None and child.stdout is not None
         try:
-            child.stdin.write(json.dumps({"path": path, "seconds": seconds}).encode() + b"\n")
+            child.stdin.write(json.dumps({"path": os.path.abspath(path), "seconds": seconds}).encode() + b"\n")
         except BrokenPipeError:
             raise self._died(path) from None
         output = child.stdout.fileno()
@@ -150,6 +150,6 @@ def refusal(path: str, reason: str, number: int | None = None) -> OSError:
     if number is not None:
         return OSError(number, os.strerror(number), path)
     return SpillError(
-        f"inspect: {printable(path, _PATH_LENGTH)} cannot be read as HDF5: {printable(reason)}; "
+        f"{printable(path, _PATH_LENGTH)} cannot be read as HDF5: {printable(reason, _REASON_LENGTH)}; "
         "it is damaged, or no segment of a spill store: check its disk, or name another file"
     )
