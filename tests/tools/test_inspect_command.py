@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import spillgrad as sg
 from spillgrad.storage import DiskStore, Label
 from spillgrad_tools import inspect_json
 from spillgrad_tools.cli import main
+from spillgrad_tools.inspect_words import began as began_words
 from tests.tools.terminal import terminal
 from tests.waiting import wait_until
 
@@ -134,11 +136,11 @@ def test_of_several_runs_there_is_a_line_each(tmp_path: Path, capsys: pytest.Cap
         store.close()
     text = printed(capsys, tmp_path)
     assert re.findall(r"^([ab]\.jsonl) +finished ", text, re.MULTILINE) == ["a.jsonl", "b.jsonl"]
-    one = text.splitlines()[-1].removeprefix("2 runs; for one of them: spillgrad ")
+    one = text.splitlines()[-1].removeprefix("2 runs, the newest last; to see it: spillgrad ")
     assert main(shlex.split(one)) == 0
     assert "in 8 arrays" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path), "--by", "op"]) == 2
-    assert f"got --by with 2 runs; name one of them, such as {tmp_path / 'b.jsonl'}" in capsys.readouterr().err
+    assert f"got --by with 2 runs; name one, such as the newest: {tmp_path / 'b.jsonl'}" in capsys.readouterr().err
     runs = json.loads(printed(capsys, tmp_path, "--by", "op", "--json"))["runs"]
     assert [run["groups"]["by"] for run in runs] == ["op", "op"]
 
@@ -189,6 +191,39 @@ def test_where_there_is_nothing_of_ours_one_line_says_so(
     assert found.out == ""
     assert found.err.count("\n") == 1
     assert [word for word in words if word not in found.err] == []
+
+
+@pytest.mark.parametrize("width", ["40", "200"])
+def test_of_several_runs_it_is_said_which_is_the_newest_and_when_each_began(
+    width: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("journal.jsonl", "journal-2.jsonl", "journal-10.jsonl"):  # none of them by its name
+        DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / name).close()
+    monkeypatch.setenv("COLUMNS", width)
+    text = printed(capsys, tmp_path)
+    began = [began_words(run, fine=width == "200") for run in sg.storage.inspect(tmp_path).runs]
+    assert re.findall(r"^(journal[-0-9]*)\.jsonl .*?(20\d\d-.*?)(?:  |$)", text, re.MULTILINE) == list(
+        zip(["journal", "journal-2", "journal-10"], began, strict=True)
+    )
+    assert f"3 runs, the newest last; to see it: spillgrad inspect {tmp_path}/journal-10.jsonl\n" in text
+    assert main(["inspect", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 2
+    assert f"the newest: {tmp_path}/journal-10.jsonl" in capsys.readouterr().err
+
+
+def test_a_run_beyond_its_budget_says_when_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "kept.jsonl"
+    store = DiskStore(tmp_path / "spill", ram_budget=100_000, keep_journal=path)
+    for _ in range(2):
+        handle = store.put(np.arange(100_000))
+        store.flush()
+        held = store.get(handle)
+        time.sleep(0.1)  # for a sample
+        store.drop(handle)
+        del held
+    store.close()
+    text = " ".join(printed(capsys, path).split())
+    assert re.search(r"beyond the budget in \d+ of \d+ samples, most after \d+ ms: 781.2 KiB held by callers", text)
+    assert "a step has an array of 781.2 KiB: more than the budget, and read whole when it is needed" in text
 
 
 @pytest.mark.parametrize("options", [["--tree"], ["--tensor", "3"]], ids=" ".join)

@@ -476,7 +476,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _warnings_for_users() -> Iterator[None]:
     """Inside the block, print of a warning what it says."""
 
-    def show(message: Warning | str, *where: Any) -> None:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"spillgrad: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
     former, warnings.showwarning = warnings.showwarning, show
