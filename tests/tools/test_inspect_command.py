@@ -175,6 +175,7 @@ def test_a_last_line_that_is_cut_off_is_no_damage(finished: Path, capsys: pytest
         ("missing", ["missing", "No such file"]),
         ("empty", ["empty", "holds no run"]),
         ("notes.txt", ["notes.txt", "no journal of a run"]),
+        ("nothing.jsonl", ["nothing.jsonl is empty"]),
         ("newer.jsonl", ["newer.jsonl", "999"]),
         ("pipe", ["pipe", "no file of a run"]),
     ],
@@ -183,6 +184,7 @@ def test_where_there_is_nothing_of_ours_one_line_says_so(
     name: str, words: list[str], options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.jsonl").touch()
     (tmp_path / "notes.txt").write_text("All work and no play\n")
     (tmp_path / "newer.jsonl").write_text('{"format": 999, "began": "x"}\n')
     os.mkfifo(tmp_path / "pipe")
@@ -294,6 +296,40 @@ def test_a_segment_in_which_something_is_wrong_gives_status_1(segment: Path, cap
 def test_a_segment_has_no_groups(segment: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", str(segment), "--by", "op"]) == 2
     assert "got --by with a segment" in capsys.readouterr().err
+
+
+def test_a_segment_that_was_never_flushed_is_called_so_and_keeps_no_other_from_being_shown(
+    segment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "run-0123456789abcdef"
+    folder.mkdir()
+    new = folder / "segment-00001.h5"
+    new.write_bytes(bytes(10_000))
+    words = f"spillgrad: {new} was never flushed: it does not say yet what is in it; inspect the folder of its run"
+    for options in (["--tree"], ["--tensor", "3"]):
+        assert main(["inspect", str(folder), *options]) == 2
+        assert (found := capsys.readouterr()).err.startswith(words)
+        assert (found.out, found.err.count("\n")) == ("", 1)
+    shutil.copy(segment, folder / "segment-00000.h5")
+    assert main(["inspect", str(folder), "--tree", "--json"]) == 0
+    found = capsys.readouterr()
+    assert len(json.loads(found.out)["segments"][0]["arrays"]) == 30
+    assert found.err.startswith(words)
+    new.write_bytes(b"something else")
+    assert main(["inspect", str(folder), "--tree"]) == 1
+    found = capsys.readouterr()
+    assert "mul.self in h.29" in found.out
+    assert f"{new} cannot be read as HDF5" in found.err
+
+
+def test_a_folder_of_segments_alone_says_how_to_see_one(
+    segment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder := tmp_path / "copies").mkdir()
+    shutil.copy(segment, folder)
+    assert main(["inspect", str(folder)]) == 2
+    said = f"spillgrad: {folder} holds no run, but segments; name one of them, such as {folder}/segment-00000.h5\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_what_is_named_as_a_segment_and_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -277,9 +277,9 @@ class SortKey(enum.StrEnum):
 @app.command()
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A folder of spill files, one of its segments, or a journal.")
+        Path, typer.Argument(metavar="PATH", help="The folder of a run, or of several; a journal; or a segment.")
     ],
-    by: Annotated[GroupKey | None, typer.Option(help="Add up by this.", show_default="module")] = None,
+    by: Annotated[GroupKey | None, typer.Option(help="Add up by this: a row for each.", show_default="module")] = None,
     sort: Annotated[
         SortKey | None, typer.Option(help="Sort by this column.", show_default="packed; steps as they came")
     ] = None,
@@ -320,7 +320,7 @@ def inspect(
 @app.command()
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A folder of spill files, one of its segments, or a journal.")
+        Path, typer.Argument(metavar="PATH", help="The folder of a run, or of several; a journal; or a segment.")
     ],
     as_json: Json = False,
 ) -> None:

@@ -12,18 +12,17 @@ from typing import Any, BinaryIO
 
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.storage.inspection.arrays import Segment, StoredArray, inspect_segment
-from spillgrad.storage.inspection.find import SIGNATURE, segment_files
+from spillgrad.storage.inspection.find import is_segment_file, segment_files
 from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import LONGEST_BYTES, read_head, read_lines
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.runs import find_runs
-from spillgrad.storage.inspection.untrusted import UntrustedReader
+from spillgrad.storage.inspection.untrusted import UntrustedReader, is_unflushed
 from spillgrad.storage.inspection.values import StoredValues
 from spillgrad.storage.journal import FORMAT_VERSION, JOURNAL_NAME, WRITE_EVERY_S, is_journal, old_path
 from spillgrad.storage.run_directory import LOCK_NAME, is_locked, is_segment
 from spillgrad.storage.versions import check_version
 
-_HEAD_BYTES = 4096
 _PATH_LENGTH = 4096
 _TOLD_LINES = 10
 # A live run's structure changes while it is read, and its journal says why a little later.
@@ -130,13 +129,12 @@ def _verify_segment(path: Path, reader: UntrustedReader, found: Verification, al
     except SpillFormatError:
         raise
     except SpillError as error:
-        head = _head(path)
-        if alone and not is_segment(path.name) and not head.startswith(SIGNATURE):
+        if alone and not is_segment_file(path):
             raise SpillError(
                 f"verify: got {path}, which is neither a segment nor a journal; name one, or the folder of a run"
             ) from error
         found.segments += 1
-        if in_run and not head.strip(b"\0"):
+        if in_run and is_unflushed(path):
             found.notes.append(Problem(path, None, "was never flushed: it does not say yet what is in it"))
         else:
             wrong.append(Problem(path, None, _reason(error, path)))
@@ -277,11 +275,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise SpillError(f"{path} is no regular file; name another one")
         yield file
-
-
-def _head(path: Path) -> bytes:
-    with _opened(path) as file:
-        return file.read(_HEAD_BYTES)
 
 
 def _reason(error: OSError, path: Path) -> str:
