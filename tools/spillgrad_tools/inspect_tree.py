@@ -45,8 +45,8 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
         write(inspect_json.text({"segments": [segment_as_dict(segment) for segment in found]}))
     else:
         show(console, Group(*map(tree, found)), soft_wrap=True)
-    for error in refused:
-        print(f"spillgrad: {error}", file=sys.stderr)
+    for why in refused:
+        print(f"spillgrad: {why}", file=sys.stderr)
     return sound and all(map(is_sound, found))
 
 

@@ -1,6 +1,6 @@
 """Text from files that anybody may have written, made fit to be printed."""
 
-# What is longer is no word, and cut in its middle.
+# What is longer is no word, or most of the text, and cut in its middle.
 _LONGEST_WORD = 20
 
 
@@ -14,7 +14,7 @@ def printable(text: str, most: int = 200) -> str:
     if len(shown) <= most:
         return shown
     words, _, part = shown[:most].rpartition(" ")
-    return (words if words and len(part) <= _LONGEST_WORD else shown[: most - 1]) + "…"
+    return (words if words and len(part) <= min(_LONGEST_WORD, most // 4) else shown[: most - 1]) + "…"
 
 
 def _visible(character: str) -> str:
