@@ -101,6 +101,12 @@ def test_ram_beyond_the_budget_is_said_with_what_is_known_of_it():
     assert list(beyond_budget(make_run(RUN, settings=Settings()))) == []
 
 
+def test_a_reason_is_shown_to_its_end():
+    reason = f"could not write 4 MiB in {'/'.join(['a long name'] * 30)}: No space left on device; free space"
+    run = make_run(RUN, failures=[Failure(1.0, reason)], failure_count=1)
+    assert f"at 1.0 s: {reason}" in " ".join(shown(run, 500).split())
+
+
 def test_a_live_run_says_what_it_holds_now():
     run = make_run(RUN, state="live", segments={RUN / "segment-00000.h5": 3 * MIB, RUN / "segment-00001.h5": MIB})
     found = summary(dataclasses.replace(run, stats=dataclasses.replace(run.stats, ram_bytes=12 * MIB)))

@@ -117,7 +117,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         names=report_tables.NAMES,
         tables=report_tables.tables(run),
         settings=report_text.settings(run),
-        failures=[(report_text.format_duration(f.t), printable(f.reason, 500)) for f in run.failures[-MOST_FAILURES:]],
+        failures=[(report_text.format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
         duration=report_text.format_duration,
         policy=_policy(scripts),
         scripts=[Markup(script) for script in scripts],
