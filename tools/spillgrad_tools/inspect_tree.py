@@ -1,5 +1,6 @@
 """`spillgrad inspect --tree`: what HDF5 files name, as they have it."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ from rich.console import Console, Group
 from rich.text import Text
 from rich.tree import Tree
 
+from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray, inspect_segment
 from spillgrad.storage.inspection.find import find_segments
 from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.untrusted import UntrustedReader
+from spillgrad.storage.inspection.untrusted import UntrustedReader, is_unflushed
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_array import array_as_dict
 from spillgrad_tools.inspect_segment import is_sound
@@ -24,16 +26,28 @@ _PROBLEM_LENGTH = 1000
 def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     """Print the groups, datasets, links and attributes of a segment, or of those in a folder.
 
-    Return whether all is as a store writes it.
+    Return whether all is as a store writes it. Of several, what cannot be read is named on standard error.
     Raises as `find_segments` and `inspect_segment`.
     """
+    found, refused, sound = [], [], True
     with UntrustedReader() as reader:
-        found = [inspect_segment(file, reader) for file in find_segments(path)]
+        for file in find_segments(path):
+            try:
+                found.append(inspect_segment(file, reader))
+            except SpillFormatError:
+                raise
+            except SpillError as error:
+                refused.append(error)
+                sound = sound and is_unflushed(file)
+    if refused and not found:
+        raise refused[0]
     if as_json:
         write(inspect_json.text({"segments": [segment_as_dict(segment) for segment in found]}))
     else:
         show(console, Group(*map(tree, found)), soft_wrap=True)
-    return all(map(is_sound, found))
+    for why in refused:
+        print(f"spillgrad: {why}", file=sys.stderr)
+    return sound and all(map(is_sound, found))
 
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class _File:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)
-            raise SpillFormatError(f"inspect: {path} is no file of a run; name a folder of spill files, or a journal")
+            raise SpillFormatError(f"{path} is no file of a run; name a folder of spill files, or a journal")
         self.identity = found.st_dev, found.st_ino
         self.begun = False  # the head was read
         self._fd = fd
@@ -173,7 +173,7 @@ class _File:
 
     def _no_journal(self) -> SpillFormatError:
         return SpillFormatError(
-            f"inspect: {self._path} is no journal of a run; name a folder of spill files, a segment, or a journal"
+            f"{self._path} is no journal of a run; name a folder of spill files, a segment, or a journal"
         )
 
     def read(self) -> Iterator[bytes]:

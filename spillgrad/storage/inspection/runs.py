@@ -124,8 +124,10 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     for place in find_runs(path):
         with RunReader(place) as reader:
             reader.read()
+            if place.is_file() and not os.path.getsize(place):
+                raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
             if reader.is_cut:
-                raise SpillFormatError(f"inspect: {place} is longer than a journal is; name one that a store wrote")
+                raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
             runs.append(reader.run())
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
 
@@ -154,7 +156,10 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
                 with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
                     found += find_runs(path / name, below=False)
     if not found:
-        raise SpillError(f"inspect: {path} holds no run; name a folder that something spilled to, or a journal")
+        segments = [name for name in names if is_segment(name)]
+        if segments:
+            raise SpillError(f"{path} holds no run, but segments; name one of them, such as {path / segments[0]}")
+        raise SpillError(f"{path} holds no run; name a folder that something spilled to, or a journal")
     return found
 
 
