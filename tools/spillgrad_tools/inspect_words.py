@@ -1,6 +1,7 @@
 """Values of an inspection as people read them."""
 
 import datetime
+import socket
 from collections.abc import Iterator
 
 from spillgrad.storage.budget import format_bytes
@@ -65,8 +66,24 @@ def state(run: Run) -> str:
         return "finished: its store was closed"
     left = sum(run.segments.values())
     what = f", which frees {format_bytes(left)}" if left else ""
-    sweep = f"; `spillgrad sweep {printable(str(run.path.parent))}` removes what it left{what}"
-    return "dead: its process ended without closing its store" + (sweep if run.path.is_dir() else "")
+    return f"dead: {died(run)}" + swept_by(run) + what
+
+
+def died(run: Run) -> str:
+    """Return what can be known of how a dead run ended: one that is killed leaves its folder, until it is swept."""
+    words = "its process ended without closing its store"
+    if run.folder is not None:
+        return words
+    host = run.host or socket.gethostname()
+    goes_on = f", or it goes on, on {printable(host)}" if host != socket.gethostname() else ""
+    return f"{words}, or the disk refused the journal's last lines{goes_on}"
+
+
+def swept_by(run: Run) -> str:
+    """Return what removes the folder that a run left; nothing where there is none."""
+    if run.folder is None:
+        return ""
+    return f"; `spillgrad sweep {printable(str(run.folder.parent), 1000)}` removes what it left"
 
 
 def beyond_budget(run: Run) -> Iterator[str]:

@@ -104,7 +104,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         run=run,
         name=report_text.name(run),
         host=printable(run.host or ""),
-        state=report_text.STATES[run.state],
+        state=report_text.state(run),
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         headline=report_text.headline(run),
         figures=report_text.figures(run),
