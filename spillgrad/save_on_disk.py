@@ -176,13 +176,14 @@ class save_on_disk(hooks.saved_tensors_hooks):
     backward is in it.
 
     `keep_journal` names a file where the journal stays, of all that is packed, written, read and waited for, which
-    `spillgrad inspect` and `sg.storage.inspect` read, also while it is written. One object has one: who makes a new
-    object for each step has the last one's.
+    `spillgrad inspect` and `sg.storage.inspect` read, also while it is written. One object has one, to itself for as
+    long as it, or a graph that needs it, is there: who makes a new object for each step names a file for each.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
     Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
-    without `ram_budget`, or for an option that is the offload's; SpillError for a directory that cannot be used.
+    without `ram_budget`, or for an option that is the offload's; SpillError for a directory that cannot be used, or a
+    journal of another object that lives.
     """
 
     sees_gradients = False
@@ -314,7 +315,10 @@ class save_on_disk(hooks.saved_tensors_hooks):
         return SpillStats(**dataclasses.asdict(self._store.stats()), kept_bytes=sum(kept.values()))
 
     def flush(self) -> None:
-        """Return when every live spilled tensor is in the files. Raises SpillError when one could not be written."""
+        """Return when every live spilled tensor is in the files, and all that happened in the journal.
+
+        Raises SpillError when a tensor could not be written.
+        """
         self._store.flush()
 
     def preflight(self) -> Preflight:

@@ -19,6 +19,11 @@ def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 
 
+def test_import_does_not_load_what_looks_at_runs():
+    program = "import sys, spillgrad; print([name for name in sys.modules if 'storage.inspection' in name])"
+    assert run(program) == "[]\n"
+
+
 def test_import_neither_compiles_nor_looks_for_compiled_kernels():
     program = (
         "import spillgrad; from spillgrad_kernels import cache; from spillgrad_kernels.compile import counts;"

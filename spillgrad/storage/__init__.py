@@ -1,4 +1,15 @@
-"""Keep arrays in RAM or on disk, and give back the same bytes."""
+"""Keep arrays in RAM or on disk, and give back the same bytes; and say what was kept, when, why, and what it cost.
+
+* stores: `DiskStore` and `MemoryStore`, each a `Store`, with `Handle Label View StoreStats`;
+* disks: `preflight` returns a `Preflight`, `sweep` each `DeadRun` it removed; `free_bytes`, `is_ram_disk`; sizes as
+  text: `parse_bytes`, `format_bytes`;
+* runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin Moved Group Step StepPlan
+  Sample Shrinkage Failure`; `spans(run)` yields each `Span` that took time, `advise(run)` returns each `Advice`;
+* files, whoever wrote them: `inspect_segment(path)` returns a `Segment`, with its `Item Chunk StoredArray`;
+  `array_contents(path, array)` returns the `ArrayContents` of one, with each `Bin`; `verify(path)` returns a
+  `Verification`, with each `Problem`;
+* files of one's own: `read_segment` yields each `Stored`, `read_journal` each event.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -8,27 +19,66 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes, is_ram_disk
 from spillgrad.storage.journal import read_journal
 from spillgrad.storage.memory_store import MemoryStore
+from spillgrad.storage.moved import Moved, Origin
 from spillgrad.storage.preflight import Preflight, preflight
 from spillgrad.storage.reader import Stored, read_segment
-from spillgrad.storage.store import Handle, Label, Store, StoreStats
+from spillgrad.storage.store import Handle, Label, Store, StoreStats, View
 from spillgrad.storage.sweep import DeadRun, sweep
 
 if TYPE_CHECKING:
-    from spillgrad.storage.inspection.contents import array_contents
-    from spillgrad.storage.inspection.runs import inspect
+    from spillgrad.storage.inspection.advice import advise
+    from spillgrad.storage.inspection.arrays import Chunk, Item, Segment, StoredArray
+    from spillgrad.storage.inspection.contents import ArrayContents, Bin, array_contents
+    from spillgrad.storage.inspection.records import (
+        Advice,
+        Failure,
+        Group,
+        Inspection,
+        Run,
+        Sample,
+        Settings,
+        Shrinkage,
+        Span,
+        Step,
+        StepPlan,
+    )
+    from spillgrad.storage.inspection.runs import inspect, spans
     from spillgrad.storage.inspection.segments import inspect_segment
-    from spillgrad.storage.inspection.verify import verify
+    from spillgrad.storage.inspection.verify import Problem, Verification, verify
 
 __all__ = [
+    "Advice",
+    "ArrayContents",
+    "Bin",
+    "Chunk",
     "DeadRun",
     "DiskStore",
+    "Failure",
+    "Group",
     "Handle",
+    "Inspection",
+    "Item",
     "Label",
     "MemoryStore",
+    "Moved",
+    "Origin",
     "Preflight",
+    "Problem",
+    "Run",
+    "Sample",
+    "Segment",
+    "Settings",
+    "Shrinkage",
+    "Span",
+    "Step",
+    "StepPlan",
     "Store",
     "StoreStats",
     "Stored",
+    "StoredArray",
+    "Verification",
+    "View",
+    "advise",
     "array_contents",
     "format_bytes",
     "free_bytes",
@@ -39,15 +89,41 @@ __all__ = [
     "preflight",
     "read_journal",
     "read_segment",
+    "spans",
     "sweep",
     "verify",
 ]
 
-# What looks at runs, by the module that has it: `import spillgrad` must not wait for that.
-_LATE = {"array_contents": "contents", "inspect": "runs", "inspect_segment": "segments", "verify": "verify"}
+# What looks at runs and files, by the module that has it: `import spillgrad` must not wait for that.
+_LATE = {
+    "advice": ("advise",),
+    "arrays": ("Chunk", "Item", "Segment", "StoredArray"),
+    "contents": ("ArrayContents", "Bin", "array_contents"),
+    "records": (
+        "Advice",
+        "Failure",
+        "Group",
+        "Inspection",
+        "Run",
+        "Sample",
+        "Settings",
+        "Shrinkage",
+        "Span",
+        "Step",
+        "StepPlan",
+    ),
+    "runs": ("inspect", "spans"),
+    "segments": ("inspect_segment",),
+    "verify": ("Problem", "Verification", "verify"),
+}
+_MODULE_OF = {name: module for module, names in _LATE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(importlib.import_module(f"spillgrad.storage.inspection.{_LATE[name]}"), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"spillgrad.storage.inspection.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -59,7 +59,7 @@ class DiskStore:
     sizes, shapes and dtypes can be read. It needs the package cryptography.
 
     `keep_journal` names the file where the journal of what the store does is written, and stays, for
-    `spillgrad inspect`; it replaces another store's. Elsewhere it goes with the other files.
+    `spillgrad inspect`; it replaces that of a store that is closed. Elsewhere it goes with the other files.
 
     `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (lasting ones)
     until the last alias of it dies. Any other array that a caller made is not counted once the store lets go of it,
@@ -73,7 +73,7 @@ class DiskStore:
     A store that nobody holds closes, and so does every store when the process ends. In a forked child none works.
 
     Raises BudgetError for a budget that does not parse, ArgumentError for an unknown word or without a package it
-    needs, SpillError when `directory` cannot be used.
+    needs, SpillError when `directory` cannot be used, or `keep_journal` is the journal of a store that lives.
     """
 
     def __init__(
@@ -372,11 +372,12 @@ class DiskStore:
         account.look_again()
 
     def flush(self) -> None:
-        """Return when every live array is in the files and plain h5py can read them."""
+        """Return when every live array is in the files, plain h5py can read them, and the journal says so."""
         account = self._account
         with account.lock:
             account.settle("flush")
             self._writer.flush()
+        self._lifecycle.write_journal()
         account.look_again()
 
     def stats(self) -> StoreStats:

@@ -6,18 +6,21 @@
 import collections
 import contextlib
 import datetime
+import errno
 import functools
 import json
 import math
 import os
 import secrets
 import stat
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from spillgrad.errors import SpillError
+from spillgrad.storage import file_lock
 from spillgrad.storage.moved import Origin
 from spillgrad.storage.schedule import Plan
 from spillgrad.storage.versions import check_version
@@ -25,6 +28,7 @@ from spillgrad.storage.versions import check_version
 FORMAT_VERSION = 2
 JOURNAL_NAME = "journal.jsonl"
 OLD_JOURNAL_NAME = "journal-old.jsonl"
+NEW_JOURNAL_NAME = "journal-new.jsonl"
 
 # A line takes some 90 bytes; a journal and the one before it cover a few hundred thousand arrays.
 _FILE_BYTES = 32 << 20
@@ -34,11 +38,16 @@ WRITE_EVERY_S = 0.2
 # While something happens, what is held in RAM is told so often: at first for who has a run of a second, then for who
 # has one of hours.
 _SAMPLE_MIN_S, _SAMPLE_MAX_S, _SAMPLE_SHARE = 0.01, 0.1, 0.002
-# Longer steps are not told: they are of no loop that somebody could replay.
-_LONGEST_PLAN = 20_000
+# What longer steps asked for is not told: replaying it would take who wants advice too long.
+LONGEST_PLAN = 20_000
 # Commands and paths are longer now and then, names are not.
 _TEXT_MAX = 1000
 _HEAD_MAX_BYTES = 64 << 10
+
+# Lines that outlive that the disk refuses them, and how many of them.
+_FAILURE, _FAILURES_MAX = ', "event": "fail", ', 100
+# A store that nobody holds any more is closed after a moment, by a thread.
+_CLOSING_S, _MOMENT_S = 1.0, 0.01
 
 Line = str | Callable[[], str]
 
@@ -54,9 +63,13 @@ class Sums(NamedTuple):
 class Journal:
     """Collects lines without a lock; one thread, the store's writer, writes them.
 
-    Nothing depends on the journal: where the disk refuses it, lines are lost, and the journal says how many.
+    Nothing depends on the journal: where the disk refuses it, lines are lost. Once it takes some again, or with the
+    end, the journal says how many, why the disk refused arrays, and what all comes to.
 
     It lies in the run's directory and goes with it; or at `keep`, where it stays, with a link to it in the directory.
+
+    Invariant: while the run lives, the file at its name is open and locked. The lock is the file's own, not the
+    directory's: a store in another directory must not take the place, and a directory may be removed.
     """
 
     def __init__(
@@ -68,7 +81,7 @@ class Journal:
     ) -> None:
         """Make the journal of a run, whose head says `about` it; without `with_origin`, it names no origins.
 
-        Raises SpillError when `keep` cannot be written, or is no journal.
+        Raises SpillError when `keep` cannot be written, is no journal, or that of a run that goes on.
         """
         self.with_origin = with_origin
         self._lines: collections.deque[Line] = collections.deque()
@@ -76,10 +89,12 @@ class Journal:
         began = datetime.datetime.now(datetime.UTC).isoformat()
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
-        self._is_over = False  # nobody writes any more
+        self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
         self._is_wanted = False
         self._fd: int | None = None
         self._size = self._lost = 0
+        self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
+        self._wanted: collections.deque[threading.Event] = collections.deque()
         self._sampled_s = self._sample_at = math.inf
         self._sample: Callable[[], str] = str
         self._sums: Callable[[collections.deque[Line]], Sums] | None = None
@@ -122,10 +137,12 @@ class Journal:
         self.note(event, array, f', "took": {took_s:.6f}{values}')
 
     def plan(self, number: int, plan: Plan) -> None:
-        """Note what a step asked of the store."""
-        if len(plan.happened) <= _LONGEST_PLAN:
+        """Note what a step asked of the store; of a long one, how much that was."""
+        if len(plan.happened) <= LONGEST_PLAN:
             t = time.perf_counter() - self._began_s
             self._lines.append(functools.partial(_plan_line, t, number, plan))
+        else:
+            self.note("plan", None, f', "plan": {number}, "events": {len(plan.happened)}')
 
     def origin(self, origin: Origin) -> str:
         """Return where an array comes from, as a part of a line's JSON."""
@@ -143,35 +160,48 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether many lines wait, or some that are wanted soon."""
-        return len(self._lines) >= _BATCH or self._is_wanted
+        """Whether many lines wait, some that are wanted soon, or somebody for them."""
+        return len(self._lines) >= _BATCH or self._is_wanted or bool(self._wanted)
 
-    def write(self) -> None:
-        """Write what waits. Called by one thread."""
+    def wanted(self) -> threading.Event:
+        """Have what waits written as soon as the writer looks; return what is set then."""
+        written = threading.Event()
+        self._wanted.append(written)
+        return written
+
+    def write(self) -> bool:
+        """Write what waits; return whether the disk took it. Called by one thread."""
         self._is_wanted = False
+        wanted = len(self._wanted)
         t = time.perf_counter() - self._began_s
         if self._lines and t >= self._sample_at:  # what is held since the last line
             self._take_sample(t)
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        if not lines:
-            return
         try:
-            if self._fd is None:
-                if self._begin_file():
-                    lines = self._after_loss(lines)
-            elif self._size > self._sums_bytes + _FILE_BYTES:
-                lines = self._begin_next_file(lines)
-            self._append(_text(lines))
+            if lines and not self._is_over:
+                self._write(lines)
         except OSError:
-            self._lost += len(lines)
-            self._close_file()
+            self._refused(lines)
+            return False
+        finally:
+            for _ in range(wanted):
+                self._wanted.popleft().set()
+        return True
 
     def end(self, totals: Mapping[str, Any]) -> None:
         """Write what waits, and what all comes to, if the journal stays."""
         if self.kept:
-            self._sums = None  # the next file, if this line is in another, needs no sums before it
+            self._is_ending = True
             self.note("end", None, f', "totals": {json.dumps(totals)}')
-            self.write()
+            # On a full disk there is room for a short line, in the file's last block.
+            for _ in range(2):
+                if self.write():
+                    break
+                self.note("end", None)
+            else:
+                self._lost += len(self._lines) - 1
+                self._lines = collections.deque([self._lines[-1]])
+                self.write()
         self.close()
 
     def close(self) -> None:
@@ -191,100 +221,196 @@ class Journal:
         self._lines.append(f'{{"t": {t:.6f}, "event": "sample"{self._sample()}}}\n')
 
     def _keep(self, directory: Path) -> None:
-        """Begin the file that stays, in the place of another journal's, if there is one."""
-        path, new = self._path, self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        """Begin the file that stays, in the place of another journal's, if there is one whose run is over."""
+        path = self._path
         try:
             for each in (path, old_path(path)):
-                if os.path.lexists(each) and not is_journal(each):
+                if not _may_be_replaced(each):
                     raise SpillError(f"spill: {each} is there and no journal; keep the journal somewhere else")
-            self._open(new)
-            os.replace(new, path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(old_path(path))
-            os.symlink(path, directory / JOURNAL_NAME)
-        except (OSError, ValueError) as error:
-            self._close_file()
-            with contextlib.suppress(OSError, ValueError):
-                os.unlink(new)
-            if isinstance(error, SpillError):
+            place = _claim(path)
+            try:
+                _link(path, directory)
+                self._begin_file()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(old_path(path))
+            except BaseException:
+                self._close_file()
+                if not os.fstat(place).st_size:  # it was made to be claimed
+                    os.unlink(path)
                 raise
+            finally:
+                os.close(place)
+        except SpillError:
+            raise
+        except (OSError, ValueError) as error:
             raise SpillError(
                 f"spill: cannot keep a journal at {path}: {getattr(error, 'strerror', None) or error}; name a file in "
                 "a folder that can be written"
             ) from error
 
-    def _begin_file(self) -> bool:
-        """Begin the file, or go on with it; return whether lines are missing before."""
-        self._open(self._path)
-        lost, self._lost = self._lost, 0
-        if lost:
-            try:
-                t = time.perf_counter() - self._began_s
-                self._append(f'{{"t": {t:.6f}, "event": "lost", "lines": {lost}}}\n')
-            except OSError:
-                self._lost = lost
-                raise
-        return lost > 0
+    def _write(self, lines: list[Line]) -> None:
+        """Write lines, and take those out of the list that are written. Raises OSError when the disk refuses some."""
+        if self._fd is None:
+            self._begin_file()
+        is_full = self._size > self._sums_bytes + _FILE_BYTES and not self._is_ending
+        if self._lost:
+            self._append([self._line("lost", f', "lines": {self._lost}'), *lines])
+            self._lost = 0
+            self._sums_are_due = True
+        else:
+            self._append(lines)
+        lines.clear()
+        self._sums_are_due = self._sums_are_due or is_full
+        if self._sums_are_due and not self._is_ending:  # the end has sums of its own
+            sums = self._summed(lines)
+            self._append(lines)
+            lines.clear()
+            if not is_full or self._begin_next_file():
+                before = self._size
+                self._append(sums)
+                self._sums_bytes = self._size - before
+            self._sums_are_due = False
 
-    def _after_loss(self, lines: list[Line]) -> list[Line]:
-        """Return the lines with what was lost before them made up for."""
-        if self._sums is None:
-            return lines
-        more, sums = self._summed()
-        return [*lines, *more, *sums]
+    def _refused(self, lines: Sequence[Line]) -> None:
+        """Keep why the disk refused something for when it takes it, and count the other lines."""
+        told = [line for line in lines if isinstance(line, str) and _FAILURE in line][-_FAILURES_MAX:]
+        self._lost += len(lines) - len(told)
+        self._lines.extendleft(reversed(told))
 
-    def _summed(self) -> tuple[list[Line], list[Line]]:
-        """Return the lines that wait, and those of what all until then comes to.
+    def _summed(self, lines: list[Line]) -> list[Line]:
+        """Return lines of what all comes to so far, and add to `lines` those that it counts and that wait.
 
         Totals are the last of them: until they are there, what older lines say holds.
         """
-        sums = cast(Callable[[collections.deque[Line]], Sums], self._sums)(self._lines)
-        t = time.perf_counter() - self._began_s
-        places = [f'{{"t": {t:.6f}, "event": "place", "array": {array}{where}}}\n' for array, where in sums.places]
-        return sums.lines, [*places, f'{{"t": {t:.6f}, "event": "totals", "totals": {json.dumps(sums.totals)}}}\n']
-
-    def _begin_next_file(self, lines: list[Line]) -> list[Line]:
-        """Begin a file with what was moved so far, after the last lines of that; return the lines for it."""
-        if self._sums is not None:
-            more, sums = self._summed()
-            self._append(_text([*lines, *more]))
-            text = _text(sums)
-            lines, self._sums_bytes = [text], len(text)
-        ours = self._is_ours()
-        self._close_file()
-        if not ours:  # another store has the place by now
-            self._is_over = True
+        if self._sums is None:
             return []
-        os.replace(self._path, old_path(self._path))
-        self._size = 0
-        self._begin_file()
-        return lines
+        sums = self._sums(self._lines)
+        lines += sums.lines
+        places = [self._line("place", f', "array": {array}{where}') for array, where in sums.places]
+        return [*places, self._line("totals", f', "totals": {json.dumps(sums.totals)}')]
 
-    def _open(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if not self._size:
-            self._append(json.dumps(self._head) + "\n")
+    def _line(self, event: str, values: str) -> str:
+        return f'{{"t": {time.perf_counter() - self._began_s:.6f}, "event": "{event}"{values}}}\n'
 
-    def _is_ours(self) -> bool:
-        """Return whether the file that is open is the one of its name."""
+    def _begin_next_file(self) -> bool:
+        """Begin a file after one that is full; return False where another store's has the place by now."""
         try:
-            return os.path.samestat(os.fstat(cast(int, self._fd)), os.stat(self._path))
+            is_ours = os.path.samestat(os.fstat(cast(int, self._fd)), os.stat(self._path))
         except FileNotFoundError:
-            return False
+            is_ours = False
+        if is_ours:
+            self._begin_file(old_path(self._path))
+        else:
+            self._is_over = True
+            self._close_file()
+        return is_ours
 
-    def _append(self, text: str) -> None:
-        """Write lines, all or none. Raises OSError when the disk refuses."""
-        fd, data, before = cast(int, self._fd), text.encode(), self._size
+    def _begin_file(self, former: Path | None = None) -> None:
+        """Begin a file with the head, locked for as long as the run lives; `former` is where the one before goes.
+
+        It has its name only then, and the one before its lock until then: nobody finds the place free meanwhile.
+        """
+        path = self._path
+        new = path.with_name(f".{path.name}.{secrets.token_hex(4)}" if self.kept else NEW_JOURNAL_NAME)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            while data:
-                written = os.write(fd, data)
-                self._size += written
-                data = data[written:]
-        except OSError:
-            with contextlib.suppress(OSError):  # half a line would spoil the next
-                os.ftruncate(fd, before)
-                self._size = before
+            file_lock.lock(fd)
+            size = _append(fd, (json.dumps(self._head) + "\n").encode(), 0)
+            if former is not None:
+                os.replace(path, former)
+            os.replace(new, path)
+        except BaseException:
+            os.close(fd)
+            os.unlink(new)
             raise
+        self._close_file()
+        self._fd, self._size = fd, size
+
+    def _append(self, lines: Iterable[Line]) -> None:
+        """Write lines, all or none. Raises OSError when the disk refuses."""
+        data = "".join(line if isinstance(line, str) else line() for line in lines).encode()
+        self._size = _append(cast(int, self._fd), data, self._size)
+
+
+def _append(fd: int, data: bytes, size: int) -> int:
+    """Append all or nothing to a file of so many bytes, and return how many it has then. Raises OSError."""
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError:
+        with contextlib.suppress(OSError):  # half a line would spoil the next
+            os.ftruncate(fd, size)
+        raise
+    return size + len(data)
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Return whether nothing is lost where a journal comes to a place. Raises OSError for what cannot be read."""
+    try:
+        return is_journal(path)
+    except FileNotFoundError:
+        return not os.path.islink(path)
+
+
+def _claim(path: Path) -> int:
+    """Open the journal that has a place, or an empty one, and lock it: nobody else puts another one there then.
+
+    Raises SpillError where it is that of a run that goes on, OSError for a place that cannot be written.
+    """
+    deadline_s = time.monotonic() + _CLOSING_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            if file_lock.lock(fd) and not _is_written(old_path(path)):
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    claimed, fd = fd, -1
+                    return claimed
+            elif time.monotonic() > deadline_s:
+                raise SpillError(
+                    f"spill: {path} is the journal of a run that goes on{_whose(fd)}; name another file for this one, "
+                    "or close the other store first (what holds it, such as its save_on_disk, must go)"
+                )
+        except FileNotFoundError:  # it was moved meanwhile
+            pass
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        time.sleep(_MOMENT_S)
+
+
+def _is_written(path: Path) -> bool:
+    """Return whether a journal is that of a run that goes on; while it goes over to the next file, the old one is."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return file_lock.is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _whose(fd: int) -> str:
+    """Return what a journal's head says of its run, for who is refused its place."""
+    try:
+        head = json.loads(os.pread(fd, _HEAD_MAX_BYTES, 0).partition(b"\n")[0])
+        return f" (process {head['process']}, {plain_text(head['run'])})"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _link(path: Path, directory: Path) -> None:
+    """Have a run's directory lead to its journal. Raises SpillError where nothing can be written there."""
+    try:
+        os.symlink(path, directory / JOURNAL_NAME)
+    except OSError as error:
+        # A file system without links: who looks finds the journal where it was to stay.
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise SpillError(
+                f"spill: cannot link to the journal in {directory}: {error.strerror}; pass a directory that can be "
+                "written"
+            ) from error
 
 
 def plain_text(text: str) -> str:
@@ -295,10 +421,6 @@ def plain_text(text: str) -> str:
 def old_path(path: Path) -> Path:
     """Return where a journal goes that became too long."""
     return path.with_name(f"{path.stem}-old{path.suffix}")
-
-
-def _text(lines: Iterable[Line]) -> str:
-    return "".join(line if isinstance(line, str) else line() for line in lines)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -316,6 +438,16 @@ def _plan_line(t: float, number: int, plan: Plan) -> str:
         "to": [event.item for event in events],
     }
     return f'{{"t": {t:.6f}, {json.dumps(told)[1:]}\n'
+
+
+def is_of(directory: Path, run: object) -> bool:
+    """Return whether a journal to which a run's directory leads is its own, as the journal's head says: `run`.
+
+    Where a kept journal was, another run's may be by now.
+    """
+    if run is None or not os.path.islink(directory / JOURNAL_NAME):
+        return True
+    return isinstance(run, str) and os.path.basename(run) == os.path.basename(os.path.realpath(directory))
 
 
 def is_journal(path: Path) -> bool:
@@ -338,7 +470,8 @@ def read_journal(run: Path) -> Iterator[dict[str, Any]]:
     `run` is the run's directory, or the journal itself.
     Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read.
     """
-    journal = Path(os.path.realpath(run / JOURNAL_NAME)) if run.is_dir() else run
+    directory = run if run.is_dir() else None
+    journal = run if directory is None else Path(os.path.realpath(run / JOURNAL_NAME))
     for path in (old_path(journal), journal):
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -352,4 +485,6 @@ def read_journal(run: Path) -> Iterator[dict[str, Any]]:
             if isinstance(found, dict):
                 if "format" in found:
                     check_version(path, found["format"], FORMAT_VERSION)
+                    if directory is not None and not is_of(directory, found.get("run")):
+                        break
                 yield found

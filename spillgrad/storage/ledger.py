@@ -60,8 +60,9 @@ class Ledger:
         self._cache = cache
         self._origins: dict[tuple[str | None, str | None, str | None, np.dtype[Any] | None], tuple[Origin, Moved]] = {}
         self._phase: str | None = None
-        self._steps = 0
+        self._steps = 0  # those of training, where arrays say of which they are
         self._step_label: int | None = None
+        self._last_label: int | None = None
         self._step_began_s = time.perf_counter()
         self._moved_before = Moved()
         self._plans: list[Plan] = []
@@ -178,7 +179,7 @@ class Ledger:
             found = self._origins.get(key)
         if found is None:
             module, op, slot = map(_name, key[:3])
-            self._origins[key] = found = Origin(module, op, slot, dtype and dtype.name), Moved()
+            self._origins[key] = found = Origin(module, op, slot, None if dtype is None else dtype.name), Moved()
         return found
 
     def forget(self, cache: Cache) -> None:
@@ -253,7 +254,10 @@ class Ledger:
             return None
 
     def _step_ended(self, plan: Plan | None) -> None:
-        self._steps += 1
+        label, self._step_label = self._step_label, None
+        if label is None or label != self._last_label:  # else it is a further batch of the same
+            self._steps += 1
+        self._last_label = label
         number = None
         if plan is not None and plan in self._plans:
             number = self._plans.index(plan)
@@ -264,7 +268,7 @@ class Ledger:
         moved, now_s = dataclasses.replace(self.moved), time.perf_counter()
         told = {
             "number": self._steps,
-            "step": self._step_label,
+            "step": label,
             "plan": number,
             "moved": values(moved.since(self._moved_before)),
         }

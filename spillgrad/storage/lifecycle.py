@@ -3,12 +3,14 @@
 import atexit
 import collections
 import functools
+import math
 import os
+import time
 from typing import Any
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.account import Account
-from spillgrad.storage.journal import Line, Sums
+from spillgrad.storage.journal import WRITE_EVERY_S, Line, Sums
 from spillgrad.storage.run_directory import RunDirectory
 from spillgrad.storage.segment import abandon_at_exit
 from spillgrad.storage.segment_set import SegmentSet
@@ -63,14 +65,36 @@ class Lifecycle:
         try:
             try:
                 self._account.clear()
-                self._account.ledger.journal.end(self._totals())
             finally:  # the files go, whatever became of that
-                self._segments.close()
-                self._run.remove()
+                try:
+                    self._segments.close()
+                finally:
+                    self._end()
         except OSError as error:  # a finalizer or the writer may be what ends the store: nobody hears them
             self._failure = error
         finally:
             _open.discard(self)
+
+    def _end(self) -> None:
+        try:
+            self._account.ledger.journal.end(self._totals())  # a full disk has room once the segments are gone
+        finally:
+            self._run.remove()
+
+    def write_journal(self, patience_s: float = math.inf) -> None:
+        """Return when the journal has what happened until now, as far as the disk takes it. Called without the lock."""
+        deadline_s = time.monotonic() + patience_s
+        account = self._account
+        with account.lock:
+            written = account.ledger.journal.wanted()
+        while True:
+            with account.lock:
+                if account.closing or account.ended:  # the end is about to be written, or nothing more
+                    return
+                self._worker.start()
+                account.bell.ring()
+            if written.wait(min(WRITE_EVERY_S, patience_s)) or time.monotonic() >= deadline_s:
+                return
 
     def _sample(self) -> str:
         return self._account.ledger.sample(self._segments.disk_bytes)
@@ -107,6 +131,12 @@ class Lifecycle:
 # Strong references: the files of a store that nobody holds any more go too.
 _open: set[Lifecycle] = set()
 _process = os.getpid()
+
+
+def write_journals(patience_s: float) -> None:
+    """Have the journals of this process's stores say what happened until now, if that takes no longer."""
+    for lifecycle in list(_open):
+        lifecycle.write_journal(patience_s)
 
 
 def _close_all() -> None:

@@ -6,13 +6,13 @@ import os
 import re
 import secrets
 import stat
-import struct
 import tempfile
 import threading
 from pathlib import Path
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.journal import JOURNAL_NAME, OLD_JOURNAL_NAME
+from spillgrad.storage import file_lock
+from spillgrad.storage.journal import JOURNAL_NAME, NEW_JOURNAL_NAME, OLD_JOURNAL_NAME
 
 LOCK_NAME = ".lock"
 RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
@@ -32,7 +32,7 @@ def segment_name(number: int) -> str:
 
 def is_run_file(name: str) -> bool:
     """Return whether a run makes files of this name; no other file is ever removed."""
-    ours = (LOCK_NAME, JOURNAL_NAME, OLD_JOURNAL_NAME)
+    ours = (LOCK_NAME, JOURNAL_NAME, OLD_JOURNAL_NAME, NEW_JOURNAL_NAME)
     return name in ours or is_segment(name)
 
 
@@ -52,12 +52,7 @@ def is_locked(run: Path) -> bool:
         except OSError:  # no lock; or another user's, which nobody can ask for
             return False
         try:
-            # struct flock of Linux (fcntl_locking(2)): type, whence, start, length, process.
-            asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind: int = struct.unpack("hhqqi", fcntl.fcntl(fd, fcntl.F_GETLK, asked))[0]
-            return kind != fcntl.F_UNLCK
-        except OSError:  # a file system without locks
-            return False
+            return file_lock.is_locked(fd)
         finally:
             os.close(fd)
 

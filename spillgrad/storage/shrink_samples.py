@@ -2,14 +2,20 @@
 
 import collections
 import dataclasses
+import random
+import time
 
 import numpy as np
 
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.store import Label
 
-# Of the arrays of one origin the first is sampled, the eighth, and so on: 0.3 ms each, some more where it would pay.
-_FACTOR = 8
+# Of one origin the first arrays are sampled, then fewer and fewer, at random: what a step stores comes in the same
+# order each time, so that every eighth array, say, may always be the same one.
+_FIRST = 8
+# Beyond the first of each origin, samples take no more than this share of the time, at 0.3 ms each.
+_MOST_SHARE = 0.02
+_AT_ONCE_S = 0.05
 _ORIGINS_MAX = 500  # nobody reads many more
 
 
@@ -18,6 +24,9 @@ class ShrinkSamples:
 
     def __init__(self) -> None:
         self._seen: collections.Counter[tuple[Label, np.dtype]] = collections.Counter()
+        self._random = random.Random(0)
+        self._began_s = time.perf_counter()
+        self._spent_s = 0.0
 
     def is_due(self, entry: Entry) -> bool:
         """Return whether a sample of this array is wanted. Called with the lock held."""
@@ -26,6 +35,9 @@ class ShrinkSamples:
             return False
         self._seen[origin] += 1
         seen = self._seen[origin]
-        while seen % _FACTOR == 0:
-            seen //= _FACTOR
-        return seen == 1
+        may_spend_s = _AT_ONCE_S + _MOST_SHARE * (time.perf_counter() - self._began_s)
+        return seen == 1 or (self._spent_s < may_spend_s and self._random.random() * seen < _FIRST)
+
+    def took(self, seconds: float) -> None:
+        """Note how long a sample took. Called with the lock held."""
+        self._spent_s += seconds

@@ -10,6 +10,6 @@ def check_version(path: Path, found: object, accepted: int) -> None:
     if type(found) is not int or not 1 <= found <= accepted:
         wanted = "1" if accepted == 1 else f"1 to {accepted}"
         raise SpillFormatError(
-            f"spill: {path} has format {found!r}; this spillgrad reads {wanted}; "
+            f"{path} has format {found!r}; this spillgrad reads {wanted}; "
             "read it with the version that wrote it, or a newer one"
         )

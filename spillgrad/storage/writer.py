@@ -354,8 +354,10 @@ class Writer:
             with account.lock:
                 due = shrinks.is_due(entry)
             if due:
+                began_s = time.perf_counter()
                 sampled_bytes, stored_bytes = Lossless().sample(array)
                 with account.lock:
+                    shrinks.took(time.perf_counter() - began_s)
                     account.ledger.shrunk(entry, sampled_bytes, stored_bytes)
         finally:
             with account.lock:

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from spillgrad.storage import is_ram_disk
 from spillgrad_tools.cli import main
 
 
@@ -80,6 +82,51 @@ def test_bad_input_is_one_line_and_status_2(
     assert printed.err.count("\n") == 1
     assert [word for word in words if word not in printed.err] == []
     assert sorted(here.rglob("*")) == before
+
+
+def test_a_wrong_choice_is_said_without_words_of_a_library(capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", ".", "--by", "modul"]) == 2
+    assert ": 'modul' is not one of 'module', 'op', 'dtype', 'step'; see " in (said := capsys.readouterr().err)
+    assert "Value error" not in said
+
+
+@pytest.mark.parametrize("command", ["--version", "inspect --help", "cache info"])
+def test_output_that_cannot_be_written_is_said_once(command: str, tmp_path: Path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "spillgrad_tools", *command.split()],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(PYTHONUNBUFFERED=""),
+        )  # fmt: skip
+    said = "spillgrad: standard output: No space left on device; free space, or name another place\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("command", ["--help", "cache info"])
+def test_a_pipe_that_nobody_reads_is_left_quietly(command: str, unbuffered: str, tmp_path: Path):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "spillgrad_tools", *command.split()],
+            stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(PYTHONUNBUFFERED=unbuffered),
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_name_that_a_terminal_would_obey_is_shown_as_text(capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", "missing\x1b[2J"]) == 2
+    assert "missing\\x1b[2J: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not is_ram_disk(Path("/dev/shm")), reason="there is no RAM disk")
+def test_a_warning_is_a_line_without_a_place_in_the_source(here: Path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        done = run(*TINY, "--steps", "1", "--out", "out", "--spill-dir", place, cwd=here)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"spillgrad: warning: preflight: {place}")
+    assert done.stderr.endswith("a RAM disk: spilling there frees no memory; pass a directory on a real disk\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_debug_raises_what_was_wrong(here: Path):

@@ -186,13 +186,56 @@ def test_a_folder_without_segments_is_told(tmp_path: Path, capsys: pytest.Captur
     assert "there is no segment" in told(capsys, tmp_path, "--tree", status=2)
 
 
-def test_an_array_whose_checksum_is_wrong_is_shown_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+WRONG = "its bytes are not those that were written: the checksum is wrong"
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Return a segment with an array of which one bit is another."""
     path = stored(tmp_path, [NORMAL])
     data = bytearray(path.read_bytes())
     data[4096 + 100] ^= 1
     path.write_bytes(data)
-    assert re.search(r"checksum +wrong", told(capsys, path, "--tensor", "0", status=1))
-    assert told_json(capsys, path, "--tensor", "0", status=1)["contents"]["checksum"] == "wrong"
+    return path
+
+
+def test_an_array_whose_checksum_is_wrong_is_shown_with_status_1(damaged: Path, capsys: pytest.CaptureFixture[str]):
+    shown = told(capsys, damaged, "--tensor", "0", status=1)
+    assert re.search(r"checksum +wrong", shown)
+    assert re.search(f"problem +{WRONG}", " ".join(shown.split()))
+    found = told_json(capsys, damaged, "--tensor", "0", status=1)
+    assert (found["contents"]["checksum"], found["problem"]) == ("wrong", WRONG)
+
+
+def test_values_of_a_damaged_array_are_given_with_a_word_on_stderr_and_status_1(
+    damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["inspect", str(damaged), "--tensor", "0", "--slice", "1, :2"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (f"{NORMAL[1, :2]}\n", f"spillgrad: {damaged}/00000000: {WRONG}\n")
+    out = tmp_path / "out.npy"
+    assert main(["inspect", str(damaged), "--tensor", "0", "--slice", "1", "--export", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("wrote float64 (500,)")
+    assert printed.err == f"spillgrad: {damaged}/00000000: {WRONG}\n"
+    np.testing.assert_array_equal(np.load(out), NORMAL[1])
+    assert told_json(capsys, damaged, "--tensor", "0", "--slice", "0, 0", status=1)["problem"] == WRONG
+
+
+def test_a_damaged_array_of_a_run_that_goes_on_is_to_be_looked_at_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    store = DiskStore(tmp_path / "spill", ram_budget=0)
+    try:
+        store.put(NORMAL)
+        store.flush()
+        (path,) = store.directory.glob("*.h5")
+        with open(path, "r+b") as file:
+            file.seek(4096 + 100)
+            file.write(b"other")
+        assert "look again" in told_json(capsys, path, "--tensor", "0", status=1)["problem"]
+    finally:
+        store.close()
 
 
 def test_an_encrypted_array_shows_its_structure_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

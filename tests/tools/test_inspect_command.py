@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import spillgrad as sg
 from spillgrad.storage import DiskStore, Label
 from spillgrad_tools import inspect_json
 from spillgrad_tools.cli import main
+from spillgrad_tools.inspect_words import began as began_words
 from tests.tools.terminal import terminal
 from tests.waiting import wait_until
 
@@ -134,11 +136,11 @@ def test_of_several_runs_there_is_a_line_each(tmp_path: Path, capsys: pytest.Cap
         store.close()
     text = printed(capsys, tmp_path)
     assert re.findall(r"^([ab]\.jsonl) +finished ", text, re.MULTILINE) == ["a.jsonl", "b.jsonl"]
-    one = text.splitlines()[-1].removeprefix("2 runs; for one of them: spillgrad ")
+    one = text.splitlines()[-1].removeprefix("2 runs, the newest last; to see it: spillgrad ")
     assert main(shlex.split(one)) == 0
     assert "in 8 arrays" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path), "--by", "op"]) == 2
-    assert f"got --by with 2 runs; name one of them, such as {tmp_path / 'b.jsonl'}" in capsys.readouterr().err
+    assert f"got --by with 2 runs; name one, such as the newest: {tmp_path / 'b.jsonl'}" in capsys.readouterr().err
     runs = json.loads(printed(capsys, tmp_path, "--by", "op", "--json"))["runs"]
     assert [run["groups"]["by"] for run in runs] == ["op", "op"]
 
@@ -173,6 +175,7 @@ def test_a_last_line_that_is_cut_off_is_no_damage(finished: Path, capsys: pytest
         ("missing", ["missing", "No such file"]),
         ("empty", ["empty", "holds no run"]),
         ("notes.txt", ["notes.txt", "no journal of a run"]),
+        ("nothing.jsonl", ["nothing.jsonl is empty"]),
         ("newer.jsonl", ["newer.jsonl", "999"]),
         ("pipe", ["pipe", "no file of a run"]),
     ],
@@ -181,6 +184,7 @@ def test_where_there_is_nothing_of_ours_one_line_says_so(
     name: str, words: list[str], options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.jsonl").touch()
     (tmp_path / "notes.txt").write_text("All work and no play\n")
     (tmp_path / "newer.jsonl").write_text('{"format": 999, "began": "x"}\n')
     os.mkfifo(tmp_path / "pipe")
@@ -189,6 +193,54 @@ def test_where_there_is_nothing_of_ours_one_line_says_so(
     assert found.out == ""
     assert found.err.count("\n") == 1
     assert [word for word in words if word not in found.err] == []
+
+
+@pytest.mark.parametrize("width", ["40", "200"])
+def test_of_several_runs_it_is_said_which_is_the_newest_and_when_each_began(
+    width: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("journal.jsonl", "journal-2.jsonl", "journal-10.jsonl"):  # none of them by its name
+        DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / name).close()
+    monkeypatch.setenv("COLUMNS", width)
+    text = printed(capsys, tmp_path)
+    began = [began_words(run, fine=width == "200") for run in sg.storage.inspect(tmp_path).runs]
+    assert re.findall(r"^(journal[-0-9]*)\.jsonl .*?(20\d\d-.*?)(?:  |$)", text, re.MULTILINE) == list(
+        zip(["journal", "journal-2", "journal-10"], began, strict=True)
+    )
+    assert f"3 runs, the newest last; to see it: spillgrad inspect {tmp_path}/journal-10.jsonl\n" in text
+    assert main(["inspect", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 2
+    assert f"the newest: {tmp_path}/journal-10.jsonl" in capsys.readouterr().err
+
+
+def test_a_run_beyond_its_budget_says_when_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "kept.jsonl"
+    store = DiskStore(tmp_path / "spill", ram_budget=100_000, keep_journal=path)
+    for _ in range(2):
+        handle = store.put(np.arange(100_000))
+        store.flush()
+        held = store.get(handle)
+        time.sleep(0.1)  # for a sample
+        store.drop(handle)
+        del held
+    store.close()
+    text = " ".join(printed(capsys, path).split())
+    assert re.search(r"beyond the budget in \d+ of \d+ samples, most after \d+ ms: 781.2 KiB held by callers", text)
+    assert "a step has an array of 781.2 KiB: more than the budget, and read whole when it is needed" in text
+
+
+@pytest.mark.parametrize("options", [["--tree"], ["--tensor", "3"]], ids=" ".join)
+def test_a_journal_holds_no_arrays(options: list[str], finished: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", str(finished), *options]) == 2
+    said = f"spillgrad: {finished} is a journal, which holds no arrays; name a segment, or the folder of a run\n"
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_page_into_a_pipe_that_nobody_reads_is_left_quietly(finished: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "spillgrad_tools", "inspect", str(finished), "--html", "/dev/stdout"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    piped = ["bash", "-c", '"$@" | head -c 9; exit ${PIPESTATUS[0]}', "bash", *command]
+    done = subprocess.run(piped, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "<!DOCTYPE", "")
 
 
 @pytest.fixture
@@ -244,6 +296,40 @@ def test_a_segment_in_which_something_is_wrong_gives_status_1(segment: Path, cap
 def test_a_segment_has_no_groups(segment: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", str(segment), "--by", "op"]) == 2
     assert "got --by with a segment" in capsys.readouterr().err
+
+
+def test_a_segment_that_was_never_flushed_is_called_so_and_keeps_no_other_from_being_shown(
+    segment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "run-0123456789abcdef"
+    folder.mkdir()
+    new = folder / "segment-00001.h5"
+    new.write_bytes(bytes(10_000))
+    words = f"spillgrad: {new} was never flushed: it does not say yet what is in it; inspect the folder of its run"
+    for options in (["--tree"], ["--tensor", "3"]):
+        assert main(["inspect", str(folder), *options]) == 2
+        assert (found := capsys.readouterr()).err.startswith(words)
+        assert (found.out, found.err.count("\n")) == ("", 1)
+    shutil.copy(segment, folder / "segment-00000.h5")
+    assert main(["inspect", str(folder), "--tree", "--json"]) == 0
+    found = capsys.readouterr()
+    assert len(json.loads(found.out)["segments"][0]["arrays"]) == 30
+    assert found.err.startswith(words)
+    new.write_bytes(b"something else")
+    assert main(["inspect", str(folder), "--tree"]) == 1
+    found = capsys.readouterr()
+    assert "mul.self in h.29" in found.out
+    assert f"{new} cannot be read as HDF5" in found.err
+
+
+def test_a_folder_of_segments_alone_says_how_to_see_one(
+    segment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder := tmp_path / "copies").mkdir()
+    shutil.copy(segment, folder)
+    assert main(["inspect", str(folder)]) == 2
+    said = f"spillgrad: {folder} holds no run, but segments; name one of them, such as {folder}/segment-00000.h5\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_what_is_named_as_a_segment_and_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

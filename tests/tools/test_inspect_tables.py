@@ -2,19 +2,20 @@
 
 import dataclasses
 import re
+import socket
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from spillgrad.storage.inspection.records import Failure, Run, Settings, Step
+from spillgrad.storage.inspection.records import Failure, Run, Settings, Step, StepPlan
 from spillgrad.storage.moved import Moved, Origin
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools import inspect_tables
 from spillgrad_tools.inspect_groups import COLUMNS, choose
-from spillgrad_tools.inspect_words import UNKNOWN, began, duration, percent, short_bytes
-from tests.tools.runs import MIB, make_run, moved, with_codec
+from spillgrad_tools.inspect_words import UNKNOWN, began, beyond_budget, duration, percent, short_bytes
+from tests.tools.runs import MIB, make_run, moved, sample, with_codec
 
 RUN = Path("spill/run-0123456789abcdef")
 
@@ -74,6 +75,39 @@ def test_settings_out_of_the_ordinary_are_named():
     assert summary(run)["RAM"] == f"peak 60 MiB of 0 B ({UNKNOWN})"
 
 
+def beyond(**changes: object) -> list[str]:
+    run = make_run(RUN, **changes)
+    return list(beyond_budget(dataclasses.replace(run, stats=dataclasses.replace(run.stats, peak_ram_bytes=80 * MIB))))
+
+
+def test_ram_beyond_the_budget_is_said_with_what_is_known_of_it():
+    plan = StepPlan([(MIB, False), (70 * MIB, False)], [("put", 0), ("put", 1)])
+    lent = sample(1.5, ram_bytes=80 * MIB, hot_bytes=0, writing_bytes=0, cached_bytes=0, lent_bytes=80 * MIB)
+    when = "beyond the budget in 1 of 2 samples, most after 1.5 s: 80 MiB held by callers"
+    large = "a step has an array of 70 MiB: more than the budget, and read whole when it is needed"
+    held = "what is asked for is read also while callers hold so much that it does not fit beside that"
+    refused = "the disk refused 3 times, and then arrays stay in RAM, as on_full says"
+    samples = [sample(1.0), lent]
+    assert beyond(samples=samples, step_plan=plan) == [when, large]
+    assert beyond(samples=samples) == [when, held]
+    full = Settings(64 * MIB, None, False, True, "ram")
+    hot = sample(1.5, ram_bytes=80 * MIB, hot_bytes=72 * MIB, writing_bytes=8 * MIB, cached_bytes=0, lent_bytes=0)
+    assert beyond(samples=[hot], settings=full, failure_count=3) == [
+        "beyond the budget in 1 of 1 sample, most after 1.5 s: 72 MiB not on disk yet, 8 MiB being written",
+        refused,
+    ]
+    unseen = "beyond the budget for so short a time, or so long ago, that no sample in the journal shows it"
+    assert beyond(samples=[], step_plan=None) == [unseen]
+    assert list(beyond_budget(make_run(RUN))) == []
+    assert list(beyond_budget(make_run(RUN, settings=Settings()))) == []
+
+
+def test_a_reason_is_shown_to_its_end():
+    reason = f"could not write 4 MiB in {'/'.join(['a long name'] * 30)}: No space left on device; free space"
+    run = make_run(RUN, failures=[Failure(1.0, reason)], failure_count=1)
+    assert f"at 1.0 s: {reason}" in " ".join(shown(run, 500).split())
+
+
 def test_a_live_run_says_what_it_holds_now():
     run = make_run(RUN, state="live", segments={RUN / "segment-00000.h5": 3 * MIB, RUN / "segment-00001.h5": MIB})
     found = summary(dataclasses.replace(run, stats=dataclasses.replace(run.stats, ram_bytes=12 * MIB)))
@@ -86,16 +120,18 @@ def test_a_live_run_says_what_it_holds_now():
 
 
 def test_a_dead_run_says_what_removes_it_and_how_much_that_frees(tmp_path: Path):
-    run = make_run(tmp_path, state="dead", segments={tmp_path / "segment-00000.h5": 3 * MIB})
+    run = make_run(tmp_path, state="dead", folder=tmp_path, segments={tmp_path / "segment-00000.h5": 3 * MIB})
     assert summary(run)["state"] == (
         "dead: its process ended without closing its store; "
         f"`spillgrad sweep {tmp_path.parent}` removes what it left, which frees 3 MiB"
     )
 
 
-def test_of_a_dead_run_whose_journal_alone_is_there_nothing_is_to_be_removed(tmp_path: Path):
-    run = make_run(tmp_path / "kept.jsonl", state="dead")
-    assert summary(run)["state"] == "dead: its process ended without closing its store"
+def test_a_dead_run_whose_journal_alone_is_there_may_have_ended_in_order_too(tmp_path: Path):
+    run = make_run(tmp_path / "kept.jsonl", state="dead", host=socket.gethostname())
+    words = "dead: its process ended without closing its store, or the disk refused the journal's last lines"
+    assert summary(run)["state"] == words
+    assert summary(dataclasses.replace(run, host="mill"))["state"] == f"{words}, or it goes on, on mill"
 
 
 def test_the_disks_refusals_and_lines_that_are_missing_are_said():
@@ -248,7 +284,7 @@ def test_several_runs_are_a_line_each_and_the_last_line_says_how_to_name_one():
         "102 MiB", "2.2 s", "60 MiB, 64 MiB",
     ]  # fmt: skip
     assert re.split(r"  +", lines[3].strip())[:4] == ["run-fedcba9876543210", "live", UNKNOWN, UNKNOWN]
-    assert lines[-1] == "2 runs; for one of them: spillgrad inspect spill/run-fedcba9876543210"
+    assert lines[-1] == "2 runs, the newest last; to see it: spillgrad inspect spill/run-fedcba9876543210"
 
 
 def test_the_path_in_the_last_line_is_whole_and_quoted_in_a_narrow_terminal():

@@ -27,6 +27,7 @@ from spillgrad_tools.report_tables import tables
 from spillgrad_tools.report_text import format_duration, headline
 from spillgrad_tools.report_timeline import KINDS, MOST_ROWS, Spans, timeline
 from tests.page.runs import ADVICE, EMPTY, HOSTILE, HOSTILE_SHOWN, MIB, extreme, first_version, gpt, hostile, many
+from tests.tools.runs import make_run
 
 # Bytes of a page without its data: Plotly's, and a tenth of that for what is ours.
 PLOTLY_BYTES = 4_900_000
@@ -75,6 +76,15 @@ def test_a_page_says_what_was_spilled_and_what_it_cost():
     assert "spillgrad train --model small --ram-budget 64MiB --out runs/1" in found.text
     assert "transformer.h.11.mlp.c_proj" in found.text
     assert "scaled_dot_product_attention" in found.text
+
+
+def test_a_page_says_when_and_why_ram_was_beyond_the_budget():
+    run = make_run(Path("runs/1"))
+    assert "the budget in" not in read(run, [], []).text
+    beyond = [*run.samples, sample(9.0, 80 * MIB)]
+    stats = dataclasses.replace(run.stats, peak_ram_bytes=80 * MIB)
+    text = read(dataclasses.replace(run, samples=beyond, stats=stats), [], []).text
+    assert "Beyond the budget in 1 of 82 samples, most after 9.0 s: 80 MiB not on disk yet." in text
 
 
 def test_advice_is_shown_as_it_was_given_with_the_arguments_it_names():
@@ -140,7 +150,8 @@ def test_json_ends_no_element():
 
 @pytest.mark.parametrize("state", ["live", "finished", "dead"])
 def test_a_run_of_which_nothing_is_known_has_a_page_that_says_so(state: str):
-    text = read(dataclasses.replace(EMPTY, state=state), [], []).text
+    run = dataclasses.replace(EMPTY, state=state)
+    text = read(run, [], []).text
     for words in (
         "nothing was given to the store",
         "The journal has no samples of memory: its version had none",
@@ -148,7 +159,7 @@ def test_a_run_of_which_nothing_is_known_has_a_page_that_says_so(state: str):
         "Nothing came to the store",
         "None: no other setting is known to do better",
         "The disk refused nothing",
-        report_text.STATES[state][1:],
+        report_text.state(run)[1:],
     ):
         assert words in text
     assert ("spillgrad sweep" in text) == (state == "dead")
@@ -390,7 +401,7 @@ def test_a_journal_file_of_the_first_version_has_a_page(tmp_path: Path):
     assert main(["inspect", str(journal), "--html", str(tmp_path / "report.html")]) == 0
     text = Reader((tmp_path / "report.html").read_text()).text
     assert "4 KiB (100 %) went to disk" in text
-    assert "did not close its store" in text
+    assert "ended without closing its store, or the disk refused" in text
 
 
 def test_of_several_runs_one_must_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -398,7 +409,7 @@ def test_of_several_runs_one_must_be_named(tmp_path: Path, capsys: pytest.Captur
     spilled(tmp_path)
     assert main(["inspect", str(tmp_path), "--html", str(tmp_path / "report.html")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"spillgrad: report: got 2 runs in {tmp_path}, wanted one; name one, such as ")
+    assert said.startswith(f"spillgrad: report: got 2 runs in {tmp_path}, wanted one; name one, such as the newest: ")
     assert str(tmp_path / "kept.jsonl") in said
     assert said.count("\n") == 1
     assert not (tmp_path / "report.html").exists()

@@ -728,6 +728,37 @@ def test_the_command_trains_to_the_same_weights_under_every_policy(policy: str, 
     wait_until_no_spill_file_is_below(here)
 
 
+BUSY = "spillgrad: train: another training is writing to out; wait until it ends, or name another folder with --out\n"
+
+
+@pytest.mark.parametrize("place", [["--ram-budget", "0"], ["--no-spill"]], ids=" ".join)
+def test_a_folder_that_a_training_writes_to_is_no_others(
+    place: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+):
+    process = start("--steps", "100000", *place, "--save-every", "1", "--out", "out")
+    try:
+        wait_until((here / "out" / "checkpoint.json").exists)
+        for option in ("--out", "--resume"):
+            assert main(["train", "--data", "text.txt", option, "out"]) == 2
+            assert capsys.readouterr().err == BUSY
+        process.kill()
+        process.communicate()
+        assert main(["train", "--data", "text.txt", "--resume", "out", "--steps", "1"]) == 2
+        assert "has gone through" in capsys.readouterr().err  # the folder is free
+    finally:
+        process.kill()
+
+
+def test_of_trainings_that_begin_at_once_each_has_a_folder(here: Path):
+    named = [start("--no-spill", "--out", "out") for _ in range(3)]
+    ended = [(process.communicate(timeout=60)[1], process.returncode) for process in named]
+    assert all(each == ("", 0) or (BUSY in each[0] or "holds a checkpoint" in each[0]) for each in ended)
+    assert [each for each in ended if each[1] == 0] == [("", 0)]
+    others = [start("--no-spill") for _ in range(3)]
+    assert [process.communicate(timeout=60)[1] for process in others] == [""] * 3
+    assert sorted(path.parent.name for path in here.glob("runs/*/checkpoint.json")) == ["1", "2", "3"]
+
+
 def test_a_policy_without_spilling_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--no-spill", "--policy", "recompute"]) == 2
     assert "--policy recompute with --no-spill" in capsys.readouterr().err

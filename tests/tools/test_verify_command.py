@@ -79,6 +79,37 @@ def test_names_of_files_are_printed_without_what_a_terminal_obeys(tmp_path: Path
     assert "a\\x1b[31m[red]/segment-00000.h5/00000000" in printed
 
 
+def test_what_is_wrong_with_a_file_names_it_once_and_no_other_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run-0123456789abcdef"
+    run.mkdir()
+    path = run / "segment-00000.h5"
+    whole = stored(tmp_path, [NORMAL], codec="lossless").read_bytes()
+    (run / ".lock").touch()
+    (run / "journal.jsonl").write_text('{"format": 99, "began": "x"}\n')
+    for damaged in (whole[:3000], whole.replace(b"\x28\xb5\x2f\xfd", b"\0\0\0\0", 1).replace(b"xxh3_64", b"yyh3_64")):
+        path.write_bytes(damaged)
+        assert main(["verify", str(tmp_path)]) == 1
+        wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong: ")]
+        assert len(wrong) == 2
+        assert [line.count(str(run)) for line in wrong] == [1, 1]
+        assert [line for line in wrong if "inspect: " in line or "verify: " in line] == []
+
+
+def test_a_journal_is_known_by_how_it_begins_whatever_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "kept").close()
+    assert main(["verify", str(tmp_path / "kept")]) == 0
+    assert "in 1 journal\n" in capsys.readouterr().out
+
+
+def test_a_file_of_others_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "notes.txt").write_text("no segment")
+    assert main(["verify", str(tmp_path / "notes.txt")]) == 2
+    said = f"spillgrad: verify: got {tmp_path}/notes.txt, which is neither a segment nor a journal"
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize("kind", ["missing", "text", "empty folder", "pipe", "journal of nothing"])
 def test_bad_input_is_one_line_and_status_2(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / ("thing.jsonl" if kind == "journal of nothing" else "thing")

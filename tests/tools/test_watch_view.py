@@ -177,3 +177,12 @@ def test_hostile_text_is_shown_as_it_is():
 def test_a_later_sample_without_counters_lowers_no_rate_below_zero():
     backwards = [sample(1.0), dataclasses.replace(sample(7.9), written_bytes=0, wait_s=0.0)]
     assert row("writing", lines(samples=backwards)).startswith("0 B/s")
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "said"), [("forward", 4, "4, forward"), ("forward", 5, "5, forward"), (None, 4, "4, ")]
+)
+def test_a_further_batch_is_of_the_same_step(phase: str | None, step: int, said: str):
+    watched = Watched(make_run(RUN), NOW_S, phase, step=step)  # of which a batch of the fourth was the last to end
+    (line,) = [line for line in drawn(View(watched)) if line.startswith("step")]
+    assert line.split(maxsplit=1)[1].startswith(said)

@@ -1,10 +1,13 @@
 """The command `spillgrad`: options here, work in the module each command names."""
 
+import contextlib
 import enum
+import errno
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +18,8 @@ from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, Tra
 WRONG = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+# Of an error, which may have a few paths in it.
+_LONGEST_LINE = 20_000
 
 # `main` reports every error itself: one line, undecorated.
 LOOKS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
@@ -272,9 +277,9 @@ class SortKey(enum.StrEnum):
 @app.command()
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A folder of spill files, one of its segments, or a journal.")
+        Path, typer.Argument(metavar="PATH", help="The folder of a run, or of several; a journal; or a segment.")
     ],
-    by: Annotated[GroupKey | None, typer.Option(help="Add up by this.", show_default="module")] = None,
+    by: Annotated[GroupKey | None, typer.Option(help="Add up by this: a row for each.", show_default="module")] = None,
     sort: Annotated[
         SortKey | None, typer.Option(help="Sort by this column.", show_default="packed; steps as they came")
     ] = None,
@@ -315,7 +320,7 @@ def inspect(
 @app.command()
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A folder of spill files, one of its segments, or a journal.")
+        Path, typer.Argument(metavar="PATH", help="The folder of a run, or of several; a journal; or a segment.")
     ],
     as_json: Json = False,
 ) -> None:
@@ -443,20 +448,42 @@ def bench_soak(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit status.
 
-    What the user can mend is one line on stderr and status 2; with `--debug` or SPILLGRAD_DEBUG=1 it is raised.
+    What the user can mend is one line on stderr and status 2, what a disk damaged one and status 1; with `--debug` or
+    SPILLGRAD_DEBUG=1 it is raised. A warning is a line without the place in the source where it arose.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments or os.environ.get("SPILLGRAD_DEBUG") == "1"
     # Taken out here, it may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
-        return typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
+        with contextlib.nullcontext() if debug else _warnings_for_users():
+            status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
+            sys.stdout.flush()  # at the exit of the process, nobody would say that this failed
+            return status
+    except (BrokenPipeError, SystemExit):  # which typer makes of it
+        return _close_output()
     except _errors_of_the_user() as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.filename is None and _output_is_lost():
+            error.filename = "standard output"
         if line := _one_line(error, arguments):
             print(f"spillgrad: {line}", file=sys.stderr)
-        return BAD_INPUT
+        return _status(error)
+
+
+@contextlib.contextmanager
+def _warnings_for_users() -> Iterator[None]:
+    """Inside the block, print of a warning what it says."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"spillgrad: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    former, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = former
 
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:
@@ -465,14 +492,44 @@ def _errors_of_the_user() -> tuple[type[Exception], ...]:
     return SpillgradError, OSError, typer.TyperException
 
 
+def _status(error: Exception) -> int:
+    from spillgrad.errors import SpillCorruptionError
+
+    return WRONG if isinstance(error, SpillCorruptionError) else BAD_INPUT
+
+
+def _output_is_lost() -> bool:
+    """Return whether standard output goes on refusing what it was given, and give it up then."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _close_output()  # Python would try once more as it exits
+        return True
+    return False
+
+
+def _close_output() -> int:
+    """Give up standard output, which nobody reads any more, and return the exit status that says so."""
+    from spillgrad_tools.paged import NOBODY_READS, close_output
+
+    close_output()
+    return NOBODY_READS
+
+
 def _one_line(error: Exception, arguments: Sequence[str]) -> str:
     """Return what was given, what is accepted and what to do; nothing when the help was shown instead."""
+    from spillgrad.storage.inspection.printable import printable
+
     message = str(error)
     if isinstance(error, typer.TyperException):
-        message = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".").replace("Value error, ", "")
         if message:
             command = getattr(getattr(error, "ctx", None), "command_path", "spillgrad")
             message = f"{' '.join(arguments)}: {message}; see {command} --help"
-    elif type(error).__module__ == "builtins" and isinstance(error, OSError) and error.filename is not None:
-        message = f"{error.filename}: {error.strerror}; name a place that exists and that you may read and write"
-    return " ".join(message.split())
+    elif type(error).__module__ == "builtins" and isinstance(error, OSError) and error.strerror is not None:
+        place = "" if error.filename is None else f"{error.filename}: "
+        mend = "name a place that exists and that you may read and write"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            mend = "free space, or name another place"
+        message = f"{place}{error.strerror}; {mend}"
+    return printable(" ".join(message.split()), _LONGEST_LINE)

@@ -1,5 +1,7 @@
 """`spillgrad inspect --tensor`: one array of the files, its values, and a copy of them."""
 
+import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +35,17 @@ def show_array(
 ) -> bool:
     """Print an array; with `slice_text` its values there; or write them to the file `export`.
 
-    Return whether all is right: an array whose checksum is wrong, or that cannot be read, is not.
+    Return whether all is right: an array whose checksum is wrong, or that cannot be read, is not. What was asked for
+    is given of a wrong one, too, and standard error, or the "problem" of JSON, says so.
     Raises as `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
     """
     index = (...,) if slice_text is None else parse_index(slice_text)
     segment, array = find_array(path, key)
-    told: dict[str, Any] = {"path": str(segment.path), **array_as_dict(array)}
-    right = True
+    told: dict[str, Any] = {}
     if slice_text is None and export is None:
         contents = None if array.problem is not None else array_contents(segment.path, array)
-        right = contents is not None and contents.checksum != "wrong"
+        if contents is not None:
+            array = _judged(array, contents.checksum)
         told["contents"] = None if contents is None else contents_as_dict(contents)
         if not as_json:
             show(console, _table(segment, array, contents))
@@ -58,11 +61,22 @@ def show_array(
                 told["slice"] = {"shape": selection.shape, "values": _json_values(values, selection)}
             else:
                 text = _as_numpy_prints(*read_shown(values, selection))
+            array = _judged(array, values.verdict())
         if not as_json:  # only now is it sure that these were the array's values
             write(text + "\n")
+        if array.problem is not None and not as_json:
+            place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
+            print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
     if as_json:
-        write(inspect_json.text(told))
-    return right
+        write(inspect_json.text({"path": str(segment.path), **array_as_dict(array), **told}))
+    return array.problem is None
+
+
+def _judged(array: StoredArray, checksum: str) -> StoredArray:
+    """Return an array with what is wrong with it, where that is its checksum."""
+    if checksum != "wrong":
+        return array
+    return dataclasses.replace(array, problem="its bytes are not those that were written: the checksum is wrong")
 
 
 def array_as_dict(array: StoredArray) -> dict[str, Any]:

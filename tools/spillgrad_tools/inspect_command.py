@@ -100,7 +100,8 @@ def _show_runs(options: InspectOptions) -> bool:
     several = [word for word in options.given() if word in ("--by", "--sort", "--top")] if len(found.runs) > 1 else []
     if several and not options.as_json:
         raise ArgumentError(
-            f"inspect: got {several[0]} with {len(found.runs)} runs; name one of them, such as {found.runs[-1].path}"
+            f"inspect: got {several[0]} with {len(found.runs)} runs; name one, such as the newest: "
+            f"{found.runs[-1].path}"
         )
     if options.as_json:
         write(inspect_json.text(inspect_json.of_runs(found, by, options.sort, options.top)))

@@ -42,7 +42,7 @@ def _lines(segment: Segment) -> Iterator[tuple[str, str]]:
         yield "note", segment.note
     problems = [*segment.problems, *(f"{array.key}: {array.problem}" for array in segment.arrays if array.problem)]
     for number, problem in enumerate(problems[:_PROBLEMS]):
-        yield "" if number else "problems", printable(problem)
+        yield "" if number else "problems", printable(problem, 1000)
     if len(problems) > _PROBLEMS:
         yield "", f"and {len(problems) - _PROBLEMS} more"
 

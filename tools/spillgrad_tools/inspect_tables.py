@@ -15,7 +15,7 @@ from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Group, Run
 from spillgrad_tools.fitted_table import Column, fitted
 from spillgrad_tools.inspect_groups import COLUMNS, Groups
-from spillgrad_tools.inspect_words import UNKNOWN, began, duration, many, percent, short_bytes, state
+from spillgrad_tools.inspect_words import UNKNOWN, began, beyond_budget, duration, many, percent, short_bytes, state
 
 _HEADS = {"deduplicated": "dedup", "wait": "waited"}
 # What the columns are worth where not all have room.
@@ -29,7 +29,7 @@ def of_run(run: Run, groups: Groups, width: int) -> RenderableType:
 
 
 def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
-    """Return a table of runs, and how to see one."""
+    """Return a table of runs, from the oldest to the newest, and how to see that one."""
     stats = [run.stats for run in runs]
     bytes_of = {
         "packed": ([each.packed_bytes for each in stats], 5),
@@ -41,7 +41,7 @@ def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
         _words("state", [run.state for run in runs], 9),
         _words("host", [_known(run.host) for run in runs], 0),
         _words("process", [_known(run.process) for run in runs], 1),
-        Column("began", [began(run) for run in runs], [began(run, fine=False) for run in runs], 4),
+        Column("began", [began(run) for run in runs], [began(run, fine=False) for run in runs], 10),
         _words("lasted", [duration(run.duration_s) for run in runs], 3),
         *(
             Column(head, [*map(format_bytes, values)], [*map(short_bytes, values)], worth)
@@ -58,8 +58,9 @@ def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
     names = [printable(_below(run.path, path)) for run in runs]
     table, left_out = fitted("run", names, columns, width, least_name=max(map(len, names)))
     # Not folded, so that it can be copied.
-    one = f"{len(runs)} runs; for one of them: spillgrad inspect {printable(shlex.quote(str(runs[-1].path)), 1000)}"
-    end = Text(one, no_wrap=True, overflow="ignore")
+    newest = printable(shlex.quote(str(runs[-1].path)), 1000)
+    words = f"{len(runs)} runs, the newest last; to see it: spillgrad inspect {newest}"
+    end = Text(words, no_wrap=True, overflow="ignore")
     return Lines(table, *lack(left_out), Text(), end)
 
 
@@ -125,13 +126,15 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     of = "" if budget is None else f" of {format_bytes(budget)} ({percent(stats.peak_ram_bytes, budget)})"
     now = f", now {format_bytes(stats.ram_bytes)}" if run.state == "live" else ""
     yield "RAM", f"peak {format_bytes(stats.peak_ram_bytes)}{of}{now}"
+    for words in beyond_budget(run):
+        yield "", words
     held = format_bytes(sum(run.segments.values()))
     files = f", now {held} in {many(len(run.segments), 'file')}" if run.segments else ""
     yield "disk", f"peak {format_bytes(stats.peak_disk_bytes)}{files}"
     if run.failure_count:
         yield "failures", f"the disk refused {many(run.failure_count, 'time')}; the last reasons:"
         for failure in run.failures[-_FAILURES:]:
-            yield "", f"at {duration(failure.t)}: {printable(failure.reason)}"
+            yield "", f"at {duration(failure.t)}: {printable(failure.reason, 1000)}"
     if run.lost_lines:
         yield "lost", f"{many(run.lost_lines, 'line')} of the journal, which the disk refused"
     if run.damaged_lines:

@@ -1,6 +1,6 @@
 """`spillgrad inspect --tree`: what HDF5 files name, as they have it."""
 
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from rich.tree import Tree
 
+from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray
 from spillgrad.storage.inspection.find import find_segments
@@ -27,26 +28,30 @@ _PROBLEM_LENGTH = 1000
 def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     """Print the groups, datasets, links and attributes of a segment, or of those in a folder.
 
-    Return whether all is as a store writes it.
+    Return whether all is as a store writes it. Of several, what cannot be read is named on standard error.
     Raises as `find_segments` and `inspect_segment`.
     """
+    found, refused = [], []
     with UntrustedReader() as reader, Journals() as journals:
-        found = [*_present(find_segments(path), path.is_dir(), reader, journals)]
+        for file in find_segments(path):
+            try:
+                found.append(inspect_segment(file, reader, journals))
+            except SpillFormatError:
+                raise
+            except SpillError as error:
+                refused.append(error)
+            except FileNotFoundError:  # a live run removes its segments
+                if not path.is_dir():
+                    raise
+    if refused and not found:
+        raise refused[0]
     if as_json:
         write(inspect_json.text({"segments": [segment_as_dict(segment) for segment in found]}))
     else:
         show(console, Group(*map(tree, found)), soft_wrap=True)
-    return all(map(is_sound, found))
-
-
-def _present(files: list[Path], may_go: bool, reader: UntrustedReader, journals: Journals) -> Iterator[Segment]:
-    """Yield what is in files; without those that a live run removes meanwhile."""
-    for file in files:
-        try:
-            yield inspect_segment(file, reader, journals)
-        except FileNotFoundError:
-            if not may_go:
-                raise
+    for why in refused:
+        print(f"spillgrad: {why}", file=sys.stderr)
+    return not refused and all(map(is_sound, found))
 
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:

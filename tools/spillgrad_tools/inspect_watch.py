@@ -38,7 +38,11 @@ def watch(path: Path) -> None:
         raise ArgumentError(
             "inspect: got --watch without a terminal to fill; leave it out to print what is so now, or ask for --json"
         )
-    os.stat(path if path.exists() else path.absolute().parent)  # a run may make its folder; not that of its folder
+    if not path.exists() and not path.absolute().parent.is_dir():  # a run makes its folder, but not that of it
+        raise ArgumentError(
+            f"inspect: got --watch {path}, and there is no {path.absolute().parent} in which a run could begin; name "
+            "a folder that something spills to, or will"
+        )
     os.nice(_NICE)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # where bars cannot be drawn, there are question marks

@@ -1,10 +1,12 @@
 """Values of an inspection as people read them."""
 
 import datetime
+import socket
+from collections.abc import Iterator
 
 from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Run
+from spillgrad.storage.inspection.records import Run, Sample
 
 # What is not known.
 UNKNOWN = "–"
@@ -64,5 +66,58 @@ def state(run: Run) -> str:
         return "finished: its store was closed"
     left = sum(run.segments.values())
     what = f", which frees {format_bytes(left)}" if left else ""
-    sweep = f"; `spillgrad sweep {printable(str(run.path.parent))}` removes what it left{what}"
-    return "dead: its process ended without closing its store" + (sweep if run.path.is_dir() else "")
+    return f"dead: {died(run)}" + swept_by(run) + what
+
+
+def died(run: Run) -> str:
+    """Return what can be known of how a dead run ended: one that is killed leaves its folder, until it is swept."""
+    words = "its process ended without closing its store"
+    if run.folder is not None:
+        return words
+    host = run.host or socket.gethostname()
+    goes_on = f", or it goes on, on {printable(host)}" if host != socket.gethostname() else ""
+    return f"{words}, or the disk refused the journal's last lines{goes_on}"
+
+
+def swept_by(run: Run) -> str:
+    """Return what removes the folder that a run left; nothing where there is none."""
+    if run.folder is None:
+        return ""
+    return f"; `spillgrad sweep {printable(str(run.folder.parent), 1000)}` removes what it left"
+
+
+def beyond_budget(run: Run) -> Iterator[str]:
+    """Yield when and why RAM was beyond the budget, as far as the journal says; nothing where it never was."""
+    budget = run.settings.budget_bytes
+    if budget is None or run.stats.peak_ram_bytes <= budget:
+        return
+    beyond = [sample for sample in run.samples if sample.ram_bytes > budget]
+    if beyond:
+        most = max(beyond, key=lambda sample: sample.ram_bytes)
+        yield (
+            f"beyond the budget in {len(beyond):,} of {many(len(run.samples), 'sample')}, most after "
+            f"{duration(most.t)}: {', '.join(_parts(most))}"
+        )
+    else:
+        yield "beyond the budget for so short a time, or so long ago, that no sample in the journal shows it"
+    if run.settings.on_full == "ram" and run.failure_count:
+        yield f"the disk refused {many(run.failure_count, 'time')}, and then arrays stay in RAM, as on_full says"
+    largest = max((nbytes for nbytes, _ in run.step_plan.arrays), default=0) if run.step_plan else 0
+    if largest > budget:
+        yield f"a step has an array of {format_bytes(largest)}: more than the budget, and read whole when it is needed"
+    elif any(sample.lent_bytes for sample in beyond):
+        yield "what is asked for is read also while callers hold so much that it does not fit beside that"
+
+
+def _parts(sample: Sample) -> Iterator[str]:
+    """Yield what is in RAM, the largest part first."""
+    parts = {
+        "held by callers": sample.lent_bytes,
+        "not on disk yet": sample.hot_bytes,
+        "being written": sample.writing_bytes,
+        "on disk as well": sample.cached_bytes,
+    }
+    parts["being read, or encoded"] = sample.ram_bytes - sum(parts.values())
+    for words, nbytes in sorted(parts.items(), key=lambda part: -part[1]):
+        if nbytes > 0:
+            yield f"{format_bytes(nbytes)} {words}"

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console, RenderableType
 
 # What a shell reports of a program that a closed pipe ended: 128 and SIGPIPE.
-_NOBODY_READS = 141
+NOBODY_READS = 141
 # Where PYTHONUNBUFFERED is set, Python does not notice that it wrote a part only; with the next piece it does.
 _PIECE = 1 << 16
 
@@ -41,7 +41,7 @@ def write(text: str) -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         close_output()
-        raise typer.Exit(_NOBODY_READS) from None
+        raise typer.Exit(NOBODY_READS) from None
 
 
 def close_output() -> None:

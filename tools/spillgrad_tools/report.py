@@ -20,6 +20,7 @@ from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Advice, Run, Span
 from spillgrad.storage.inspection.runs import inspect, spans
 from spillgrad_tools import report_data, report_tables, report_text, report_timeline
+from spillgrad_tools.inspect_words import beyond_budget
 
 # What a page is made with; the extra `report` installs it.
 NEEDED = ("jinja2", "plotly")
@@ -46,8 +47,10 @@ def report(path: Path, page_path: Path) -> None:
         raise ArgumentError(f"report: got {path}, a segment; a page is about a run: name its folder, or a journal")
     runs = inspect(path).runs
     if len(runs) != 1:
-        named = ", ".join(printable(str(run.path)) for run in runs[-3:])
-        raise ArgumentError(f"report: got {len(runs)} runs in {path}, wanted one; name one, such as {named}")
+        newest = printable(str(runs[-1].path), 4096)
+        raise ArgumentError(
+            f"report: got {len(runs)} runs in {path}, wanted one; name one, such as the newest: {newest}"
+        )
     write_report(runs[0], spans(runs[0]), advise(runs[0]), page_path)
 
 
@@ -101,19 +104,20 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         run=run,
         name=report_text.name(run),
         host=printable(run.host or ""),
-        state=report_text.STATES[run.state],
+        state=report_text.state(run),
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         headline=report_text.headline(run),
         figures=report_text.figures(run),
         advice=[(printable(each.text, 1000), report_text.call(each)) for each in advice],
         data=data,
         ram_words=report_text.ram_words(run),
+        beyond_budget=list(beyond_budget(run)),
         disk_words=report_text.disk_words(run),
         lanes_words=", ".join(lane["name"] for lane in data["timeline"]["lanes"]),
         names=report_tables.NAMES,
         tables=report_tables.tables(run),
         settings=report_text.settings(run),
-        failures=[(report_text.format_duration(f.t), printable(f.reason, 500)) for f in run.failures[-MOST_FAILURES:]],
+        failures=[(report_text.format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
         duration=report_text.format_duration,
         policy=_policy(scripts),
         scripts=[Markup(script) for script in scripts],

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Advice, Run
+from spillgrad_tools.inspect_words import died
 
 _MIB = 1 << 20
 
 STATES = {
     "live": "running when this page was made",
     "finished": "finished",
-    "dead": "dead: its process is gone, and did not close its store",
 }
 
 
@@ -45,6 +45,11 @@ def format_share(part: float, whole: float) -> str:
         return ""
     share = 100 * part / whole
     return f"{share:.1f} %" if 0.05 <= share < 9.95 else f"{share:.0f} %"
+
+
+def state(run: Run) -> str:
+    """Return what became of a run."""
+    return STATES.get(run.state) or f"dead: {died(run)}"
 
 
 def headline(run: Run) -> str:

@@ -3,9 +3,12 @@
 import collections
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import functools
 import gc
 import itertools
+import os
 import shlex
 import signal
 import statistics
@@ -242,20 +245,29 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
 
     Still empty at the end, it is removed. A new one gets the spill files, as those beside it did: what killed runs left
     in them goes.
-    Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run.
+    Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run, or another
+    training writes to it.
     """
     runs = Path("runs")
-    new = (runs / str(number) for number in itertools.count(1))
-    out = options.out or options.resume or next(directory for directory in new if not directory.exists())
-    if out.parent == runs and runs.exists():
+    named = options.out or options.resume
+    if (named is None or named.parent == runs) and runs.exists():
         sweep(runs, below=True)
-    if out != options.resume and (out / "checkpoint.json").exists():
+    new = (runs / str(number) for number in itertools.count(1))
+    for out in [named] if named is not None else (directory for directory in new if not directory.exists()):
+        made = [directory for directory in (out, *out.parents) if not directory.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        lock_fd = _lock(out)
+        if lock_fd is not None:
+            break
+    else:
         raise ArgumentError(
-            f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
+            f"train: another training is writing to {named}; wait until it ends, or name another folder with --out"
         )
-    made = [directory for directory in (out, *out.parents) if not directory.exists()]
-    out.mkdir(parents=True, exist_ok=True)
     try:
+        if out != options.resume and (out / "checkpoint.json").exists():
+            raise ArgumentError(
+                f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
+            )
         with tempfile.TemporaryFile(dir=out):
             pass
         yield out
@@ -263,6 +275,33 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
         for directory in made or [out]:
             if not any(directory.iterdir()):
                 directory.rmdir()
+        os.close(lock_fd)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder, which leaves nothing in it, for as long as the descriptor that is returned is open.
+
+    None where another process has it, or removed it meanwhile.
+    """
+    fd = None
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            return fd  # a network's file system, which has no locks for folders
+        else:
+            if os.path.samestat(os.fstat(fd), os.stat(folder)):
+                return fd
+    except FileNotFoundError:
+        pass
+    if fd is not None:
+        os.close(fd)
+    return None
 
 
 def _report(training: Training, records: collections.deque[StepRecord], duration_s: float, saves: Saves) -> Report:

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Run
 from spillgrad.storage.inspection.runs import RunReader, find_runs, goes_on
 from spillgrad.storage.run_directory import LOCK_NAME
+from spillgrad_tools.inspect_words import died, swept_by
 from spillgrad_tools.watch_view import Watched
 
 
@@ -60,7 +60,7 @@ class Follower:
             pass
         run = reader.run()
         now_s = run.duration_s + (time.monotonic() - self._news_s if run.state == "live" else 0.0)
-        return Watched(run, now_s, reader.phase, _ended(run))
+        return Watched(run, now_s, reader.phase, _ended(run), reader.step)
 
     def _find(self) -> None:
         """Take on the newest run that goes on; where nothing was shown yet and none does, show how the newest ended."""
@@ -103,6 +103,4 @@ def _ended(run: Run) -> str | None:
         return "it finished: its store was closed"
     if not run.path.exists():
         return "it ended, and its files are gone"
-    if run.path.is_dir():
-        return f"its process died; `spillgrad sweep {printable(str(run.path.parent), 1000)}` removes what it left"
-    return "its process died"
+    return f"its process died{swept_by(run)}" if run.folder is not None else died(run)

@@ -50,12 +50,13 @@ _NOTHING = Sample(**{field.name: 0 for field in dataclasses.fields(Sample)})
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A run at `now_s` since it began: what it does, and what is to be said of its end."""
+    """A run at `now_s` since it began: what it does, what is to be said of its end, and the training step it is in."""
 
     run: Run
     now_s: float
     phase: str | None
     ended: str | None = None
+    step: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
     if run.command:
         yield Line(11, Text(printable(run.command, 300), style="dim"))
     yield Line(12, Text())
-    yield Line(2, _labelled("step", _step(run, watched.phase)))
+    yield Line(2, _labelled("step", _step(watched)))
     yield Line(1, _labelled("RAM", _ram(run, sample)))
     yield Line(4, _labelled("", _bar(run, sample, max(width - _LABEL, 1))))
     yield Line(7, _labelled("", _legend(sample, width)))
@@ -168,15 +169,18 @@ def _labelled(label: str, *parts: str | Text) -> Text:
     return Text.assemble((f"{label:<{_LABEL}}", "bold"), *parts)
 
 
-def _step(run: Run, phase: str | None) -> str:
+def _step(watched: Watched) -> str:
+    run, phase = watched.run, watched.phase
     now = f", {printable(phase, 20)}" if phase else ""
     if not run.steps:
         return f"the first{now}"
     last, first = run.steps[-1], run.steps[-_STEPS:][0]
     took_s = last.began_s + last.took_s - first.began_s
     speed = f", {len(run.steps[-_STEPS:]) / took_s:.3g} a second" if took_s > 0 else ""
-    number = last.number if last.label is None else last.label
-    return f"{number + bool(phase)}{now}{speed}, the last took {duration(last.took_s)}"
+    number = (last.number if last.label is None else last.label) + bool(phase)
+    if phase and watched.step is not None and last.label is not None:
+        number = watched.step  # perhaps the same, and another batch of it
+    return f"{number}{now}{speed}, the last took {duration(last.took_s)}"
 
 
 def _ram(run: Run, sample: Sample) -> str:

@@ -52,9 +52,7 @@ def array_contents(path: str | os.PathLike[str], array: StoredArray) -> ArrayCon
     SpillError for one that its run freed or changed meanwhile.
     """
     with there(Path(path), array) as values:
-        checksum = "none" if array.checksum is None else "wrong"
-        if array.checksum == values.checksum():
-            checksum = "verified"
+        checksum = values.verdict()
         if array.encrypted or array.dtype is None or (array.dtype.kind in "SUV" and not _is_narrow(array.dtype)):
             return ArrayContents(checksum)
         if array.dtype.kind in "mM":

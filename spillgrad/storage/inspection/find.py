@@ -66,12 +66,13 @@ def find_segments(path: str | os.PathLike[str]) -> list[Path]:
     """
     path = Path(path)
     if not path.is_dir():
-        os.stat(path)
+        if os.path.getsize(path) and not is_segment_file(path) and is_journal(path):
+            raise ArgumentError(f"{path} is a journal, which holds no arrays; name a segment, or the folder of a run")
         return [path]
     found = segment_files(path)
     if not found:
         raise ArgumentError(
-            f"inspect: got {path}, in which there is no segment: a finished run's are gone; name another folder or file"
+            f"{path}: there is no segment in it: a finished run's are gone; name another folder or a file"
         )
     return found
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spillgrad.errors import SpillFormatError
+from spillgrad.storage import file_lock
 from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import LONGEST_BYTES, Head, read_head, read_lines
-from spillgrad.storage.journal import FORMAT_VERSION, old_path
+from spillgrad.storage.journal import FORMAT_VERSION, is_of, old_path
 from spillgrad.storage.versions import check_version
 
 _PIECE_BYTES = 256 << 10
@@ -22,17 +23,21 @@ _MOMENT_S, _PATIENCE = 0.01, 50
 class JournalReader:
     """Follows a journal and the one before it: `read()` takes in what is new.
 
+    Of the journal to which a run's `directory` leads, nothing is taken in where it is another run's.
+
     Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version.
     """
 
-    def __init__(self, path: Path, state: JournalState | None = None) -> None:
+    def __init__(self, path: Path, state: JournalState | None = None, directory: Path | None = None) -> None:
         self.path = Path(os.path.realpath(path))
+        self._directory = directory
         self.head = Head()
         self.state = state or JournalState()
         self._file: _File | None = None
         self._read_bytes = self._read_lines = 0
         self._began: str | None = None
         self._is_over = False  # another run's journal has the place of this one
+        self.is_others = False  # it had it from the beginning
 
     def read(self) -> bool:
         """Take in the lines that came since; return whether there were any."""
@@ -56,6 +61,11 @@ class JournalReader:
             following = self._present()
             self._file.close()
             self._file = following
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the process that writes it lives, as the file that was read last says."""
+        return self._file is not None and not self._is_over and self._file.is_locked
 
     def close(self) -> None:
         """Close the file."""
@@ -96,6 +106,10 @@ class JournalReader:
             head = file.head()
             if head is None:
                 return
+            if self._directory is not None and not is_of(self._directory, head.run):
+                self.is_others = self._began is None
+                self._is_over = self._is_over or file is self._file
+                return
             if file is self._file:
                 self._is_over = self._began not in (None, head.began)
                 if self._is_over:
@@ -113,11 +127,14 @@ class JournalReader:
                 return
 
 
-def head_of(path: Path) -> Head:
-    """Return how a journal begins; nothing where it does not yet. Raises what `JournalReader` raises."""
+def head_of(path: Path) -> tuple[Head, bool]:
+    """Return how a journal begins (nothing where it does not yet), and whether the process that writes it lives.
+
+    Raises what `JournalReader` raises.
+    """
     file = _File(path)
     try:
-        return file.head() or Head()
+        return file.head() or Head(), file.is_locked
     finally:
         file.close()
 
@@ -131,7 +148,7 @@ class _File:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)
-            raise SpillFormatError(f"inspect: {path} is no file of a run; name a folder of spill files, or a journal")
+            raise SpillFormatError(f"{path} is no file of a run; name a folder of spill files, or a journal")
         self.identity = found.st_dev, found.st_ino
         self.begun = False  # the head was read
         self._fd = fd
@@ -156,7 +173,7 @@ class _File:
 
     def _no_journal(self) -> SpillFormatError:
         return SpillFormatError(
-            f"inspect: {self._path} is no journal of a run; name a folder of spill files, a segment, or a journal"
+            f"{self._path} is no journal of a run; name a folder of spill files, a segment, or a journal"
         )
 
     def read(self) -> Iterator[bytes]:
@@ -176,6 +193,11 @@ class _File:
                 yield data[:end]
             if not found:
                 return
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether who writes it lives."""
+        return file_lock.is_locked(self._fd)
 
     def was_replaced(self) -> bool:
         """Return whether another file has the name now."""

@@ -2,22 +2,26 @@
 
 import collections
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 from spillgrad.storage.inspection.lines import Line, Totals
 from spillgrad.storage.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
-from spillgrad.storage.moved import IN_STATS, NO_ORIGIN, Moved, Origin
+from spillgrad.storage.journal import LONGEST_PLAN
+from spillgrad.storage.moved import IN_STATS, NO_ORIGIN, Moved, Origin, total
 from spillgrad.storage.store import StoreStats
 
 # No journal has more; one that was made to have takes no more memory for it.
-_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX, _SHRINKAGE_MAX = 200_000, 20_000, 50_000, 100, 1000
-_PLANS_MAX, _PLANNED_MAX = 16, 200_000
+_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 100
+_PLANS_MAX = 16
 # Of all places together, pieces and chunks.
 _PLACED_MAX = 1 << 20
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
+# Of an array that is live the bytes, and, in so many bits, which source it has: a number takes a third of a tuple.
+_SOURCE_BITS = _ORIGINS_MAX.bit_length()
 _KINDS = {"p": "put", "u": "use", "d": "drop"}
 
 
@@ -25,7 +29,6 @@ class _Live(NamedTuple):
     nbytes: int
     origin: Origin
     moved: Moved
-    step: int | None = None
 
 
 class Place(NamedTuple):
@@ -64,23 +67,26 @@ class JournalState:
 
     def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
         self.origins: dict[Origin, Moved] = {}
-        self._known: dict[Origin, tuple[Origin, Moved]] = {}
+        self._sources: list[tuple[Origin, Moved]] = []
+        self._known: dict[Origin, int] = {}  # which of the sources
         self.moved = Moved()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
         self.samples: list[Sample] = []
         self.failures: collections.deque[Failure] = collections.deque(maxlen=_FAILURES_MAX)
         self.failure_count = self.lost_lines = self.damaged_lines = 0
-        self.shrinkage: list[Shrinkage] = []
+        self._shrunk_bytes: dict[Origin, list[int]] = {}
         self.first_s: float | None = None
         self.last_s = 0.0
         self.ended = False
         self.phase: str | None = None
+        self.step: int | None = None  # of training, as the last array says that came
         self._stats = StoreStats()
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, int] = {}
         self._live_bytes = 0
         self.is_flushed = False
         self._with_places = with_places
         self._places: dict[int, Place] = {}
+        self._steps: dict[int, int] = {}  # of training, of live arrays
         self._placed = 0
         self.unplaced = 0  # arrays on disk that are more than is looked at
         self._plans: dict[int, StepPlan] = {}
@@ -128,8 +134,6 @@ class JournalState:
     @property
     def stats(self) -> StoreStats:
         """What the store did so far; what it held, as of the last sample."""
-        if self.ended:
-            return self._stats
         moved = {name: getattr(self.moved, name) for name in IN_STATS}
         return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
 
@@ -139,47 +143,68 @@ class JournalState:
         best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
         return None if best is None else self._plans.get(best)
 
-    def _of(self, line: Line) -> tuple[Origin, Moved]:
-        """Return where a line says that its array comes from, and what became of those from there."""
+    @property
+    def shrinkage(self) -> list[Shrinkage]:
+        """What samples of each origin's arrays shrank to."""
+        return [Shrinkage(origin, *sums) for origin, sums in self._shrunk_bytes.items()]
+
+    def _source(self, line: Line) -> int:
+        """Return which of `_sources` a line says that its array comes from."""
         origin = Origin(line.module, line.op, line.slot, line.dtype)
-        found = self._known.get(origin)
-        if found is None:
+        source = self._known.get(origin)
+        if source is None:
             if len(self._known) >= _ORIGINS_MAX:
                 origin = NO_ORIGIN
-            found = self._known.setdefault(origin, (origin, self.origins.setdefault(origin, Moved())))
-        return found
+            source = self._known.setdefault(origin, len(self._sources))
+            if source == len(self._sources):
+                self._sources.append((origin, self.origins.setdefault(origin, Moved())))
+        return source
+
+    def _live_array(self, number: int) -> _Live | None:
+        packed = self._live.get(number)
+        if packed is None:
+            return None
+        return _Live(packed >> _SOURCE_BITS, *self._sources[packed & ((1 << _SOURCE_BITS) - 1)])
+
+    def _note_step(self, number: int, step: int | None) -> None:
+        if self._with_places and step is not None:
+            self._steps[number] = step
 
     def _packed(self, line: Line) -> None:
-        (origin, moved), nbytes = self._of(line), line.bytes
-        for each in (moved, self.moved):
+        source, nbytes = self._source(line), line.bytes
+        for each in (self._sources[source][1], self.moved):
             each.arrays += 1
             each.packed_bytes += nbytes
         if len(self._live) < _LIVE_MAX:
-            self._live[line.array] = _Live(nbytes, origin, moved, line.step)
+            self._live[line.array] = nbytes << _SOURCE_BITS | source
+            self._note_step(line.array, line.step)
             self._live_bytes += nbytes
+        if line.step is not None:
+            self.step = line.step
 
     def _relabeled(self, line: Line) -> None:
-        former = self._live.get(line.array)
+        former = self._live_array(line.array)
         if former is None:
             return
-        origin, moved = self._of(line)
-        for each, sign in ((former.moved, -1), (moved, 1)):
+        source = self._source(line)
+        for each, sign in ((former.moved, -1), (self._sources[source][1], 1)):
             each.arrays += sign
             each.packed_bytes += sign * former.nbytes
-        self._live[line.array] = _Live(former.nbytes, origin, moved, line.step)
+        self._live[line.array] = former.nbytes << _SOURCE_BITS | source
+        self._note_step(line.array, line.step)
 
     def _whose(self, line: Line) -> _Live:
         """Return the array that a line is about; it says so itself where that is not known, or no longer."""
         if line.dtype is None and line.cause != "put":
-            return self._live.get(line.array, _UNKNOWN)
-        return _Live(line.bytes, *self._of(line))
+            return self._live_array(line.array) or _UNKNOWN
+        return _Live(line.bytes, *self._sources[self._source(line)])
 
     def _kept(self, line: Line) -> None:
-        for each in (self._of(line)[1], self.moved):
+        for each in (self._sources[self._source(line)][1], self.moved):
             each.kept_bytes += line.bytes
 
     def _shared(self, line: Line) -> None:
-        nbytes, _, moved, _ = self._live.get(line.array, _UNKNOWN)
+        nbytes, _, moved = self._live_array(line.array) or _UNKNOWN
         for each in (moved, self.moved):
             each.packed_bytes += nbytes
             each.deduplicated_bytes += nbytes
@@ -189,7 +214,7 @@ class JournalState:
             self._stands(line)
         elif line.dtype is None and len(self._live) >= _LIVE_MAX:
             self.unplaced += 1
-        nbytes, origin, moved, _ = self._whose(line)
+        nbytes, origin, moved = self._whose(line)
         stored = nbytes if line.stored < 0 else line.stored
         for each in (moved, self.moved):
             each.written_bytes += nbytes
@@ -198,14 +223,14 @@ class JournalState:
             self._on_span(Span("write", line.t - line.took, line.took, line.array, nbytes, origin))
 
     def _read(self, line: Line) -> None:
-        nbytes, origin, moved, _ = self._whose(line)
+        nbytes, origin, moved = self._whose(line)
         for each in (moved, self.moved):
             each.read_bytes += nbytes
         if self._on_span is not None:
             self._on_span(Span("read", line.t - line.took, line.took, line.array, nbytes, origin, ahead=line.ahead))
 
     def _waited(self, line: Line) -> None:
-        nbytes, origin, moved, _ = self._whose(line)
+        nbytes, origin, moved = self._whose(line)
         for each in (moved, self.moved):
             if line.cause == "put":
                 each.wait_write_s += line.took
@@ -241,18 +266,18 @@ class JournalState:
 
     def placed(self, segment: str) -> list[Placed]:
         """Return what lies in a segment."""
-        places = self._places.items()
         return [
-            Placed(self._live[number].origin, self._live[number].step, place)
-            for number, place in places
-            if place.segment == segment and number in self._live
+            Placed(live.origin, self._steps.get(number), place)
+            for number, place in self._places.items()
+            if place.segment == segment and (live := self._live_array(number)) is not None
         ]
 
     def _freed(self, line: Line) -> None:
         self._leaves(line.array)
-        live = self._live.pop(line.array, None)
-        if live is not None:
-            self._live_bytes -= live.nbytes
+        self._steps.pop(line.array, None)
+        packed = self._live.pop(line.array, None)
+        if packed is not None:
+            self._live_bytes -= packed >> _SOURCE_BITS
 
     def _failed(self, line: Line) -> None:
         self.failure_count += 1
@@ -268,8 +293,12 @@ class JournalState:
         self.phase, self._phase_began_s = line.phase if known else None, line.t
 
     def _step_ended(self, line: Line) -> None:
-        moved = Moved() if line.moved is None else Moved(*line.moved)
-        self.steps.append(Step(line.number, line.step, max(0.0, line.t - line.took), line.took, moved))
+        began_s, moved, batches = max(0.0, line.t - line.took), Moved() if line.moved is None else Moved(*line.moved), 1
+        last = self.steps[-1] if self.steps else None
+        if last is not None and last.label is not None and (last.number, last.label) == (line.number, line.step):
+            del self.steps[-1]
+            began_s, moved, batches = min(last.began_s, began_s), total([last.moved, moved]), last.batches + 1
+        self.steps.append(Step(line.number, line.step, began_s, max(0.0, line.t - began_s), moved, batches))
         if line.plan is not None:
             self._uses[line.plan] += 1
             self._last_plan = line.plan
@@ -279,17 +308,14 @@ class JournalState:
     def _planned(self, line: Line) -> None:
         arrays, happened, to = line.arrays or [], line.happened, line.to or []
         is_sound = len(happened) == len(to) and all(kind in _KINDS for kind in set(happened))
-        if line.plan is None or not is_sound or (to and max(to) >= len(arrays)):
+        # Each array has a part in what happened: no store tells of others.
+        if line.plan is None or not is_sound or (to and max(to) >= len(arrays)) or len(arrays) > len(to):
             self.damaged_lines += 1
-        elif self._has_room_for(line.plan, len(arrays) + len(to)):
+        elif line.plan in self._plans or len(self._plans) < _PLANS_MAX:
             told = [(_KINDS[kind], place) for kind, place in zip(happened, to, strict=True)]
-            self._plans[line.plan] = StepPlan(arrays, told)
+            too_long = len(told) > LONGEST_PLAN
+            self._plans[line.plan] = StepPlan([], [], len(told)) if too_long else StepPlan(arrays, told, line.events)
             self._uses[line.plan] = 0
-
-    def _has_room_for(self, number: int, length: int) -> bool:
-        others = [plan for other, plan in self._plans.items() if other != number]
-        planned = sum(len(plan.arrays) + len(plan.happened) for plan in others)
-        return len(others) < _PLANS_MAX and planned + length <= _PLANNED_MAX
 
     def _sampled(self, line: Line) -> None:
         self._stats = dataclasses.replace(
@@ -314,8 +340,11 @@ class JournalState:
             self._sample_gap_s = 2 * (self.samples[-1].t - self.samples[0].t) / len(self.samples)
 
     def _shrunk(self, line: Line) -> None:
-        if len(self.shrinkage) < _SHRINKAGE_MAX:
-            self.shrinkage.append(Shrinkage(self._whose(line).origin, line.sampled, line.shrunk))
+        nbytes, origin, _ = self._whose(line)
+        if nbytes and line.sampled:
+            sums = self._shrunk_bytes.setdefault(origin, [0, 0])
+            sums[0] += nbytes
+            sums[1] += math.ceil(nbytes * min(line.shrunk / line.sampled, 1.0))
 
     def _begun(self, line: Line) -> None:
         if line.totals is not None:
@@ -332,21 +361,25 @@ class JournalState:
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
         origins = [Origin(*each[:4]) for each in totals.origins]
         moved = [Moved(*each[4:]) for each in totals.origins]
-        self.origins = dict(zip(origins[:_ORIGINS_MAX], moved, strict=False))
-        self._known = {origin: (origin, each) for origin, each in self.origins.items()}
+        self._sources = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))
+        self._known = {origin: source for source, (origin, _) in enumerate(self._sources)}
+        self.origins = dict(self._sources)
         self.moved = Moved(
             arrays=sum(each.arrays for each in moved),
             kept_bytes=totals.kept,
             **{name: getattr(stats, name) for name in IN_STATS},
         )
         self._live = {
-            number: _Live(nbytes, origins[place], moved[place], step)
-            for number, nbytes, place, step in totals.live[:_LIVE_MAX]
-            if place < len(origins)
+            number: nbytes << _SOURCE_BITS | source
+            for number, nbytes, source, _ in totals.live[:_LIVE_MAX]
+            if source < len(self._sources)
         }
+        self._steps = {}
+        for number, _, _, step in totals.live[:_LIVE_MAX]:
+            self._note_step(number, step)
         for number in [number for number in self._places if number not in self._live]:
             self._leaves(number)
-        self._live_bytes = sum(live.nbytes for live in self._live.values())
+        self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
 
 
 def _length(place: Place) -> int:

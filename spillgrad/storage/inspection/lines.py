@@ -70,6 +70,7 @@ class Line(msgspec.Struct, gc=False):
     phase: Name = None
     number: Count = 0
     plan: int | None = None
+    events: Count = 0
     moved: tuple[Count, Count, Count, Count, Count, Count, Count, Seconds, Seconds] | None = None
     lines: Count = 0
     reason: str = ""

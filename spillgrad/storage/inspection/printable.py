@@ -1,14 +1,20 @@
 """Text from files that anybody may have written, made fit to be printed."""
 
+# What is longer is no word, or most of the text, and cut in its middle.
+_LONGEST_WORD = 20
+
 
 def printable(text: str, most: int = 200) -> str:
     r"""Return `text` with all that a terminal could obey, reorder or hide as visible escapes, such as `\x1b`.
 
-    At most `most` characters: what is cut off leaves `…`. Where rich prints it, wrap it in `rich.text.Text`: its markup
-    is text like any other here.
+    At most `most` characters: what is cut off leaves `…`, in place of whole words where they are short. Where rich
+    prints it, wrap it in `rich.text.Text`: its markup is text like any other here.
     """
     shown = "".join(map(_visible, text[: most + 1]))
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    if len(shown) <= most:
+        return shown
+    words, _, part = shown[:most].rpartition(" ")
+    return (words if words and len(part) <= min(_LONGEST_WORD, most // 4) else shown[: most - 1]) + "…"
 
 
 def _visible(character: str) -> str:

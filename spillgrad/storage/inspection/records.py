@@ -25,9 +25,10 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the store: from the first array put to the last one gone, or between the steps of an offload.
+    """A training step, of as many `batches` as the journal has of it, one after the other; `label` is its number.
 
-    `number` counts from 1; `label` is the training step, where that is known.
+    Where nobody said which training step it is, it is one of the store, of one batch: from the first array put to the
+    last one gone, or between the steps of an offload. `number` counts steps, of either kind, from 1.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Step:
     began_s: float
     took_s: float
     moved: Moved
+    batches: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,32 +102,36 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shrinkage:
-    """What lossless compression makes of arrays of an origin: of `sampled_bytes`, `stored_bytes`."""
+    """What lossless compression makes of an origin's arrays: of `nbytes`, by samples of them, `stored_bytes`."""
 
     origin: Origin
-    sampled_bytes: int
+    nbytes: int
     stored_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What the last step asked of the store: its arrays' bytes, whether they last beyond it, and what happened to them.
+    """What most batches asked of the store: their arrays' bytes, whether they last, and what happened to them.
 
-    `happened` holds "put", "use" or "drop" and the place of the array in `arrays`.
+    `happened` holds "put", "use" or "drop" and the place of the array in `arrays`. Of more than a journal tells, both
+    are empty, and `untold` says how much happened.
     """
 
     arrays: list[tuple[int, bool]]
     happened: list[tuple[str, int]]
+    untold: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run, from its journal; and its files, where there are any.
 
-    `path` is what was found: a run's directory, or a journal. `state` is one of `STATES`: a dead run's process is gone
-    without having closed its store. `stats` are exact over the whole run, as are `by("module")`, `"op"` and `"dtype"`;
-    `steps`, `samples`, and spans are those that the journal still has, from `first_s` on. `lost_lines` are those that
-    the disk refused, `damaged_lines` those that make no sense.
+    `path` is what was found: a run's directory, or a journal. `state` is one of `STATES`: of a dead run, the journal
+    has no end, and no process is seen from this machine to be at it. It was killed, if its `folder` is there; if not,
+    it was killed and swept, or closed its store while the disk refused the journal's last lines. `stats` are exact over
+    the whole run, as are `by("module")`, `"op"` and `"dtype"`; `steps`, `samples`, and spans are those that the journal
+    still has, from `first_s` on. `lost_lines` are those that the disk refused, `damaged_lines` those that make no
+    sense.
     """
 
     path: Path
@@ -151,6 +157,7 @@ class Run:
     step_plan: "StepPlan | None"
     lost_lines: int
     damaged_lines: int
+    folder: Path | None = None
 
     def by(self, key: str) -> list[Group]:
         """Return a group for each `module`, `op`, `dtype` or `step`, in the order they came.

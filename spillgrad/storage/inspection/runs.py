@@ -13,8 +13,12 @@ from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import Head
 from spillgrad.storage.inspection.records import Inspection, Run, Settings, Span
 from spillgrad.storage.inspection.segments import inspect_segment
-from spillgrad.storage.journal import JOURNAL_NAME, is_journal, old_path
+from spillgrad.storage.journal import JOURNAL_NAME, is_journal, is_of, old_path
+from spillgrad.storage.lifecycle import write_journals
 from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, is_locked, is_segment
+
+# A store of this process writes its journal at once, unless it is busy.
+_PATIENCE_S = 1.0
 
 
 class RunReader:
@@ -27,7 +31,8 @@ class RunReader:
         self.path = Path(path)
         is_directory = self.path.is_dir()
         self._directory = self.path if is_directory else None
-        self._journal = JournalReader(self.path / JOURNAL_NAME if is_directory else self.path)
+        journal = self.path / JOURNAL_NAME if is_directory else self.path
+        self._journal = JournalReader(journal, directory=self._directory)
 
     def read(self) -> bool:
         """Take in what came since; return whether there was anything. A run may have no journal yet, or none more."""
@@ -48,14 +53,20 @@ class RunReader:
         """What the last lines are about: "forward", "backward", "update", or None."""
         return self._journal.state.phase
 
+    @property
+    def step(self) -> int | None:
+        """The training step of the array that came last; None where nobody said."""
+        return self._journal.state.step
+
     def run(self) -> Run:
         """Return what is known of the run."""
+        directory = _directory(self._journal.head) if self._directory is None else self._directory
+        how = self._state(directory)
         state, head = self._journal.state, self._journal.head
-        directory = _directory(head) if self._directory is None else self._directory
         return Run(
             path=self.path,
-            journal=self._journal.path if self._journal.path.exists() else None,
-            state=_state(state, directory),
+            journal=self._journal.path if self._journal.path.exists() and not self._journal.is_others else None,
+            state=how,
             host=head.host,
             process=head.process,
             command=head.command,
@@ -71,12 +82,21 @@ class RunReader:
             samples=list(state.samples),
             failures=list(state.failures),
             failure_count=state.failure_count,
-            shrinkage=list(state.shrinkage),
+            shrinkage=state.shrinkage,
             segments=_segments(directory),
             step_plan=state.plan,
             lost_lines=state.lost_lines,
             damaged_lines=state.damaged_lines,
+            folder=directory if directory is not None and os.path.isdir(directory) else None,
         )
+
+    def _state(self, directory: Path | None) -> str:
+        if not self._journal.state.ended:
+            if self._journal.is_written or (directory is not None and is_locked(directory)):
+                return "live"
+            with contextlib.suppress(FileNotFoundError):
+                self.read()  # it may have ended just now: that is told before the locks go
+        return "finished" if self._journal.state.ended else "dead"
 
     def close(self) -> None:
         """Close the journal."""
@@ -92,18 +112,22 @@ class RunReader:
 def inspect(path: str | os.PathLike[str]) -> Inspection:
     """Return what is known of the runs at `path`: a run's directory, one that has some, or a journal; or of a segment.
 
-    Runs may be going on: they are not disturbed.
+    Runs may be going on: they are not disturbed. Of this process's, all is told that happened until now; of others',
+    what is a fifth of a second old.
     Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version, SpillError
     where there is no run.
     """
     if is_segment_file(Path(path)):
         return Inspection(Path(path), [], inspect_segment(path))
+    write_journals(_PATIENCE_S)
     runs = []
     for place in find_runs(path):
         with RunReader(place) as reader:
             reader.read()
+            if place.is_file() and not os.path.getsize(place):
+                raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
             if reader.is_cut:
-                raise SpillFormatError(f"inspect: {place} is longer than a journal is; name one that a store wrote")
+                raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
             runs.append(reader.run())
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
 
@@ -122,7 +146,7 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
     if RUN_NAME.fullmatch(path.name) or LOCK_NAME in names:
         return [path]
     directories = [path / name for name in names if RUN_NAME.fullmatch(name) and (path / name).is_dir()]
-    told = {os.path.realpath(directory / JOURNAL_NAME) for directory in directories}
+    told = {os.path.realpath(directory / JOURNAL_NAME) for directory in directories if _has_own_journal(directory)}
     journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
     told |= {os.path.realpath(old_path(journal)) for journal in journals}
     found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
@@ -132,7 +156,10 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
                 with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
                     found += find_runs(path / name, below=False)
     if not found:
-        raise SpillError(f"inspect: {path} holds no run; name a folder that something spilled to, or a journal")
+        segments = [name for name in names if is_segment(name)]
+        if segments:
+            raise SpillError(f"{path} holds no run, but segments; name one of them, such as {path / segments[0]}")
+        raise SpillError(f"{path} holds no run; name a folder that something spilled to, or a journal")
     return found
 
 
@@ -141,11 +168,14 @@ def goes_on(place: Path) -> bool:
 
     Raises what `inspect` raises.
     """
+    if place.is_dir():
+        return is_locked(place)
     try:
-        directory = place if place.is_dir() else _directory(head_of(place))
+        head, is_written = head_of(place)
     except FileNotFoundError:  # it was removed
         return False
-    return directory is not None and is_locked(directory)
+    directory = _directory(head)
+    return is_written or (directory is not None and is_locked(directory))
 
 
 def spans(run: Run) -> Iterator[Span]:
@@ -159,6 +189,13 @@ def spans(run: Run) -> Iterator[Span]:
             found.clear()
 
 
+def _has_own_journal(directory: Path) -> bool:
+    try:
+        return is_of(directory, head_of(directory / JOURNAL_NAME)[0].run)
+    except (OSError, SpillError):  # it has none, or one that cannot be read: whoever reads it says so
+        return True
+
+
 def _is_filled_journal(path: Path) -> bool:
     try:
         return is_journal(path) and os.path.getsize(path) > 0
@@ -170,12 +207,6 @@ def _directory(head: Head) -> Path | None:
     """Return the directory of the run whose journal begins so, if it is one of this machine."""
     is_ours = head.run is not None and "\0" not in head.run and head.host in (None, socket.gethostname())
     return Path(head.run or "") if is_ours else None
-
-
-def _state(state: JournalState, directory: Path | None) -> str:
-    if state.ended:
-        return "finished"
-    return "live" if directory is not None and is_locked(directory) else "dead"
 
 
 def _segments(directory: Path | None) -> dict[Path, int]:

@@ -13,13 +13,15 @@ from typing import Any, Self
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.inspection.printable import printable
+from spillgrad.storage.run_directory import is_segment
 
 # Of processor time, for a file of any size, and for each so many bytes more; and of all that, at most.
 _SECONDS, _BYTES_PER_S, _MOST_SECONDS = 30, 4 << 20, 600  # 100,000 datasets take 10 s
 # A busy machine gives the child a part of its time.
 _WALL_PER_CPU = 3
 _MOST_ANSWER_BYTES = 128 << 20
-_PATH_LENGTH = 4096
+_HEAD_BYTES = 4096
+_PATH_LENGTH, _REASON_LENGTH = 4096, 1000
 DAMAGED = "HDF5 damaged the memory of its process"
 _CHILD = Path(__file__).with_name("hdf5_child.py")
 # Its own interpreter would look for packages elsewhere, and load what they ask for at every start.
@@ -56,7 +58,7 @@ class UntrustedReader:
         Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take; OSError for one that cannot be
         opened.
         """
-        path = os.path.abspath(path)
+        path = os.fspath(path)
         size = os.stat(path).st_size
         seconds = min(_SECONDS + size // _BYTES_PER_S, _MOST_SECONDS)
         whole = False
@@ -65,6 +67,11 @@ class UntrustedReader:
                 line = self._parsed(path, text)
                 if "refused" in line:
                     whole = True
+                    if is_unflushed(path):
+                        raise SpillError(
+                            f"{printable(path, _PATH_LENGTH)} was never flushed: it does not say yet what is in it; "
+                            "inspect the folder of its run, whose journal does"
+                        )
                     raise refusal(path, str(line["refused"]), line.get("errno"))
                 if "end" in line:
                     whole = True
@@ -80,7 +87,7 @@ class UntrustedReader:
         child = self._started()
         assert child.stdin is not None and child.stdout is not None
         try:
-            child.stdin.write(json.dumps({"path": path, "seconds": seconds}).encode() + b"\n")
+            child.stdin.write(json.dumps({"path": os.path.abspath(path), "seconds": seconds}).encode() + b"\n")
         except BrokenPipeError:
             raise self._died(path) from None
         output = child.stdout.fileno()
@@ -145,11 +152,22 @@ class UntrustedReader:
                     pipe.close()
 
 
+def is_unflushed(path: str | os.PathLike[str]) -> bool:
+    """Return whether a segment was never flushed, as its run goes on, or was killed early: it begins with nothing yet.
+
+    Raises OSError for one that cannot be read.
+    """
+    if not is_segment(os.path.basename(path)) or not os.path.isfile(path):
+        return False
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        return not file.read(_HEAD_BYTES).strip(b"\0")
+
+
 def refusal(path: str, reason: str, number: int | None = None) -> OSError:
     """Return the error for a file that cannot be read, as the system numbers it, or else as HDF5 says it."""
     if number is not None:
         return OSError(number, os.strerror(number), path)
     return SpillError(
-        f"inspect: {printable(path, _PATH_LENGTH)} cannot be read as HDF5: {printable(reason)}; "
+        f"{printable(path, _PATH_LENGTH)} cannot be read as HDF5: {printable(reason, _REASON_LENGTH)}; "
         "it is damaged, or no segment of a spill store: check its disk, or name another file"
     )

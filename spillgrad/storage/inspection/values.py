@@ -33,7 +33,9 @@ class StoredValues:
     def __init__(self, path: Path, array: StoredArray) -> None:
         who = f"{printable(str(path), 4096)}: {printable(array.key)}"
         if array.problem is not None:
-            raise ArgumentError(f"{who} has no values that can be read: {printable(array.problem)}; name another array")
+            raise ArgumentError(
+                f"{who} has no values that can be read: {printable(array.problem, 1000)}; name another array"
+            )
         self.path = path
         self.array = array
         self._who = who
@@ -61,6 +63,15 @@ class StoredValues:
             for start in range(0, chunk.nbytes, PIECE_BYTES):
                 digest.update(self._bytes(chunk.offset + start, min(PIECE_BYTES, chunk.nbytes - start)).data)
         return digest.hexdigest()
+
+    def verdict(self) -> str:
+        """Return what reading it all says of its checksum: "verified", "wrong", or "none" where the run took none.
+
+        Raises as `checksum`.
+        """
+        if self.array.checksum is None:
+            return "none"
+        return "verified" if self.checksum() == self.array.checksum else "wrong"
 
     def pieces(self) -> Iterator[np.ndarray]:
         """Yield all elements in order, flat. Raises as `elements`."""

@@ -10,18 +10,20 @@ from typing import BinaryIO
 
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.storage.inspection.arrays import StoredArray
-from spillgrad.storage.inspection.find import SIGNATURE, segment_files
+from spillgrad.storage.inspection.find import is_segment_file, segment_files
 from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import LONGEST_BYTES, read_head, read_lines
 from spillgrad.storage.inspection.placed import Journals
+from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.runs import find_runs
 from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad.storage.inspection.values import StoredValues
-from spillgrad.storage.journal import FORMAT_VERSION, JOURNAL_NAME, old_path
+from spillgrad.storage.journal import FORMAT_VERSION, JOURNAL_NAME, is_journal, old_path
 from spillgrad.storage.run_directory import is_locked, is_segment
 from spillgrad.storage.versions import check_version
 
+_PATH_LENGTH = 4096
 _TOLD_LINES = 10
 
 
@@ -72,7 +74,7 @@ def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None
         raise ArgumentError(f"verify: got {path}, which is neither file nor folder; name a segment or a run's folder")
     with UntrustedReader() as reader, Journals() as journals:
         if stat.S_ISREG(kind):
-            if path.suffix == ".jsonl":
+            if path.suffix == ".jsonl" or (os.path.getsize(path) and is_journal(path)):
                 _verify_journal(path, found)
             else:
                 _verify_segment(path, reader, journals, found, alone=True)
@@ -88,7 +90,7 @@ def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None
             except FileNotFoundError:
                 found.changed.append(Problem(file, None, "went before it was read: the run ended"))
             except OSError as error:
-                found.problems.append(Problem(file, None, _reason(error)))
+                found.problems.append(Problem(file, None, _reason(error, file)))
     if found.journals and not found.segments + len(found.problems) + len(found.changed):
         found.notes.append(
             Problem(path, None, "there are no segments (a finished run has none): journals were checked")
@@ -120,10 +122,12 @@ def _verify_segment(path: Path, reader: UntrustedReader, journals: Journals, fou
     except SpillFormatError:
         raise
     except SpillError as error:
-        if alone and not is_segment(path.name) and not _begins_as_hdf5(path):
-            raise
+        if alone and not is_segment_file(path):
+            raise SpillError(
+                f"verify: got {path}, which is neither a segment nor a journal; name one, or the folder of a run"
+            ) from error
         found.segments += 1
-        wrong.append(Problem(path, None, str(error)))
+        wrong.append(Problem(path, None, _reason(error, path)))
         return
     found.segments += 1
     found.arrays += len(segment.arrays)
@@ -155,7 +159,7 @@ def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
             elif (digest := values.checksum()) != array.checksum:
                 return f"its checksum is {digest}, and {array.checksum} was written"
     except SpillError as error:
-        return str(error)
+        return _reason(error, path)
     found.checked_bytes += array.stored_bytes
     found.unverified += array.checksum is None
     found.encrypted += array.checksum is not None and array.encrypted
@@ -171,7 +175,7 @@ def _verify_journal(path: Path, found: Verification) -> None:
     with _opened(path) as file:
         head = read_head(file.readline(LONGEST_BYTES))
         if head is None:
-            raise SpillError(f"verify: {path} does not begin as a journal; it is damaged, or none: name another file")
+            raise SpillError(f"{path} does not begin as a journal; it is damaged, or none: name another file")
         check_version(path, head.format, FORMAT_VERSION)
         while line := file.readline(LONGEST_BYTES):
             text = line
@@ -197,14 +201,13 @@ def _verify_journal(path: Path, found: Verification) -> None:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise SpillError(f"verify: {path} is no regular file; name another one")
+            raise SpillError(f"{path} is no regular file; name another one")
         yield file
 
 
-def _begins_as_hdf5(path: Path) -> bool:
-    with _opened(path) as file:
-        return file.read(len(SIGNATURE)) == SIGNATURE
-
-
-def _reason(error: OSError) -> str:
-    return str(error) if isinstance(error, SpillError) or error.strerror is None else error.strerror
+def _reason(error: OSError, path: Path) -> str:
+    """Return why something of a file is wrong, without the file's name, which stands beside it."""
+    text = str(error) if isinstance(error, SpillError) or error.strerror is None else error.strerror
+    for name in (str(path), printable(str(path), _PATH_LENGTH)):
+        text = text.removeprefix(name).lstrip(": ")
+    return text

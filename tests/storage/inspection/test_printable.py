@@ -30,6 +30,9 @@ def test_long_text_is_cut_and_says_so():
     assert printable("a" * 200) == "a" * 200
     assert printable("a" * 10**6) == "a" * 199 + "…"
     assert printable("\x1b" * 100, 10) == "\\x1b\\x1b\\…"
+    assert printable("could not write any more", 12) == "could not…"
+    assert printable("could not write any more", 10) == "could not…"
+    assert printable("a " + "b" * 50, 30) == "a " + "b" * 27 + "…"
 
 
 @given(st.text(st.characters(codec=None)), st.integers(1, 40))

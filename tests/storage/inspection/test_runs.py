@@ -40,7 +40,7 @@ def use(store: DiskStore, steps: int, seed: int = 0, pause_s: float = 0.0) -> No
     for step in range(steps):
         handles = []
         for place in range(12):
-            label = Label(("mul", "gelu", "linear")[place % 3], "self", f"h.{place // 3}", step)
+            label = Label(("mul", "gelu", "linear")[place % 3], "self", f"h.{place // 3}", seed + step)
             dtype = (np.float32, np.float64, np.uint8)[draw.randrange(3)]
             handles.append(store.put(np.full(5_000, place, dtype), key=(step, place), label=label))
             if draw.random() < 0.3:
