@@ -32,20 +32,17 @@ def test_a_training_is_looked_into_while_it_goes_on_and_after_it_was_killed(
             while seen < 3:
                 assert process.poll() is None
                 assert time.monotonic() < deadline
-                found = verify(run)
-                assert found.problems == []
+                assert verify(run).problems == []
+                # Stopped in mid-step, it frees nothing while it is looked at, and the journal lags behind all the same.
+                process.send_signal(signal.SIGSTOP)
                 assert main(["inspect", str(run), "--tree", "--json"]) == 0
                 arrays = [one for file in json.loads(capsys.readouterr().out)["segments"] for one in file["arrays"]]
                 assert all(one["problem"] is None for one in arrays)
-                if not arrays:
-                    continue
-                status = main(["inspect", str(run), "--tensor", arrays[0]["key"]])
-                printed = capsys.readouterr()
-                if status == 0:
-                    assert "verified" in printed.out
-                    seen += 1
-                else:  # it came and went in a step
-                    assert "went while it was read" in printed.err or "got array" in printed.err
+                for one in arrays[:: max(len(arrays) // 3, 1)]:
+                    assert main(["inspect", str(run), "--tensor", one["key"]]) == 0
+                    assert "verified" in capsys.readouterr().out
+                seen += bool(arrays)
+                process.send_signal(signal.SIGCONT)
         finally:
             process.send_signal(signal.SIGKILL)
     found = verify(run)
