@@ -27,7 +27,7 @@ from spillgrad.storage.sweep import DeadRun, sweep
 
 if TYPE_CHECKING:
     from spillgrad.storage.inspection.advice import advise
-    from spillgrad.storage.inspection.arrays import Chunk, Item, Segment, StoredArray, inspect_segment
+    from spillgrad.storage.inspection.arrays import Chunk, Item, Segment, StoredArray
     from spillgrad.storage.inspection.contents import ArrayContents, Bin, array_contents
     from spillgrad.storage.inspection.records import (
         Advice,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         StepPlan,
     )
     from spillgrad.storage.inspection.runs import inspect, spans
+    from spillgrad.storage.inspection.segments import inspect_segment
     from spillgrad.storage.inspection.verify import Problem, Verification, verify
 
 __all__ = [
@@ -96,7 +97,7 @@ __all__ = [
 # What looks at runs and files, by the module that has it: `import spillgrad` must not wait for that.
 _LATE = {
     "advice": ("advise",),
-    "arrays": ("Chunk", "Item", "Segment", "StoredArray", "inspect_segment"),
+    "arrays": ("Chunk", "Item", "Segment", "StoredArray"),
     "contents": ("ArrayContents", "Bin", "array_contents"),
     "records": (
         "Advice",
@@ -112,6 +113,7 @@ _LATE = {
         "StepPlan",
     ),
     "runs": ("inspect", "spans"),
+    "segments": ("inspect_segment",),
     "verify": ("Problem", "Verification", "verify"),
 }
 _MODULE_OF = {name: module for module, names in _LATE.items() for name in names}

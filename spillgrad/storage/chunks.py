@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 # Of what is compressed: whatever reads a part of it decompresses whole chunks.
 _COMPRESSED_BYTES = 256 << 10
@@ -11,6 +12,9 @@ PIECE_BYTES = 8 << 20
 PAGE_BYTES = 4096
 # Chunk sizes are 32-bit in files that HDF5 1.8 can read.
 _MAX_CHUNK_BYTES = (1 << 32) - 1
+
+# What has more pieces than this, or chunks that are compressed, is told by HDF5 alone: 16 GiB in one array.
+TOLD_PIECES_MAX = 1 << 16
 
 Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes, number of bytes
 
@@ -51,6 +55,17 @@ def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, 
     most_rows = most_bytes // (math.prod(shape[axis + 1 :]) * itemsize)
     parts = -(-shape[axis] // most_rows)
     return (1,) * axis + (-(-shape[axis] // parts), *shape[axis + 1 :])
+
+
+def places(pieces: Sequence[Piece]) -> list[list[int]]:
+    """Return where pieces that were joined lie in the file, as few as can be: offset and bytes of each."""
+    found: list[list[int]] = []
+    for file_offset, _, nbytes in pieces:
+        if found and sum(found[-1]) == file_offset:
+            found[-1][1] += nbytes
+        else:
+            found.append([file_offset, nbytes])
+    return found
 
 
 def join_pieces(pieces: list[Piece]) -> list[Piece]:

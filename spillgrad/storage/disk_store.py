@@ -284,7 +284,7 @@ class DiskStore:
         account = self._account
         with account.lock:
             account.settle("room")
-            self._writer.wait_for_room(nbytes, NO_LABEL, np.dtype(np.uint8))
+            self._writer.wait_for_room(nbytes, Label(op="room"), None)
             account.cache.reserve(nbytes, pinned=True)
         try:
             yield

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from spillgrad.errors import SpillError
 from spillgrad.storage import file_lock
@@ -52,6 +52,14 @@ _CLOSING_S, _MOMENT_S = 1.0, 0.01
 Line = str | Callable[[], str]
 
 
+class Sums(NamedTuple):
+    """What all until now comes to, after the lines that wait; and what is to be said of each array in the files."""
+
+    lines: list[Line]
+    places: list[tuple[int, str]]
+    totals: dict[str, Any]
+
+
 class Journal:
     """Collects lines without a lock; one thread, the store's writer, writes them.
 
@@ -82,25 +90,23 @@ class Journal:
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
         self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
+        self._is_wanted = False
         self._fd: int | None = None
         self._size = self._lost = 0
         self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
         self._wanted: collections.deque[threading.Event] = collections.deque()
         self._sampled_s = self._sample_at = math.inf
         self._sample: Callable[[], str] = str
-        self._totals: Callable[[collections.deque[Line]], tuple[list[Line], dict[str, Any]]] | None = None
+        self._sums: Callable[[collections.deque[Line]], Sums] | None = None
+        self._sums_bytes = 0  # of the file, beside what happened since it began
         self._path = directory / JOURNAL_NAME if keep is None else Path(os.path.abspath(keep))
         self.kept = keep is not None
         if self.kept:
             self._keep(directory)
 
-    def ask(
-        self, sample: Callable[[], str], totals: Callable[[collections.deque[Line]], tuple[list[Line], dict[str, Any]]]
-    ) -> None:
-        """Have `sample` say what is held now; and `totals`, given the lines that wait, which of them to write first,
-        and what all until then comes to.
-        """
-        self._sample, self._totals = sample, totals
+    def ask(self, sample: Callable[[], str], sums: Callable[[collections.deque[Line]], Sums]) -> None:
+        """Have `sample` say what is held now; and `sums`, given the lines that wait, what all comes to."""
+        self._sample, self._sums = sample, sums
         self._sampled_s = self._sample_at = 0.0
 
     def note(self, event: str, array: int | None, values: str = "") -> None:
@@ -116,6 +122,10 @@ class Journal:
     def sample_next(self) -> None:
         """Note with the next line, unless that was just done, what is held then."""
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
+
+    def write_soon(self) -> None:
+        """Have what waits written with the next occasion."""
+        self._is_wanted = True
 
     def arrived(self, event: str, array: int | None, nbytes: int, origin: Origin, step: int | None) -> None:
         """Note so many bytes, where they come from, and what became of them: the event."""
@@ -144,9 +154,14 @@ class Journal:
         return bool(self._lines)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a file."""
+        return self._fd is not None
+
+    @property
     def is_behind(self) -> bool:
-        """Whether many lines wait, or somebody for them."""
-        return len(self._lines) >= _BATCH or bool(self._wanted)
+        """Whether many lines wait, some that are wanted soon, or somebody for them."""
+        return len(self._lines) >= _BATCH or self._is_wanted or bool(self._wanted)
 
     def wanted(self) -> threading.Event:
         """Have what waits written as soon as the writer looks; return what is set then."""
@@ -156,6 +171,7 @@ class Journal:
 
     def write(self) -> bool:
         """Write what waits; return whether the disk took it. Called by one thread."""
+        self._is_wanted = False
         wanted = len(self._wanted)
         t = time.perf_counter() - self._began_s
         if self._lines and t >= self._sample_at:  # what is held since the last line
@@ -236,19 +252,23 @@ class Journal:
         """Write lines, and take those out of the list that are written. Raises OSError when the disk refuses some."""
         if self._fd is None:
             self._begin_file()
-        is_full = self._size > _FILE_BYTES and not self._is_ending
+        is_full = self._size > self._sums_bytes + _FILE_BYTES and not self._is_ending
         if self._lost:
             self._append([self._line("lost", f', "lines": {self._lost}'), *lines])
-            self._lost, self._sums_are_due = 0, True
+            self._lost = 0
+            self._sums_are_due = True
         else:
             self._append(lines)
         lines.clear()
-        if is_full or (self._sums_are_due and not self._is_ending):  # the end has sums of its own
-            sums = self._sums(lines)
+        self._sums_are_due = self._sums_are_due or is_full
+        if self._sums_are_due and not self._is_ending:  # the end has sums of its own
+            sums = self._summed(lines)
             self._append(lines)
             lines.clear()
             if not is_full or self._begin_next_file():
+                before = self._size
                 self._append(sums)
+                self._sums_bytes = self._size - before
             self._sums_are_due = False
 
     def _refused(self, lines: Sequence[Line]) -> None:
@@ -257,13 +277,17 @@ class Journal:
         self._lost += len(lines) - len(told)
         self._lines.extendleft(reversed(told))
 
-    def _sums(self, lines: list[Line]) -> list[Line]:
-        """Return what was moved so far, as a line, and add to `lines` those that it counts and that wait."""
-        if self._totals is None:
+    def _summed(self, lines: list[Line]) -> list[Line]:
+        """Return lines of what all comes to so far, and add to `lines` those that it counts and that wait.
+
+        Totals are the last of them: until they are there, what older lines say holds.
+        """
+        if self._sums is None:
             return []
-        more, totals = self._totals(self._lines)
-        lines += more
-        return [self._line("totals", f', "totals": {json.dumps(totals)}')]
+        sums = self._sums(self._lines)
+        lines += sums.lines
+        places = [self._line("place", f', "array": {array}{where}') for array, where in sums.places]
+        return [*places, self._line("totals", f', "totals": {json.dumps(sums.totals)}')]
 
     def _line(self, event: str, values: str) -> str:
         return f'{{"t": {time.perf_counter() - self._began_s:.6f}, "event": "{event}"{values}}}\n'

@@ -58,7 +58,7 @@ class Ledger:
         self.live_bytes = self.hits = self.misses = 0
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
         self._cache = cache
-        self._origins: dict[tuple[str | None, str | None, str | None, np.dtype[Any]], tuple[Origin, Moved]] = {}
+        self._origins: dict[tuple[str | None, str | None, str | None, np.dtype[Any] | None], tuple[Origin, Moved]] = {}
         self._phase: str | None = None
         self._steps = 0  # those of training, where arrays say of which they are
         self._step_label: int | None = None
@@ -126,7 +126,7 @@ class Ledger:
         told = ', "ahead": true' if ahead else ""
         self.journal.took("read", entry.sequence, took_s, told + self._whose(entry))
 
-    def waited_to_put(self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any]) -> None:
+    def waited_to_put(self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None) -> None:
         """Note that a caller waited for room."""
         waited_s = time.perf_counter() - began_s
         origin, of_origin = self.origin(label, dtype)
@@ -142,7 +142,7 @@ class Ledger:
         self.journal.took("wait", entry.sequence, waited_s, ', "in": "get"')
 
     def changed(self, entry: Entry) -> None:
-        """Note that an array has new values, which are on no disk."""
+        """Note that what is on disk is not the array any more."""
         self.journal.note("change", entry.sequence)
 
     def freed(self, entry: Entry) -> None:
@@ -150,14 +150,25 @@ class Ledger:
         self.live_bytes -= entry.nbytes
         self.journal.note("free", entry.sequence)
 
+    def flushed(self) -> None:
+        """Note that HDF5 says in the files of all there is where it lies."""
+        self.journal.note("flush", None)
+
+    def shrunk(self, entry: Entry, sampled_bytes: int, stored_bytes: int) -> None:
+        """Note what lossless compression makes of a sample of an array that was stored as it is."""
+        values = f', "sampled": {sampled_bytes}, "shrunk": {stored_bytes}'
+        self.journal.note("shrink", entry.sequence, values + self._whose(entry))
+
     def begin_phase(self, name: str | None) -> None:
         """Note that a phase of a step begins: "forward", "backward" or "update"; or that none goes on."""
         if name != self._phase:
+            if self._phase == "forward":  # who looks at short steps finds more than what there is between them
+                self.journal.write_soon()
             self._phase = name
             self.journal.sample_next()  # between phases most is held, or least
             self.journal.note("phase", None, f', "phase": {json.dumps(name)}')
 
-    def origin(self, label: Label, dtype: np.dtype[Any]) -> tuple[Origin, Moved]:
+    def origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, Moved]:
         """Return where arrays come from, and what became of those from there; who encrypts tells nobody."""
         if not self.journal.with_origin:
             label = NO_LABEL
@@ -168,7 +179,7 @@ class Ledger:
             found = self._origins.get(key)
         if found is None:
             module, op, slot = map(_name, key[:3])
-            self._origins[key] = found = Origin(module, op, slot, dtype.name), Moved()
+            self._origins[key] = found = Origin(module, op, slot, None if dtype is None else dtype.name), Moved()
         return found
 
     def forget(self, cache: Cache) -> None:
@@ -212,7 +223,9 @@ class Ledger:
             "kept": self.moved.kept_bytes,
             "steps": self._steps,
             "origins": [[*origin, *values(moved)] for origin, moved in self._origins.values()],
-            "live": [[entry.sequence, entry.nbytes, numbers[id(entry.moved)]] for entry in live],
+            "live": [
+                [entry.sequence, entry.nbytes, numbers[id(entry.moved)], self._step_of(entry.label)] for entry in live
+            ],
         }
 
     def sample(self, disk_bytes: int) -> str:

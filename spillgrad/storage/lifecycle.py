@@ -10,7 +10,7 @@ from typing import Any
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.account import Account
-from spillgrad.storage.journal import WRITE_EVERY_S, Line
+from spillgrad.storage.journal import WRITE_EVERY_S, Line, Sums
 from spillgrad.storage.run_directory import RunDirectory
 from spillgrad.storage.segment import abandon_at_exit
 from spillgrad.storage.segment_set import SegmentSet
@@ -32,7 +32,7 @@ class Lifecycle:
         self._ended = False
         self._failure: OSError | None = None
         account.on_closing = self._closing
-        account.ledger.journal.ask(self._sample, self._totals_between)
+        account.ledger.journal.ask(self._sample, self._sums)
 
     def watch(self, worker: Worker) -> None:
         """Take charge of the writer's thread."""
@@ -103,10 +103,12 @@ class Lifecycle:
         ledger = self._account.ledger
         return ledger.totals(ledger.stats(*self._segments.disk_usage()), self._account.entries.values())
 
-    def _totals_between(self, lines: collections.deque[Line]) -> tuple[list[Line], dict[str, Any]]:
+    def _sums(self, lines: collections.deque[Line]) -> Sums:
         """Return the lines of what happened so far, and what that comes to. Called without the lock."""
         with self._account.lock:
-            return [lines.popleft() for _ in range(len(lines))], self._totals()
+            entries = self._account.entries.values()
+            places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]
+            return Sums([lines.popleft() for _ in range(len(lines))], places, self._totals())
 
     def remove_files(self) -> None:
         """Remove the files, whoever may be using them."""

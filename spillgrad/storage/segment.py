@@ -20,7 +20,15 @@ import xxhash
 
 from spillgrad.errors import SpillCorruptionError
 from spillgrad.storage import hdf5
-from spillgrad.storage.chunks import PAGE_BYTES, Piece, chunk_shape, compressed_chunks, join_pieces
+from spillgrad.storage.chunks import (
+    PAGE_BYTES,
+    TOLD_PIECES_MAX,
+    Piece,
+    chunk_shape,
+    compressed_chunks,
+    join_pieces,
+    places,
+)
 from spillgrad.storage.codecs import Encoding, filters
 from spillgrad.storage.hdf5_types import hdf5_type
 from spillgrad.storage.holes import hole_bytes, punch
@@ -43,6 +51,7 @@ class Extent:
     dtype: np.dtype[Any]
     pieces: tuple[Piece, ...]
     allocated_bytes: int
+    place: str  # what the journal says of that
     label: Label
     views: list[View]  # its handle's
     checksum: int | None = None  # of what was written
@@ -68,10 +77,20 @@ class Extent:
 
     @property
     def where(self) -> str:
-        """What the journal says of the place: the dataset's name as the next flush leaves it."""
-        stored = "" if self.encoding is None else f', "stored": {self.stored_bytes}'
-        segment = json.dumps(os.path.basename(self.segment.path))
-        return f'{stored}, "segment": {segment}, "dataset": "{_dataset_name(self.sequence)}"'
+        """What the journal says of the array in its place: the dataset's name as the next flush leaves it."""
+        told = f'{self.place}, "dataset": "{_dataset_name(self.sequence)}"'
+        if self.checksum is not None:
+            told += f', "xxh3_64": "{self.checksum:016x}"'
+        encoding = self.encoding
+        if encoding is None:
+            order = ', "order": ">"' if self.dtype.byteorder == ">" else ""
+            return f'{told}, "shape": {list(self.shape)}{order}'
+        order = ', "order": ">"' if encoding.dtype.byteorder == ">" else ""
+        chunks = f', "chunks": {list(encoding.chunks)}' if 0 < len(encoding.chunks) <= TOLD_PIECES_MAX else ""
+        return (
+            f'{told}, "shape": {list(encoding.shape)}{order}, "stored": {self.stored_bytes}, '
+            f'"codec": "{encoding.codec}"{chunks}'
+        )
 
     def write(self, array: np.ndarray, cached: bool = False) -> None:
         """Store the bytes of a C-contiguous array; with `cached`, through the page cache.
@@ -105,6 +124,7 @@ class Segment:
 
     def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
         self.path = path
+        self._told_name = json.dumps(os.path.basename(path))
         self._checksums = checksums
         self._undescribed: set[Extent] = set()
         self.capacity_bytes = capacity_bytes
@@ -157,8 +177,11 @@ class Segment:
             pieces, allocated = self._create_compressed(array, dataset, encoding)
         else:
             pieces, allocated = self._create(array, dataset)
+        told = f', "segment": {self._told_name}'
+        if len(pieces) <= TOLD_PIECES_MAX:
+            told += f', "pieces": {places(pieces)}'
         extent = Extent(
-            self, dataset, sequence, shape, dtype, tuple(pieces), allocated, label, views, encoding=encoding
+            self, dataset, sequence, shape, dtype, tuple(pieces), allocated, told, label, views, encoding=encoding
         )
         for file_offset, _, nbytes in pieces:
             self._structure.taken(file_offset, file_offset + nbytes)

@@ -12,7 +12,7 @@ import numpy as np
 from spillgrad.errors import SpillError
 from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
-from spillgrad.storage.codecs import Codec
+from spillgrad.storage.codecs import Codec, Lossless
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.io_error import io_error
 from spillgrad.storage.journal import WRITE_EVERY_S
@@ -57,7 +57,7 @@ class Writer:
         self._directory = directory
         self._codec = codec
         journal = account.ledger.journal
-        self._shrinks = ShrinkSamples(journal) if journal.kept and codec is None else None
+        self._shrinks = ShrinkSamples() if journal.kept and codec is None else None
         self._encoded: collections.deque[Entry] = collections.deque()  # each wants a place
         self._keep_empty_s = keep_empty_s
         self._keeps_in_ram = on_full == "ram"
@@ -70,6 +70,8 @@ class Writer:
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
         self._moving = self._moving_bytes = 0
+        self._sampling = 0  # arrays that were written, and are looked at
+        self._freed: list[Extent] = []  # places that nobody needs; the thread's own
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
 
@@ -124,10 +126,10 @@ class Writer:
                 return with_encoded
         return array.nbytes
 
-    def wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> bool:
+    def wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
         """Wait until so much fits or the disk refuses; return False when only callers could make it fit.
 
-        It is for an array of `dtype` that comes from where `label` says.
+        It is for an array of `dtype` that comes from where `label` says, or for something else, without a dtype.
         """
         account, cache = self._account, self._account.cache
         if self._paused:
@@ -200,15 +202,16 @@ class Writer:
                 if not closing:
                     self._prefetcher.start_loads()
                 entry = None if closing or encoded else self._next()
-                freed, account.freed = account.freed, []
+                self._freed += account.freed
+                account.freed.clear()
                 flush = self._flush_asked if entry is None and self._can_flush() else None
                 flushing = self._flush_done < self._flush_asked
             if closing:
                 break
-            if account.ledger.journal.is_behind:
-                account.ledger.journal.write()
-            for extent in freed:
-                self._segments.free(extent)
+            journal = account.ledger.journal
+            places = entry is not None or encoded is not None or flushing
+            if journal.is_behind or (places and (self._freed or not journal.has_begun)):
+                self._tell()
             if encoded is not None:
                 self._place(encoded)
             elif entry is not None and entry.staged_bytes:
@@ -220,18 +223,28 @@ class Writer:
             elif not (flushing and self._segments.describe_one()):
                 self._sleep()
         with account.lock:
-            while (account.readers or self._moving) and not account.ended:
+            while (account.readers or self._moving or self._sampling) and not account.ended:
                 account.changed.wait()
             self._on_end()
 
     def _sleep(self) -> None:
         """Wait for something to do, and tidy up when nothing comes for a while."""
         account = self._account
-        if account.ledger.journal.waits:
+        if account.ledger.journal.waits or self._freed:
             if not account.bell.wait(WRITE_EVERY_S):
-                account.ledger.journal.write()
+                self._tell()
         elif not account.bell.wait(self._keep_empty_s if self._segments.has_unused() else None):
             self._segments.remove_unused()
+
+    def _tell(self) -> None:
+        """Write the journal, and only then give the places of arrays back that it has as gone.
+
+        So whoever reads the files, also of a run that was killed, finds in the place of an array what the journal says.
+        """
+        self._account.ledger.journal.write()
+        freed, self._freed = self._freed, []
+        for extent in freed:
+            self._segments.free(extent)
 
     def _next(self) -> Entry | None:
         """Choose what to write next, and begin with it."""
@@ -321,17 +334,35 @@ class Writer:
     def _move(self, entry: Entry, extent: Extent) -> None:
         """Store the bytes of an array, which can be got meanwhile."""
         started = time.perf_counter()
+        sampled = None if self._shrinks is None else _payload(entry)  # it may leave RAM as soon as it is written
         try:
             with self._account.ledger.writing:
                 extent.write(_payload(entry), self._segments.goes_through_cache)
             self._segments.measure(extent.segment)
-            if self._shrinks is not None:
-                self._shrinks.see(entry, _payload(entry))
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:
             self._written(entry, extent, io_error("write", entry, self._directory, caught))
-        else:
-            self._written(entry, extent, None, unchanged, started)
+            return
+        self._written(entry, extent, None, unchanged, started)
+        if sampled is not None:
+            self._sample(entry, sampled)
+
+    def _sample(self, entry: Entry, array: np.ndarray) -> None:
+        """Tell what compression would make of an array that was written, if one like it is due."""
+        account, shrinks = self._account, cast(ShrinkSamples, self._shrinks)
+        try:
+            with account.lock:
+                due = shrinks.is_due(entry)
+            if due:
+                began_s = time.perf_counter()
+                sampled_bytes, stored_bytes = Lossless().sample(array)
+                with account.lock:
+                    shrinks.took(time.perf_counter() - began_s)
+                    account.ledger.shrunk(entry, sampled_bytes, stored_bytes)
+        finally:
+            with account.lock:
+                self._sampling -= 1
+                account.changed.notify_all()
 
     def _written(
         self,
@@ -348,6 +379,7 @@ class Writer:
             self._moving_bytes -= entry.nbytes
             account.cache.end_write(entry)
             self._unstage(entry)
+            self._sampling += error is None and self._shrinks is not None
             if error is not None:
                 self._write_failed(entry, error)
             elif entry.references > 0 and entry.error is None and unchanged:
@@ -358,6 +390,7 @@ class Writer:
                 self._count(entry, extent, began_s)
                 if entry.references > 0 and entry.error is None:
                     entry.error = changed_error(entry)
+                    account.ledger.changed(entry)
                 account.cache.remove(entry)
             if extent is not None:
                 account.freed.append(extent)
@@ -395,13 +428,20 @@ class Writer:
             cache.remove(entry)
 
     def _flush(self, asked: int) -> None:
+        account = self._account
+        whole = True
         try:
             self._segments.flush()
         except (OSError, RuntimeError) as caught:
+            whole = False
             self._flush_failed(caught)
-        with self._account.lock:
+        with account.lock:
+            if whole and not account.freed:  # giving those back changes what was just written
+                account.ledger.flushed()
+        account.ledger.journal.write()  # whose reader finds as much as HDF5 does
+        with account.lock:
             self._flush_done = asked
-            self._account.changed.notify_all()
+            account.changed.notify_all()
 
     def _flush_failed(self, cause: Exception) -> None:
         error = SpillError(f"flush: could not write to {self._directory}: {cause}; free space there")

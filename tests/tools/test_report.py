@@ -394,7 +394,7 @@ def test_a_journal_file_of_the_first_version_has_a_page(tmp_path: Path):
     lines = (
         {"format": 1, "began": "2026-01-01T00:00:00+00:00", "process": 1},
         {"t": 0.1, "event": "pack", "array": 0, "bytes": 4096, "op": "mul", "slot": "self", "module": "h", "step": 1},
-        {"t": 0.2, "event": "write", "array": 0, "took": 0.05, "segment": 0, "dataset": "00000000"},
+        {"t": 0.2, "event": "write", "array": 0, "took": 0.05, "segment": "segment-00000.h5", "dataset": "00000000"},
     )
     journal = tmp_path / "journal.jsonl"
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -502,7 +502,7 @@ def test_a_journal_of_a_million_lines_makes_a_page_within_time_memory_and_size(t
             t, origin = array / 1000, f'"module": "h.{array % 48}", "op": "mul", "slot": "self", "dtype": "float32"'
             file.write(
                 f'{{"t": {t}, "event": "pack", "array": {array}, "bytes": 4096, {origin}, "step": 1}}\n'
-                f'{{"t": {t + 3e-4}, "event": "write", "array": {array}, "took": 0.0002, "segment": 0}}\n'
+                f'{{"t": {t + 3e-4}, "event": "write", "array": {array}, "took": 0.0002, "segment": "segment-0.h5"}}\n'
                 f'{{"t": {t + 6e-4}, "event": "read", "array": {array}, "took": 0.0002}}\n'
                 f'{{"t": {t + 9e-4}, "event": "free", "array": {array}}}\n'
             )

@@ -16,10 +16,10 @@ from spillgrad.storage.inspection.arrays import Segment, StoredArray
 from spillgrad.storage.inspection.contents import ArrayContents, Bin, array_contents
 from spillgrad.storage.inspection.export import export_npy
 from spillgrad.storage.inspection.find import find_array, require_not_stored
+from spillgrad.storage.inspection.placed import there
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
 from spillgrad.storage.inspection.values import StoredValues
-from spillgrad.storage.run_directory import is_locked
 from spillgrad_tools import inspect_json
 from spillgrad_tools.paged import show, write
 
@@ -45,24 +45,25 @@ def show_array(
     if slice_text is None and export is None:
         contents = None if array.problem is not None else array_contents(segment.path, array)
         if contents is not None:
-            array = _judged(segment.path, array, contents.checksum)
+            array = _judged(array, contents.checksum)
         told["contents"] = None if contents is None else contents_as_dict(contents)
         if not as_json:
             show(console, _table(segment, array, contents))
     else:
-        with StoredValues(segment.path, array) as values:
+        with there(segment.path, array) as values:
             selection = Selection(index, array.shape)
             if export is not None:
                 require_not_stored(export)
                 nbytes = export_npy(values, selection, export, overwrite)
                 told["export"] = {"path": str(export), "shape": selection.shape, "nbytes": nbytes}
-                if not as_json:
-                    write(_exported(export, values.dtype, selection.shape, nbytes) + "\n")
+                text = _exported(export, values.dtype, selection.shape, nbytes)
             elif as_json:
                 told["slice"] = {"shape": selection.shape, "values": _json_values(values, selection)}
             else:
-                write(_as_numpy_prints(*read_shown(values, selection)) + "\n")
-            array = _judged(segment.path, array, values.verdict())
+                text = _as_numpy_prints(*read_shown(values, selection))
+            array = _judged(array, values.verdict())
+        if not as_json:  # only now is it sure that these were the array's values
+            write(text + "\n")
         if array.problem is not None and not as_json:
             place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
             print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
@@ -71,13 +72,11 @@ def show_array(
     return array.problem is None
 
 
-def _judged(path: Path, array: StoredArray, checksum: str) -> StoredArray:
+def _judged(array: StoredArray, checksum: str) -> StoredArray:
     """Return an array with what is wrong with it, where that is its checksum."""
     if checksum != "wrong":
         return array
-    meanwhile = "; its run goes on, and may have changed it meanwhile: look again" if is_locked(path.parent) else ""
-    problem = f"its bytes are not those that were written: the checksum is wrong{meanwhile}"
-    return dataclasses.replace(array, problem=problem)
+    return dataclasses.replace(array, problem="its bytes are not those that were written: the checksum is wrong")
 
 
 def array_as_dict(array: StoredArray) -> dict[str, Any]:
@@ -126,7 +125,8 @@ def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) 
         rows.append(("codec", f"{array.codec}: {format_bytes(array.stored_bytes)} are stored"))
     chunks = [f"{format_bytes(chunk.nbytes)} at {chunk.offset:,}" for chunk in array.chunks[:_SHOWN_CHUNKS]]
     more = ["…"] if len(array.chunks) > _SHOWN_CHUNKS else []
-    rows.append(("chunk shape", "not chunked" if array.chunk_shape is None else f"{array.chunk_shape}"))
+    not_chunked = "told by HDF5 after a flush" if array.from_journal and array.shape else "not chunked"
+    rows.append(("chunk shape", not_chunked if array.chunk_shape is None else f"{array.chunk_shape}"))
     pieces = "a piece" if len(array.chunks) == 1 else f"{len(array.chunks):,} pieces"
     rows.append(("stored", f"{pieces}: {', '.join(chunks + more)}" if chunks else "no bytes"))
     for view in array.views[:_SHOWN_VIEWS]:

@@ -38,6 +38,8 @@ def _lines(segment: Segment) -> Iterator[tuple[str, str]]:
         yield "codec", ", ".join(map(printable, sorted(codecs)))
     if segment.left_out:
         yield "left out", f"{segment.left_out} more, which is too much to look at"
+    if segment.note is not None:
+        yield "note", segment.note
     problems = [*segment.problems, *(f"{array.key}: {array.problem}" for array in segment.arrays if array.problem)]
     for number, problem in enumerate(problems[:_PROBLEMS]):
         yield "" if number else "problems", printable(problem, 1000)

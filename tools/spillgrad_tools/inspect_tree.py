@@ -10,10 +10,12 @@ from rich.tree import Tree
 
 from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray, inspect_segment
+from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray
 from spillgrad.storage.inspection.find import find_segments
+from spillgrad.storage.inspection.placed import Journals
 from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.untrusted import UntrustedReader, is_unflushed
+from spillgrad.storage.inspection.segments import inspect_segment
+from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_array import array_as_dict
 from spillgrad_tools.inspect_segment import is_sound
@@ -29,16 +31,18 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     Return whether all is as a store writes it. Of several, what cannot be read is named on standard error.
     Raises as `find_segments` and `inspect_segment`.
     """
-    found, refused, sound = [], [], True
-    with UntrustedReader() as reader:
+    found, refused = [], []
+    with UntrustedReader() as reader, Journals() as journals:
         for file in find_segments(path):
             try:
-                found.append(inspect_segment(file, reader))
+                found.append(inspect_segment(file, reader, journals))
             except SpillFormatError:
                 raise
             except SpillError as error:
                 refused.append(error)
-                sound = sound and is_unflushed(file)
+            except FileNotFoundError:  # a live run removes its segments
+                if not path.is_dir():
+                    raise
     if refused and not found:
         raise refused[0]
     if as_json:
@@ -47,7 +51,7 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
         show(console, Group(*map(tree, found)), soft_wrap=True)
     for why in refused:
         print(f"spillgrad: {why}", file=sys.stderr)
-    return sound and all(map(is_sound, found))
+    return not refused and all(map(is_sound, found))
 
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def segment_as_dict(segment: Segment) -> dict[str, Any]:
         "arrays": [array_as_dict(array) for array in segment.arrays],
         "left_out": segment.left_out,
         "problems": segment.problems,
+        "note": segment.note,
     }
 
 
@@ -81,13 +86,19 @@ def tree(segment: Segment) -> Tree:
         for attribute, nbytes in item.attributes:
             told = "" if nbytes is None else f"  {format_bytes(nbytes)}"
             branch.add(Text(f"@{printable(attribute)}{told}", "dim"))
-        array = None if parent else arrays.get(name)
+        array = None if parent else arrays.pop(name, None)
         if array is not None:
             _add_array(branch, array)
+    for array in arrays.values():  # HDF5 does not have them yet
+        dtype = "unknown" if array.dtype is None else array.dtype.name
+        told = f"{dtype} {array.shape}, from the journal"
+        _add_array(root.add(Text.assemble((printable(array.key), "bold"), "  ", printable(told))), array)
     if segment.left_out:
         root.add(Text(f"… and {segment.left_out:,} more"))
     for problem in segment.problems:
         root.add(Text(printable(problem, _PROBLEM_LENGTH), "red"))
+    if segment.note is not None:
+        root.add(Text(segment.note))
     return root
 
 

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ _MOST_DIMENSIONS = 64
 _DTYPE_NAME = re.compile(
     r"[<>|]?[biufcSV]\d{1,9}|[<>][mM]8(?:\[\w{1,12}\])?|bool|(?:u?int|float|complex)\d{1,3}|(?:datetime|timedelta)64(?:\[\w{1,12}\])?"
 )
-_CODEC_NAME = re.compile(r"lossless|bf16|int8|(?:(?:lossless|bf16|int8)\+)?aes256gcm")
+CODEC_NAME = re.compile(r"lossless|bf16|int8|(?:(?:lossless|bf16|int8)\+)?aes256gcm")
 
 
 class Chunk(NamedTuple):
@@ -43,12 +43,13 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array of a segment: a dataset of the root group.
+    """An array of a segment: a dataset of the root group, or what the next flush makes one.
 
-    `key` is its name. `sequence`, `label` and `views` are from its attribute; there is none, and `sequence` is None,
-    where the run died in the middle of a flush. `dtype` and `shape` are the array's, `nbytes` too, and `stored_bytes`
-    what a `codec` made of it; `chunks` say where those are. `checksum` is 16 hexadecimal digits, or None where the run
-    took none. `problem` says why its values cannot be read: for None, they can, unless they are `encrypted`.
+    `key` is its name. What is known of it is `from_journal`, that of its run, or else from the dataset's attribute;
+    where there is none, `sequence` is None. `views` and `chunk_shape` only HDF5 has. `dtype` and `shape` are the
+    array's, `nbytes` too, and `stored_bytes` what a `codec` made of it; `chunks` say where those are. `checksum` is 16
+    hexadecimal digits, or None where the run took none. `problem` says why its values cannot be read: for None, they
+    can, unless they are `encrypted`.
     """
 
     key: str
@@ -64,6 +65,7 @@ class StoredArray:
     codec: str | None
     checksum: str | None
     problem: str | None
+    from_journal: bool = False
 
     @property
     def encrypted(self) -> bool:
@@ -99,10 +101,11 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """An HDF5 file of arrays, as of its last flush.
+    """An HDF5 file of arrays.
 
-    `items` are all it names, `arrays` those of them that a store could have written; `left_out` counts what was too
-    much to look at. `problems` say what no store would have written.
+    `items` are all that HDF5 names in it, as of its last flush. `arrays` are those that the journal of its run has
+    there, or, of a file that is alone, those of the items that a store could have written. `left_out` counts what was
+    too much to look at. `problems` say what no store would have written; `note` says what HDF5 does not have yet.
     """
 
     path: Path
@@ -112,6 +115,7 @@ class Segment:
     items: tuple[Item, ...]
     left_out: int
     problems: tuple[str, ...]
+    note: str | None = None
 
     def __getitem__(self, key: str) -> StoredArray:
         """Return the array of this name. Raises KeyError."""
@@ -121,19 +125,14 @@ class Segment:
         raise KeyError(key)
 
 
-def inspect_segment(path: str | os.PathLike[str], reader: UntrustedReader | None = None) -> Segment:
-    """Return what is in a segment, of a living or dead run, without opening it in this process; `reader` opens several.
+def read_structure(path: Path, reader: UntrustedReader) -> Segment:
+    """Return what HDF5 has in a segment, without opening it in this process.
 
     Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take; SpillFormatError, which is one, for a file
     of a newer version; OSError for one that cannot be opened.
     """
-    if reader is None:
-        with UntrustedReader() as one:
-            return inspect_segment(path, one)
-    path = Path(path)
     found = os.stat(path)
-    disk_bytes = found.st_blocks * 512
-    most_bytes = min(found.st_size, _MOST_PER_DISK_BYTE * disk_bytes + _HOLES_BYTES)
+    most_bytes = held_bytes(found)
     arrays: list[StoredArray] = []
     items: list[Item] = []
     chunks: list[list[int]] = []
@@ -150,21 +149,41 @@ def inspect_segment(path: str | os.PathLike[str], reader: UntrustedReader | None
                 items.append(item)
                 if item.kind == "dataset" and item.path.count("/") == 1:
                     arrays.append(_array(path, item, line, chunks, found.st_size, most_bytes))
+                elif item.kind == "unreadable":
+                    problems.append(f"{item.path}: {item.problem}")
                 else:
-                    problems.append(f"{item.path}: {item.problem or f'is of a kind that no store makes: {item.kind}'}")
+                    problems += filter(None, [foreign(item)])
                 chunks = []
         except SpillFormatError:
             raise
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # not what the child would say
             raise refusal(str(path), DAMAGED) from error
-    if sum(array.stored_bytes for array in arrays if array.problem is None) > most_bytes:
-        problem = f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"
+    if (problem := overlap(arrays, most_bytes)) is not None:
         problems.append(problem)
         arrays = [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
-    return Segment(path, found.st_size, disk_bytes, tuple(arrays), tuple(items), left_out, tuple(problems))
+    return Segment(path, found.st_size, found.st_blocks * 512, tuple(arrays), tuple(items), left_out, tuple(problems))
 
 
-class _Unreadable(Exception):
+def foreign(item: Item) -> str | None:
+    """Return that something is in a file which no store puts there; what cannot be read may be a store's."""
+    if item.kind == "unreadable" or (item.kind == "dataset" and item.path.count("/") == 1):
+        return None
+    return f"{item.path}: {item.problem or f'is of a kind that no store makes: {item.kind}'}"
+
+
+def held_bytes(found: os.stat_result) -> int:
+    """Return how much a file can hold whose arrays are read."""
+    return min(found.st_size, _MOST_PER_DISK_BYTE * found.st_blocks * 512 + _HOLES_BYTES)
+
+
+def overlap(arrays: Sequence[StoredArray], most_bytes: int) -> str | None:
+    """Return what is wrong with arrays that are more than their file can hold."""
+    if sum(array.stored_bytes for array in arrays if array.problem is None) <= most_bytes:
+        return None
+    return f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"
+
+
+class Unreadable(Exception):
     """Why the values of an array cannot be read."""
 
 
@@ -198,16 +217,16 @@ def _array(
     problem = None
     try:
         if item.problem is not None:
-            raise _Unreadable(item.problem)
+            raise Unreadable(item.problem)
         if line.get("text") is not None:
             about = _about(path, line["text"])
-        dtype = _dtype(item.dtype, line.get("itemsize"))
+        dtype = dtype_named(item.dtype, line.get("itemsize"))
         if about.codec not in (None, Lossless.name):  # the dataset is bytes
-            dtype, shape = _dtype(about.dtype, None), about.shape
+            dtype, shape = dtype_named(about.dtype, None), about.shape
         _check(item, about, dtype, shape)
         places = _places(item, line, chunks, file_bytes, most_bytes)
-        _check_codec(about.codec, dtype, shape, sum(place.nbytes for place in places))
-    except _Unreadable as why:
+        check_codec(about.codec, dtype, shape, sum(place.nbytes for place in places))
+    except Unreadable as why:
         problem = str(why)
     return StoredArray(
         item.path[1:], about.sequence, about.label, about.views, dtype, shape, item.chunk_shape, places,
@@ -219,14 +238,14 @@ def _array(
 def _places(
     item: Item, line: dict[str, Any], chunks: list[list[int]], file_bytes: int, most_bytes: int
 ) -> tuple[Chunk, ...]:
-    """Return where the bytes of a dataset lie. Raises _Unreadable where that is not as a store does it."""
+    """Return where the bytes of a dataset lie. Raises Unreadable where that is not as a store does it."""
     if line["external"]:
-        raise _Unreadable("its values are in other files, which are not opened")
+        raise Unreadable("its values are in other files, which are not opened")
     if line["empty"] or item.shape is None:
-        raise _Unreadable("it has no shape")
+        raise Unreadable("it has no shape")
     size, itemsize = math.prod(item.shape), line["itemsize"]
     if size * itemsize > most_bytes and not item.filters:
-        raise _Unreadable(f"it is declared with {size * itemsize} bytes, in a file that can hold {most_bytes}")
+        raise Unreadable(f"it is declared with {size * itemsize} bytes, in a file that can hold {most_bytes}")
     if not size:
         return ()
     if item.chunk_shape is None:
@@ -236,14 +255,14 @@ def _places(
     expected = 0
     for place in places:
         if place.start != expected:
-            raise _Unreadable("its chunks leave gaps, or are not whole rows")
+            raise Unreadable("its chunks leave gaps, or are not whole rows")
         if place.offset < 0 or place.offset + place.nbytes > file_bytes:
-            raise _Unreadable("some of it lies outside of the file")
+            raise Unreadable("some of it lies outside of the file")
         expected += place.length
     if expected != size:
-        raise _Unreadable("some of its chunks are missing, or are more than are looked at")
+        raise Unreadable("some of its chunks are missing, or are more than are looked at")
     if sum(place.nbytes for place in places) > most_bytes:
-        raise _Unreadable("its chunks overlap, or are holes of the file")
+        raise Unreadable("its chunks overlap, or are holes of the file")
     return tuple(places)
 
 
@@ -252,50 +271,50 @@ def _chunk(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, filter
     counts = [min(most, length - i) for most, length, i in zip(chunk, shape, first, strict=True)]
     axis = next((i for i, count in enumerate(counts) if count > 1), len(shape))
     if counts[axis + 1 :] != list(shape[axis + 1 :]) or min(counts) < 1 or skipped_filters:
-        raise _Unreadable("its chunks are not whole rows, as a store makes them")
+        raise Unreadable("its chunks are not whole rows, as a store makes them")
     start = sum(i * math.prod(shape[axis + 1 :]) for axis, i in enumerate(first))
     count = math.prod(counts)
     if not filtered and nbytes < count * itemsize:
-        raise _Unreadable("its chunks are smaller than their elements")
+        raise Unreadable("its chunks are smaller than their elements")
     if filtered and (nbytes % PAGE_BYTES or not nbytes):
-        raise _Unreadable("its compressed chunks are no whole pages")
+        raise Unreadable("its compressed chunks are no whole pages")
     return Chunk(start, count, offset, nbytes if filtered else count * itemsize)
 
 
 def _check(item: Item, about: "_About", dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> None:
-    """Raise _Unreadable unless attribute and dataset fit each other, as a store makes them."""
+    """Raise Unreadable unless attribute and dataset fit each other, as a store makes them."""
     if item.layout not in ("contiguous", "chunked"):
-        raise _Unreadable(f"its layout is {item.layout}, which no store uses, and is not followed")
+        raise Unreadable(f"its layout is {item.layout}, which no store uses, and is not followed")
     if dtype is None:
-        raise _Unreadable("its type is none that an array has")
+        raise Unreadable("its type is none that an array has")
     if about.codec != Lossless.name and item.filters:
-        raise _Unreadable(f"it has HDF5's filters {', '.join(map(str, item.filters))}, which no store uses so")
+        raise Unreadable(f"it has HDF5's filters {', '.join(map(str, item.filters))}, which no store uses so")
     if about.codec not in (None, Lossless.name):
         if (item.dtype, len(item.shape or ())) != ("|u1", 1):
-            raise _Unreadable(f"it is no row of bytes, as codec {about.codec} makes it")
+            raise Unreadable(f"it is no row of bytes, as codec {about.codec} makes it")
     elif about is not _NOTHING and (about.shape, about.dtype) != (shape, dtype.name):
-        raise _Unreadable(f"it is {dtype.name} {shape}, and its attribute says {about.dtype} {about.shape}")
+        raise Unreadable(f"it is {dtype.name} {shape}, and its attribute says {about.dtype} {about.shape}")
     if about.codec == Lossless.name:
         if list(item.filters) != [number for number, _ in filters(dtype)] or dtype.itemsize > MAX_ITEM_BYTES:
-            raise _Unreadable("it is not compressed as a store does it")
+            raise Unreadable("it is not compressed as a store does it")
         if not math.prod(shape) or item.chunk_shape != compressed_chunk_shape(shape, dtype.itemsize):
-            raise _Unreadable(f"its chunks are {item.chunk_shape}, which no store makes of {shape}")
+            raise Unreadable(f"its chunks are {item.chunk_shape}, which no store makes of {shape}")
 
 
-def _check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int, ...], stored: int) -> None:
-    """Raise _Unreadable unless a codec makes so many stored bytes of an array, as far as that is known."""
+def check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int, ...], stored: int) -> None:
+    """Raise Unreadable unless a codec makes so many stored bytes of an array, as far as that is known."""
     if codec in (None, Lossless.name) or dtype is None:
         return
     inner = codec.removesuffix("aes256gcm").removesuffix("+")
     if inner in (Bfloat16.name, Int8.name) and dtype not in (np.float32, np.float64):
-        raise _Unreadable(f"its dtype is {dtype.name}, of which codec {inner} makes nothing")
+        raise Unreadable(f"its dtype is {dtype.name}, of which codec {inner} makes nothing")
     if inner == Lossless.name:  # how much that made is not written
         return
     expected = stored_bytes(inner, math.prod(shape)) if inner else math.prod(shape) * dtype.itemsize
     if inner != codec:
         expected = sealed_bytes(expected)
     if stored != expected:
-        raise _Unreadable(f"it has {stored} bytes, and codec {codec} makes {expected} of {shape}")
+        raise Unreadable(f"it has {stored} bytes, and codec {codec} makes {expected} of {shape}")
 
 
 class _About(NamedTuple):
@@ -314,7 +333,7 @@ _NOTHING = _About()
 def _about(path: Path, text: str) -> _About:
     """Return what a dataset's attribute says.
 
-    Raises _Unreadable where it makes no sense, SpillFormatError where its version is newer.
+    Raises Unreadable where it makes no sense, SpillFormatError where its version is newer.
     """
     try:
         found = json.loads(text)
@@ -330,7 +349,7 @@ def _about(path: Path, text: str) -> _About:
         if not _integer(found["sequence"]):
             raise TypeError("its sequence is no number")
         checksum = _of(found, "xxh3_64", lambda value: bool(re.fullmatch("[0-9a-f]{16}", value)))
-        codec = _of(found, "codec", lambda value: bool(_CODEC_NAME.fullmatch(value)))
+        codec = _of(found, "codec", lambda value: bool(CODEC_NAME.fullmatch(value)))
         return _About(
             found["sequence"], label, tuple(map(_view, found["views"])), _text(found["dtype"]), _shape(found["shape"]),
             checksum, codec,
@@ -339,7 +358,7 @@ def _about(path: Path, text: str) -> _About:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise _Unreadable(f"its attribute is damaged: {what}") from error
+        raise Unreadable(f"its attribute is damaged: {what}") from error
 
 
 def _view(found: Any) -> View:
@@ -379,7 +398,7 @@ def _shape(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _dtype(name: str | None, itemsize: int | None) -> np.dtype[Any] | None:
+def dtype_named(name: str | None, itemsize: int | None) -> np.dtype[Any] | None:
     """Return the dtype of this name, None for a name that no store writes; of `itemsize` bytes, where that is known."""
     if name is None:
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.storage.inspection.arrays import StoredArray
+from spillgrad.storage.inspection.placed import there
 from spillgrad.storage.inspection.values import StoredValues
 
 BINS = 16
@@ -47,9 +48,10 @@ class ArrayContents:
 def array_contents(path: str | os.PathLike[str], array: StoredArray) -> ArrayContents:
     """Read an array of a segment, and return what its values are; in pieces, of any size.
 
-    Raises ArgumentError for one that cannot be read, SpillCorruptionError where its bytes are missing or no encoder's.
+    Raises ArgumentError for one that cannot be read, SpillCorruptionError where its bytes are missing or no encoder's,
+    SpillError for one that its run freed or changed meanwhile.
     """
-    with StoredValues(Path(path), array) as values:
+    with there(Path(path), array) as values:
         checksum = values.verdict()
         if array.encrypted or array.dtype is None or (array.dtype.kind in "SUV" and not _is_narrow(array.dtype)):
             return ArrayContents(checksum)

@@ -11,6 +11,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.inspection.placed import require_there
 from spillgrad.storage.inspection.slices import Selection, read_selection
 from spillgrad.storage.inspection.values import StoredValues
 
@@ -20,8 +21,8 @@ def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite
 
     It is there whole or not at all. A dtype that NumPy has from ml_dtypes is written as bytes of its size, as `np.save`
     does it: `np.load(path).view(ml_dtypes.bfloat16)` reads it.
-    Raises ArgumentError for a file that exists, unless `overwrite`; SpillError when the disk refuses; and as
-    `StoredValues.elements`.
+    Raises ArgumentError for a file that exists, unless `overwrite`; SpillError when the disk refuses, and for an array
+    that its run freed or changed meanwhile; and as `StoredValues.elements`.
     """
     dtype = values.dtype
     if os.path.lexists(path) and not overwrite:
@@ -35,6 +36,7 @@ def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite
             _write_head(file, dtype, selection.shape)
             for piece in read_selection(values, selection):
                 file.write(piece.view(np.uint8).data)
+        require_there(values.path, values.array)
         os.replace(partial, path)
     except SpillError:  # of the segment
         raise

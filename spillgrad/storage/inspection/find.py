@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
-from spillgrad.storage.inspection.arrays import Segment, StoredArray, inspect_segment
+from spillgrad.storage.inspection.arrays import Segment, StoredArray
+from spillgrad.storage.inspection.placed import Journals
 from spillgrad.storage.inspection.printable import printable
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad.storage.journal import is_journal
 from spillgrad.storage.run_directory import RUN_NAME, is_segment
@@ -84,10 +86,10 @@ def find_array(path: str | os.PathLike[str], key: str) -> tuple[Segment, StoredA
     arrays: dict[str, tuple[Segment, StoredArray]] = {}
     error = None
     files = find_segments(path)
-    with UntrustedReader() as reader:
+    with UntrustedReader() as reader, Journals() as journals:
         for file in files:
             try:
-                segment = inspect_segment(file, reader)
+                segment = inspect_segment(file, reader, journals)
             except (FileNotFoundError, SpillError) as gone_or_damaged:
                 if isinstance(gone_or_damaged, SpillFormatError) or len(files) == 1:
                     raise
@@ -112,7 +114,9 @@ def find_array(path: str | os.PathLike[str], key: str) -> tuple[Segment, StoredA
     keys = [array.key for _, array in arrays.values()]
     unread = "" if error is None else f"; and not all files could be read: {error}"
     if not keys:
-        raise ArgumentError(f"{who}, and no segment says yet what is in it; wait for the run's next flush{unread}")
+        raise ArgumentError(
+            f"{who}, and no array is there now{unread}; name another folder or file, or look again later"
+        )
     if number is not None:
         keys.sort(key=lambda one: abs(number - (_number(one) or 0)))
     else:

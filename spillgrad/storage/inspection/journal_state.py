@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,10 +16,12 @@ from spillgrad.storage.store import StoreStats
 # No journal has more; one that was made to have takes no more memory for it.
 _LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 100
 _PLANS_MAX = 16
+# Of all places together, pieces and chunks.
+_PLACED_MAX = 1 << 20
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
-# Of an array that is live the bytes, and, in so many bits, the place of its origin: a number takes a third of a tuple.
-_PLACE_BITS = _ORIGINS_MAX.bit_length()
+# Of an array that is live the bytes, and, in so many bits, which source it has: a number takes a third of a tuple.
+_SOURCE_BITS = _ORIGINS_MAX.bit_length()
 _KINDS = {"p": "put", "u": "use", "d": "drop"}
 
 
@@ -28,6 +31,30 @@ class _Live(NamedTuple):
     moved: Moved
 
 
+class Place(NamedTuple):
+    """Where an array lies, as its journal says: `dataset` is its name, `pieces` are offsets in the file and bytes.
+
+    `pieces` is None where the journal does not say so much. `chunks` are the bytes of each of what compression made.
+    """
+
+    segment: str
+    dataset: str
+    shape: list[int]
+    pieces: list[tuple[int, int]] | None
+    checksum: str | None
+    codec: str | None
+    order: str | None
+    chunks: list[int]
+
+
+class Placed(NamedTuple):
+    """An array on disk: where it comes from, and where it lies."""
+
+    origin: Origin
+    step: int | None
+    place: Place
+
+
 _UNKNOWN = _Live(0, NO_ORIGIN, Moved())
 
 
@@ -35,12 +62,13 @@ class JournalState:
     """Takes in the lines of a journal, one after the other, and says what they come to.
 
     Sums are those of all the run, also where older lines are no longer there: a file begins with them.
+    `is_flushed` says whether HDF5 has in the files what there is; where arrays lie is kept `with_places` only.
     """
 
-    def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
+    def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
         self.origins: dict[Origin, Moved] = {}
-        self._places: list[tuple[Origin, Moved]] = []
-        self._known: dict[Origin, int] = {}  # places
+        self._sources: list[tuple[Origin, Moved]] = []
+        self._known: dict[Origin, int] = {}  # which of the sources
         self.moved = Moved()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
         self.samples: list[Sample] = []
@@ -55,6 +83,12 @@ class JournalState:
         self._stats = StoreStats()
         self._live: dict[int, int] = {}
         self._live_bytes = 0
+        self.is_flushed = False
+        self._with_places = with_places
+        self._places: dict[int, Place] = {}
+        self._steps: dict[int, int] = {}  # of training, of live arrays
+        self._placed = 0
+        self.unplaced = 0  # arrays on disk that are more than is looked at
         self._plans: dict[int, StepPlan] = {}
         self._uses: collections.Counter[int] = collections.Counter()
         self._last_plan: int | None = None
@@ -69,7 +103,9 @@ class JournalState:
             "write": self._written,
             "read": self._read,
             "wait": self._waited,
-            "change": lambda line: None,
+            "place": self._stands,
+            "change": lambda line: self._leaves(line.array),
+            "flush": self._flushed,
             "free": self._freed,
             "fail": self._failed,
             "phase": self._phase_began,
@@ -112,31 +148,36 @@ class JournalState:
         """What samples of each origin's arrays shrank to."""
         return [Shrinkage(origin, *sums) for origin, sums in self._shrunk_bytes.items()]
 
-    def _place(self, line: Line) -> int:
-        """Return where in `_places` is what a line says that its array comes from."""
+    def _source(self, line: Line) -> int:
+        """Return which of `_sources` a line says that its array comes from."""
         origin = Origin(line.module, line.op, line.slot, line.dtype)
-        place = self._known.get(origin)
-        if place is None:
+        source = self._known.get(origin)
+        if source is None:
             if len(self._known) >= _ORIGINS_MAX:
                 origin = NO_ORIGIN
-            place = self._known.setdefault(origin, len(self._places))
-            if place == len(self._places):
-                self._places.append((origin, self.origins.setdefault(origin, Moved())))
-        return place
+            source = self._known.setdefault(origin, len(self._sources))
+            if source == len(self._sources):
+                self._sources.append((origin, self.origins.setdefault(origin, Moved())))
+        return source
 
     def _live_array(self, number: int) -> _Live | None:
         packed = self._live.get(number)
         if packed is None:
             return None
-        return _Live(packed >> _PLACE_BITS, *self._places[packed & ((1 << _PLACE_BITS) - 1)])
+        return _Live(packed >> _SOURCE_BITS, *self._sources[packed & ((1 << _SOURCE_BITS) - 1)])
+
+    def _note_step(self, number: int, step: int | None) -> None:
+        if self._with_places and step is not None:
+            self._steps[number] = step
 
     def _packed(self, line: Line) -> None:
-        place, nbytes = self._place(line), line.bytes
-        for each in (self._places[place][1], self.moved):
+        source, nbytes = self._source(line), line.bytes
+        for each in (self._sources[source][1], self.moved):
             each.arrays += 1
             each.packed_bytes += nbytes
         if len(self._live) < _LIVE_MAX:
-            self._live[line.array] = nbytes << _PLACE_BITS | place
+            self._live[line.array] = nbytes << _SOURCE_BITS | source
+            self._note_step(line.array, line.step)
             self._live_bytes += nbytes
         if line.step is not None:
             self.step = line.step
@@ -145,20 +186,21 @@ class JournalState:
         former = self._live_array(line.array)
         if former is None:
             return
-        place = self._place(line)
-        for each, sign in ((former.moved, -1), (self._places[place][1], 1)):
+        source = self._source(line)
+        for each, sign in ((former.moved, -1), (self._sources[source][1], 1)):
             each.arrays += sign
             each.packed_bytes += sign * former.nbytes
-        self._live[line.array] = former.nbytes << _PLACE_BITS | place
+        self._live[line.array] = former.nbytes << _SOURCE_BITS | source
+        self._note_step(line.array, line.step)
 
     def _whose(self, line: Line) -> _Live:
         """Return the array that a line is about; it says so itself where that is not known, or no longer."""
-        if line.dtype is None:
+        if line.dtype is None and line.cause != "put":
             return self._live_array(line.array) or _UNKNOWN
-        return _Live(line.bytes, *self._places[self._place(line)])
+        return _Live(line.bytes, *self._sources[self._source(line)])
 
     def _kept(self, line: Line) -> None:
-        for each in (self._places[self._place(line)][1], self.moved):
+        for each in (self._sources[self._source(line)][1], self.moved):
             each.kept_bytes += line.bytes
 
     def _shared(self, line: Line) -> None:
@@ -168,6 +210,10 @@ class JournalState:
             each.deduplicated_bytes += nbytes
 
     def _written(self, line: Line) -> None:
+        if line.array in self._live:
+            self._stands(line)
+        elif line.dtype is None and len(self._live) >= _LIVE_MAX:
+            self.unplaced += 1
         nbytes, origin, moved = self._whose(line)
         stored = nbytes if line.stored < 0 else line.stored
         for each in (moved, self.moved):
@@ -194,10 +240,44 @@ class JournalState:
             cause = "put" if line.cause == "put" else "get"
             self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
 
+    def _stands(self, line: Line) -> None:
+        """Note where an array lies from here on; a file's totals, which come later, say which of them there are."""
+        self._leaves(line.array)
+        if not self._with_places or line.segment is None or line.dataset is None:
+            return
+        place = Place(
+            sys.intern(line.segment), line.dataset, line.shape or [], line.pieces, line.xxh3_64, line.codec, line.order,
+            line.chunks or [],
+        )  # fmt: skip
+        if len(self._places) < _LIVE_MAX and self._placed + _length(place) <= _PLACED_MAX:
+            self._places[line.array] = place
+            self._placed += _length(place)
+        else:
+            self.unplaced += 1
+
+    def _leaves(self, array: int) -> None:
+        self.is_flushed = False
+        place = self._places.pop(array, None)
+        if place is not None:
+            self._placed -= _length(place)
+
+    def _flushed(self, line: Line) -> None:
+        self.is_flushed = True
+
+    def placed(self, segment: str) -> list[Placed]:
+        """Return what lies in a segment."""
+        return [
+            Placed(live.origin, self._steps.get(number), place)
+            for number, place in self._places.items()
+            if place.segment == segment and (live := self._live_array(number)) is not None
+        ]
+
     def _freed(self, line: Line) -> None:
+        self._leaves(line.array)
+        self._steps.pop(line.array, None)
         packed = self._live.pop(line.array, None)
         if packed is not None:
-            self._live_bytes -= packed >> _PLACE_BITS
+            self._live_bytes -= packed >> _SOURCE_BITS
 
     def _failed(self, line: Line) -> None:
         self.failure_count += 1
@@ -260,11 +340,11 @@ class JournalState:
             self._sample_gap_s = 2 * (self.samples[-1].t - self.samples[0].t) / len(self.samples)
 
     def _shrunk(self, line: Line) -> None:
-        live = self._live_array(line.array)
-        if live is not None and line.sampled:
-            sums = self._shrunk_bytes.setdefault(live.origin, [0, 0])
-            sums[0] += live.nbytes
-            sums[1] += math.ceil(live.nbytes * min(line.shrunk / line.sampled, 1.0))
+        nbytes, origin, _ = self._whose(line)
+        if nbytes and line.sampled:
+            sums = self._shrunk_bytes.setdefault(origin, [0, 0])
+            sums[0] += nbytes
+            sums[1] += math.ceil(nbytes * min(line.shrunk / line.sampled, 1.0))
 
     def _begun(self, line: Line) -> None:
         if line.totals is not None:
@@ -281,17 +361,26 @@ class JournalState:
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
         origins = [Origin(*each[:4]) for each in totals.origins]
         moved = [Moved(*each[4:]) for each in totals.origins]
-        self._places = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))
-        self._known = {origin: place for place, (origin, _) in enumerate(self._places)}
-        self.origins = dict(self._places)
+        self._sources = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))
+        self._known = {origin: source for source, (origin, _) in enumerate(self._sources)}
+        self.origins = dict(self._sources)
         self.moved = Moved(
             arrays=sum(each.arrays for each in moved),
             kept_bytes=totals.kept,
             **{name: getattr(stats, name) for name in IN_STATS},
         )
         self._live = {
-            number: nbytes << _PLACE_BITS | place
-            for number, nbytes, place in totals.live[:_LIVE_MAX]
-            if place < len(self._places)
+            number: nbytes << _SOURCE_BITS | source
+            for number, nbytes, source, _ in totals.live[:_LIVE_MAX]
+            if source < len(self._sources)
         }
-        self._live_bytes = sum(packed >> _PLACE_BITS for packed in self._live.values())
+        self._steps = {}
+        for number, _, _, step in totals.live[:_LIVE_MAX]:
+            self._note_step(number, step)
+        for number in [number for number in self._places if number not in self._live]:
+            self._leaves(number)
+        self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
+
+
+def _length(place: Place) -> int:
+    return 1 + len(place.pieces or ()) + len(place.chunks)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import msgspec
 
+from spillgrad.storage.chunks import TOLD_PIECES_MAX
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(max_length=1000)] | None
@@ -40,13 +42,13 @@ OriginTotals = tuple[
 
 
 class Totals(msgspec.Struct):
-    """All that happened before, and the arrays there are: number, bytes, and place among the origins."""
+    """All that happened before, and the arrays there are: number, bytes, place among the origins, and training step."""
 
     stats: Stats
     kept: Count
     steps: Count
     origins: list[OriginTotals]
-    live: list[tuple[Count, Count, Count]]
+    live: list[tuple[Count, Count, Count, int | None]]
 
 
 class Line(msgspec.Struct, gc=False):
@@ -72,6 +74,14 @@ class Line(msgspec.Struct, gc=False):
     moved: tuple[Count, Count, Count, Count, Count, Count, Count, Seconds, Seconds] | None = None
     lines: Count = 0
     reason: str = ""
+    segment: Name = None
+    dataset: Name = None
+    shape: Annotated[list[Count], msgspec.Meta(max_length=64)] | None = None
+    pieces: Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=TOLD_PIECES_MAX)] | None = None
+    xxh3_64: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    codec: Name = None
+    order: Name = None
+    chunks: Annotated[list[Count], msgspec.Meta(max_length=TOLD_PIECES_MAX)] | None = None
     ram: Count = 0
     peak_ram: Count = 0
     hot: Count = 0

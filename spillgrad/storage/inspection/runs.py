@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spillgrad.errors import SpillError, SpillFormatError
-from spillgrad.storage.inspection.arrays import inspect_segment
 from spillgrad.storage.inspection.find import is_segment_file
 from spillgrad.storage.inspection.journal_reader import JournalReader, head_of
 from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import Head
 from spillgrad.storage.inspection.records import Inspection, Run, Settings, Span
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.journal import JOURNAL_NAME, is_journal, is_of, old_path
 from spillgrad.storage.lifecycle import write_journals
 from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, is_locked, is_segment

@@ -2,31 +2,29 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
-from spillgrad.storage.inspection.arrays import Segment, StoredArray, inspect_segment
+from spillgrad.storage.inspection.arrays import StoredArray
 from spillgrad.storage.inspection.find import is_segment_file, segment_files
 from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import LONGEST_BYTES, read_head, read_lines
+from spillgrad.storage.inspection.placed import Journals
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.runs import find_runs
-from spillgrad.storage.inspection.untrusted import UntrustedReader, is_unflushed
+from spillgrad.storage.inspection.segments import inspect_segment
+from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad.storage.inspection.values import StoredValues
-from spillgrad.storage.journal import FORMAT_VERSION, JOURNAL_NAME, WRITE_EVERY_S, is_journal, old_path
-from spillgrad.storage.run_directory import LOCK_NAME, is_locked, is_segment
+from spillgrad.storage.journal import FORMAT_VERSION, JOURNAL_NAME, is_journal, old_path
+from spillgrad.storage.run_directory import is_locked, is_segment
 from spillgrad.storage.versions import check_version
 
 _PATH_LENGTH = 4096
 _TOLD_LINES = 10
-# A live run's structure changes while it is read, and its journal says why a little later.
-_LOOKS, _PAUSE_S = 3, 2 * WRITE_EVERY_S
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Verification:
 
     Of `arrays`, `verified` have the bytes that were written, by their checksums, and so have `encrypted` ones, of which
     only the run itself could say more; `unverified` ones have no checksum. The others are among `problems`, or in
-    `changed`: the run lives and goes on, or freed them after its last flush. `notes` are worth knowing, and no damage.
+    `changed`: the run lives and goes on. `notes` are worth knowing, and no damage.
     `checked_bytes` are as stored.
     """
 
@@ -74,19 +72,19 @@ def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None
     kind = os.stat(path).st_mode
     if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
         raise ArgumentError(f"verify: got {path}, which is neither file nor folder; name a segment or a run's folder")
-    with UntrustedReader() as reader:
+    with UntrustedReader() as reader, Journals() as journals:
         if stat.S_ISREG(kind):
             if path.suffix == ".jsonl" or (os.path.getsize(path) and is_journal(path)):
                 _verify_journal(path, found)
             else:
-                _verify_segment(path, reader, found, alone=True)
+                _verify_segment(path, reader, journals, found, alone=True)
             return found
         for file in _files(path):
             if progress is not None:
                 progress(file)
             try:
                 if is_segment(file.name):
-                    _verify_segment(file, reader, found, alone=False)
+                    _verify_segment(file, reader, journals, found, alone=False)
                 else:
                     _verify_journal(file, found)
             except FileNotFoundError:
@@ -115,17 +113,12 @@ def _files(path: Path) -> list[Path]:
     return [*dict.fromkeys(file for file in both if file.exists()), *segments]
 
 
-def _verify_segment(path: Path, reader: UntrustedReader, found: Verification, alone: bool) -> None:
-    """Check a segment's arrays.
-
-    While its run lives, structure is that of the last flush where nothing was written over it since, and places of
-    arrays that went hold others: so what fails is looked at again, and is no damage. Of a dead run, the journal says
-    which arrays went.
-    """
-    in_run, live = (path.parent / LOCK_NAME).exists(), is_locked(path.parent)
-    wrong = found.changed if live else found.problems
+def _verify_segment(path: Path, reader: UntrustedReader, journals: Journals, found: Verification, alone: bool) -> None:
+    """Check a segment's arrays. What fails in a live run may have gone meanwhile: its journal says so by then."""
+    # A live run's structure may change while it is read.
+    wrong = found.changed if is_locked(path.parent) else found.problems
     try:
-        segment = _inspected(path, reader, _LOOKS if live else 1)
+        segment = inspect_segment(path, reader, journals)
     except SpillFormatError:
         raise
     except SpillError as error:
@@ -134,39 +127,24 @@ def _verify_segment(path: Path, reader: UntrustedReader, found: Verification, al
                 f"verify: got {path}, which is neither a segment nor a journal; name one, or the folder of a run"
             ) from error
         found.segments += 1
-        if in_run and is_unflushed(path):
-            found.notes.append(Problem(path, None, "was never flushed: it does not say yet what is in it"))
-        else:
-            wrong.append(Problem(path, None, _reason(error, path)))
-            if in_run and not live:
-                found.notes.append(
-                    Problem(path, None, "its run died: that may be what it was writing since its last flush")
-                )
+        wrong.append(Problem(path, None, _reason(error, path)))
         return
     found.segments += 1
     found.arrays += len(segment.arrays)
     wrong += [Problem(path, None, what) for what in segment.problems]
+    if segment.note is not None:
+        found.notes.append(Problem(path, None, segment.note))
     if segment.left_out:
         wrong.append(Problem(path, None, f"has {segment.left_out} more objects than are looked at"))
-    failed = {array.key: what for array in segment.arrays if (what := _wrong(path, array, found))}
-    for _ in range(_LOOKS - 1 if live else int(in_run)):
-        if failed:
-            time.sleep(_PAUSE_S if live else 0)
-            failed = _look_again(path, failed, reader, found)
-    wrong += [Problem(path, key, what) for key, what in failed.items()]
-
-
-def _inspected(path: Path, reader: UntrustedReader, looks: int) -> Segment:
-    while True:
-        looks -= 1
-        try:
-            return inspect_segment(path, reader)
-        except SpillFormatError:
-            raise
-        except SpillError:  # perhaps in the middle of a flush
-            if not looks:
-                raise
-            time.sleep(_PAUSE_S)
+    for array in segment.arrays:
+        if (what := _wrong(path, array, found)) is None:
+            continue
+        if not array.from_journal:
+            wrong.append(Problem(path, array.key, what))
+        elif journals.has(path, array):
+            found.problems.append(Problem(path, array.key, what))
+        else:
+            found.changed.append(Problem(path, array.key, f"{what}; it went while it was read"))
 
 
 def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
@@ -187,56 +165,6 @@ def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
     found.encrypted += array.checksum is not None and array.encrypted
     found.verified += array.checksum is not None and not array.encrypted
     return None
-
-
-def _look_again(path: Path, failed: dict[str, str], reader: UntrustedReader, found: Verification) -> dict[str, str]:
-    """Return which arrays fail again, without those that are gone by now."""
-    try:
-        now = {array.key: array for array in inspect_segment(path, reader).arrays}
-    except FileNotFoundError:
-        now = {}
-    except SpillError:  # in the middle of a change
-        return failed
-    gone = _gone(path)
-    still = {}
-    for key, what in failed.items():
-        if key in gone:
-            found.changed.append(Problem(path, key, f"{what}; the run freed it after its last flush"))
-        elif key not in now:
-            found.changed.append(Problem(path, key, f"{what}; it went while it was read"))
-        elif again := _wrong(path, now[key], found):
-            still[key] = again
-    return still
-
-
-def _gone(path: Path) -> set[str]:
-    """Return the datasets of a segment whose arrays the journal has as freed, changed, or stored elsewhere."""
-    places: dict[int, tuple[object, object]] = {}
-    gone = set()
-    for event in _events(Path(os.path.realpath(path.parent / JOURNAL_NAME))):
-        array = event.get("array")
-        if event.get("event") not in ("write", "change", "free") or not isinstance(array, int):
-            continue
-        segment, dataset = places.pop(array, (None, None))
-        if segment == path.name and isinstance(dataset, str):
-            gone.add(dataset)
-        if event["event"] == "write":
-            places[array] = segment, dataset = event.get("segment"), event.get("dataset")
-            if segment == path.name:
-                gone -= {dataset}
-    return gone
-
-
-def _events(journal: Path) -> Iterator[dict[str, Any]]:
-    for file in (old_path(journal), journal):
-        with contextlib.suppress(FileNotFoundError), _opened(file) as lines:
-            while text := lines.readline(LONGEST_BYTES):
-                try:
-                    event = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(event, dict):
-                    yield event
 
 
 def _verify_journal(path: Path, found: Verification) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillFormatError
 from spillgrad.storage.inspection import values as values_module
-from spillgrad.storage.inspection.arrays import Segment, inspect_segment
+from spillgrad.storage.inspection.arrays import Segment
 from spillgrad.storage.inspection.contents import ArrayContents, array_contents
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.values import StoredValues
 from spillgrad.storage.store import Label, View
 from tests.storage.inspection.segments import ARRAYS, NORMAL, stored

@@ -36,7 +36,7 @@ FUZZ = settings(max_examples=500, derandomize=True, database=None, deadline=None
 def about(text: str) -> Any:
     try:
         return arrays._about(Path("file.h5"), text)
-    except (arrays._Unreadable, SpillFormatError) as error:
+    except (arrays.Unreadable, SpillFormatError) as error:
         return str(error)
 
 
@@ -102,7 +102,7 @@ NAMES = [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.int4, 
 @pytest.mark.parametrize("dtype", NAMES, ids=[str(np.dtype(one)) for one in NAMES])
 def test_a_name_that_a_store_writes_is_a_dtype_of_as_many_bytes(dtype: Any):
     dtype = np.dtype(dtype)
-    found = arrays._dtype(dtype.name, dtype.itemsize)
+    found = arrays.dtype_named(dtype.name, dtype.itemsize)
     assert found is not None
     assert found.name == dtype.name
 
@@ -112,11 +112,11 @@ NO_NAMES = ["object", "O", "i4,i4", "(99999999,)f4", "float9", "finfo", "bfloat1
 
 @pytest.mark.parametrize("name", [*NO_NAMES, "f4\n"])
 def test_a_name_that_no_store_writes_is_none(name: str):
-    assert arrays._dtype(name, None) is None
+    assert arrays.dtype_named(name, None) is None
 
 
 @FUZZ
 @given(name=st.text(max_size=20), itemsize=st.none() | st.integers(0, 100))
 def test_any_name_is_a_dtype_or_none(name: str, itemsize: int | None):
-    found = arrays._dtype(name, itemsize)
+    found = arrays.dtype_named(name, itemsize)
     assert found is None or itemsize in (None, found.itemsize)

@@ -10,8 +10,9 @@ import pytest
 
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
 from spillgrad.storage.inspection import slices as slices_module
-from spillgrad.storage.inspection.arrays import Segment, inspect_segment
+from spillgrad.storage.inspection.arrays import Segment
 from spillgrad.storage.inspection.export import export_npy
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.slices import Selection, parse_index
 from spillgrad.storage.inspection.values import StoredValues
 from tests.storage.inspection.segments import ARRAYS, NORMAL, stored

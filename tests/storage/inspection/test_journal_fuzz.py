@@ -17,6 +17,9 @@ from spillgrad.errors import SpillError
 from spillgrad.storage import inspect
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.inspection.advice import advise
+from spillgrad.storage.inspection.journal_reader import JournalReader
+from spillgrad.storage.inspection.journal_state import JournalState
+from spillgrad.storage.inspection.placed import placed_array
 from spillgrad.storage.inspection.runs import spans
 from tests.storage.inspection.test_runs import use
 
@@ -49,6 +52,11 @@ def look(path: Path) -> None:
         for key in ("module", "op", "dtype", "step"):
             run.by(key)
         advise(run)
+    with JournalReader(path, JournalState(with_places=True)) as reader:
+        reader.read()
+        for one in reader.state.placed("segment-00000.h5"):
+            array = placed_array(one, 1 << 20, 1 << 20)
+            assert array.problem is not None or array.stored_bytes <= 1 << 20
 
 
 Change = tuple[str, float, bytes]
@@ -86,9 +94,11 @@ def test_a_damaged_journal_gives_an_answer_or_a_clear_error(tmp_path: Path, soun
 
 # What fields may hold, in lines of events that are right but for that.
 EVENTS = ["pack", "label", "keep", "share", "write", "read", "wait", "fail", "free", "phase", "step", "plan", "sample"]
-EVENTS += ["shrink", "totals", "end", "lost", ""]
+EVENTS += ["shrink", "totals", "end", "lost", "place", "change", "flush", ""]
 FIELDS = "t array bytes took module op slot dtype step stored ahead in phase number plan moved lines reason"
 FIELDS += " ram peak_ram hot live disk rss sampled shrunk arrays happened to totals"
+FIELDS += " segment dataset shape pieces xxh3_64 codec order chunks"
+PLACE = {"segment": "segment-00000.h5", "dataset": "00000001", "shape": [8], "pieces": [[4096, 8]]}
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -105,7 +115,7 @@ lines = st.lists(
 )
 @given(lines)
 def test_lines_of_any_values_give_an_answer(tmp_path: Path, made: list[tuple[str, dict[str, object]]]):
-    text = "".join(json.dumps({"t": 1.0, "event": event, "array": 1} | fields) + "\n" for event, fields in made)
+    text = "".join(json.dumps({"t": 1.0, "event": event, "array": 1} | PLACE | fields) + "\n" for event, fields in made)
     path = tmp_path / "run.jsonl"
     path.write_text('{"format": 2}\n{"t": 0.5, "event": "pack", "array": 1, "bytes": 8, "dtype": "int8"}\n' + text)
     look(path)
@@ -130,7 +140,7 @@ def endless_plans() -> Iterator[str]:
 
 def endless_totals() -> Iterator[str]:
     for _ in range(40):
-        totals = {"stats": {}, "kept": 0, "steps": 0, "origins": [], "live": [[1, 1, 0]] * 300_000}
+        totals = {"stats": {}, "kept": 0, "steps": 0, "origins": [], "live": [[1, 1, 0, None]] * 240_000}
         yield json.dumps({"t": 1, "event": "totals", "totals": totals}) + "\n"
 
 
@@ -190,7 +200,11 @@ def test_a_million_events_are_read_within_little_memory(tmp_path: Path):
             name = f'"module": "h.{draw.randrange(48)}.mlp", "op": "gelu", "slot": "self", "dtype": "int8"'
             file.write(f'{head(number)}, "event": "pack", "bytes": 4096, {name}}}\n')
         for number in reversed(range(250_000)):
-            file.write(f'{head(number)}, "event": "write", "took": 0.001, "segment": "s", "dataset": "1"}}\n')
+            file.write(
+                f'{head(number)}, "event": "write", "took": 0.001, "segment": "segment-00001.h5", '
+                f'"pieces": [[{4096 * number}, 4096]], "dataset": "{number:08d}", "xxh3_64": "{number:016x}", '
+                '"shape": [64, 64]}\n'
+            )
             file.write(f'{head(number)}, "event": "read", "took": 0.001, "ahead": true}}\n')
             file.write(f'{head(number)}, "event": "free"}}\n' if number else "")
     script = r"""

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.inspection.arrays import inspect_segment
 from spillgrad.storage.inspection.contents import array_contents
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.slices import Selection, read_shown
 from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad.storage.inspection.values import StoredValues

@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.storage.inspection import slices as slices_module
-from spillgrad.storage.inspection.arrays import Segment, inspect_segment
+from spillgrad.storage.inspection.arrays import Segment
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.slices import Selection, parse_index, read_selection, read_shown
 from spillgrad.storage.inspection.values import StoredValues
 from tests.storage.inspection.segments import stored

@@ -19,7 +19,8 @@ import pytest
 
 from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.storage.inspection import untrusted
-from spillgrad.storage.inspection.arrays import Segment, inspect_segment
+from spillgrad.storage.inspection.arrays import Segment
+from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad.storage.inspection.values import StoredValues
 from tests.storage.inspection.segments import NORMAL, stored
@@ -367,7 +368,7 @@ def reads_hdf5(process: int) -> bool:
 def test_the_process_ends_with_the_one_that_asks_however_that_ends(tmp_path: Path):
     path = stored(tmp_path, [NORMAL])
     program = (
-        "import time; from spillgrad.storage.inspection.arrays import inspect_segment;"
+        "import time; from spillgrad.storage.inspection.segments import inspect_segment;"
         "from spillgrad.storage.inspection.untrusted import UntrustedReader; reader = UntrustedReader();"
         f"inspect_segment({str(path)!r}, reader); print(reader._child.pid, flush=True); time.sleep(60)"
     )
@@ -390,7 +391,7 @@ def test_an_answer_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
 def test_hdf5_is_never_loaded_by_the_process_that_asks(tmp_path: Path):
     path = stored(tmp_path, [NORMAL])
     program = (
-        "import sys; from spillgrad.storage.inspection.arrays import inspect_segment;"
+        "import sys; from spillgrad.storage.inspection.segments import inspect_segment;"
         "from spillgrad.storage.inspection.contents import array_contents;"
         f"found = inspect_segment({str(path)!r}); print(array_contents(found.path, found.arrays[0]).checksum);"
         "print('h5py' in sys.modules)"
