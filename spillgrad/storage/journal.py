@@ -32,9 +32,11 @@ NEW_JOURNAL_NAME = "journal-new.jsonl"
 
 # A line takes some 90 bytes; a journal and the one before it cover a few hundred thousand arrays.
 _FILE_BYTES = 32 << 20
-# Lines that wait for so many others before they are written, and for so long.
+# Lines that wait for so many others before they are written, and for so long: less while the writer has other work,
+# which it is awake for anyway.
 _BATCH = 256
 WRITE_EVERY_S = 0.2
+_BUSY_WRITE_EVERY_S = 0.05
 # While something happens, what is held in RAM is told so often: at first for who has a run of a second, then for who
 # has one of hours.
 _SAMPLE_MIN_S, _SAMPLE_MAX_S, _SAMPLE_SHARE = 0.01, 0.1, 0.002
@@ -90,7 +92,7 @@ class Journal:
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
         self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
-        self._is_wanted = False
+        self._written_s = self._began_s
         self._fd: int | None = None
         self._size = self._lost = 0
         self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
@@ -122,10 +124,6 @@ class Journal:
     def sample_next(self) -> None:
         """Note with the next line, unless that was just done, what is held then."""
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
-
-    def write_soon(self) -> None:
-        """Have what waits written with the next occasion."""
-        self._is_wanted = True
 
     def arrived(self, event: str, array: int | None, nbytes: int, origin: Origin, step: int | None) -> None:
         """Note so many bytes, where they come from, and what became of them: the event."""
@@ -160,8 +158,9 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether many lines wait, some that are wanted soon, or somebody for them."""
-        return len(self._lines) >= _BATCH or self._is_wanted or bool(self._wanted)
+        """Whether many lines wait, or for long, or somebody for them."""
+        waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
+        return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted)
 
     def wanted(self) -> threading.Event:
         """Have what waits written as soon as the writer looks; return what is set then."""
@@ -171,9 +170,9 @@ class Journal:
 
     def write(self) -> bool:
         """Write what waits; return whether the disk took it. Called by one thread."""
-        self._is_wanted = False
         wanted = len(self._wanted)
-        t = time.perf_counter() - self._began_s
+        self._written_s = time.perf_counter()
+        t = self._written_s - self._began_s
         if self._lines and t >= self._sample_at:  # what is held since the last line
             self._take_sample(t)
         lines = [self._lines.popleft() for _ in range(len(self._lines))]

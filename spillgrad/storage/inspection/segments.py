@@ -107,7 +107,7 @@ def _note(is_live: bool, unflushed: int, total: int, is_readable: bool) -> str |
     """Return what HDF5 does not have, in a run that flushes later, or that was killed."""
     if is_readable and not unflushed:
         return None
-    which = f"{unflushed} of {total} arrays are told from the run's journal"
+    which = f"{unflushed} of {total} arrays are told from the run's journal" if total else "no array was in it"
     if is_live:
         return f"not flushed yet: {which}" + ("" if is_readable else "; HDF5 cannot read it before")
     return f"its run was killed before a flush: {which}" + ("" if is_readable else "; HDF5 cannot read it")
