@@ -15,6 +15,8 @@ from spillgrad.storage.store import StoreStats
 # No journal has more; one that was made to have takes no more memory for it.
 _LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 100
 _PLANS_MAX = 16
+# Characters of all origins' names; 20,000 of a model have two thirds of that.
+_NAMES_MAX = 2 << 20
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
 # Of an array that is live the bytes, and, in so many bits, the place of its origin: a number takes a third of a tuple.
@@ -41,6 +43,7 @@ class JournalState:
         self.origins: dict[Origin, Moved] = {}
         self._places: list[tuple[Origin, Moved]] = []
         self._known: dict[Origin, int] = {}  # places
+        self._names_length = 0
         self.moved = Moved()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
         self.samples: list[Sample] = []
@@ -117,8 +120,10 @@ class JournalState:
         origin = Origin(line.module, line.op, line.slot, line.dtype)
         place = self._known.get(origin)
         if place is None:
-            if len(self._known) >= _ORIGINS_MAX:
-                origin = NO_ORIGIN
+            length = sum(len(name or "") for name in origin)
+            if len(self._known) >= _ORIGINS_MAX or self._names_length + length > _NAMES_MAX:
+                origin, length = NO_ORIGIN, 0
+            self._names_length += length
             place = self._known.setdefault(origin, len(self._places))
             if place == len(self._places):
                 self._places.append((origin, self.origins.setdefault(origin, Moved())))
