@@ -129,19 +129,24 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
 def _read_runs(places: list[Path], named: Path) -> Iterator[Run]:
     for place in places:
-        with RunReader(place) as reader:
-            try:
-                reader.read()
-            except FileNotFoundError:
-                if place == named:
-                    raise
-            if place != named and not place.exists():
-                continue
-            if place.is_file() and not os.path.getsize(place):
-                raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
-            if reader.is_cut:
-                raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
-            yield reader.run()
+        try:
+            run = _read_run(place)
+        except FileNotFoundError:
+            if place == named:
+                raise
+            continue
+        if place == named or place.exists():
+            yield run
+
+
+def _read_run(place: Path) -> Run:
+    with RunReader(place) as reader:
+        reader.read()
+        if place.is_file() and not os.path.getsize(place):
+            raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
+        if reader.is_cut:
+            raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
+        return reader.run()
 
 
 def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
