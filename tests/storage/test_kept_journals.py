@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import os
 import resource
 import shutil
@@ -207,6 +208,32 @@ def test_a_folder_never_shows_another_runs_journal(tmp_path: Path, kept: Path):
     (dead / JOURNAL_NAME).unlink()
     (dead / JOURNAL_NAME).symlink_to(tmp_path / "b" / "kept.jsonl")
     assert {run.state for run in inspect(tmp_path / "b").runs} == {"dead", "finished"}
+
+
+def test_what_another_run_left_beside_a_journal_is_no_part_of_it(tmp_path: Path, kept: Path):
+    """As after a kill while one run took the place of another, or where somebody gave a journal that name."""
+    former = DiskStore(tmp_path / "a", ram_budget=0, keep_journal=tmp_path / "former.jsonl")
+    use(former, 2)
+    former.close()
+    store = DiskStore(tmp_path / "b", ram_budget=0, keep_journal=kept)
+    use(store, 1)
+    (tmp_path / "former.jsonl").rename(old_path(kept))
+    run = one(kept)
+    assert (run.state, run.stats.packed_bytes, len(run.steps)) == ("live", store.stats().packed_bytes, 1)
+
+
+@pytest.mark.parametrize("named", ["..", "../run-0123456789abcdef/.", "a\0/run-0123456789abcdef"])
+def test_what_is_no_runs_folder_is_not_taken_for_one(tmp_path: Path, kept: Path, named: str):
+    """Nobody is told to sweep where a journal of somebody else says."""
+    (tmp_path / "run-0123456789abcdef").mkdir()
+    (tmp_path / "segment-00000.h5").touch()
+    kept.write_text(json.dumps({"format": 2, "began": "2026-11-22", "run": f"{tmp_path}/a/{named}"}) + "\n")
+    (tmp_path / "a").mkdir()
+    run = one(kept)
+    if named.endswith("/."):  # another way to write one
+        assert run.folder is not None and run.folder.samefile(tmp_path / "run-0123456789abcdef")
+    else:
+        assert (run.folder, run.segments) == (None, {})
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])

@@ -119,6 +119,12 @@ def test_a_live_run_says_what_it_holds_now():
     assert summary(one)["disk"] == "peak 130 MiB, now 3 MiB in 1 file"
 
 
+def test_what_removes_a_run_can_be_copied_to_a_shell(tmp_path: Path):
+    folder = tmp_path / "my runs; $(x)" / "run-0123456789abcdef"
+    run = make_run(folder, state="dead", folder=folder)
+    assert f"`spillgrad sweep '{folder.parent}'` removes what it left" in summary(run)["state"]
+
+
 def test_a_dead_run_says_what_removes_it_and_how_much_that_frees(tmp_path: Path):
     run = make_run(tmp_path, state="dead", folder=tmp_path, segments={tmp_path / "segment-00000.h5": 3 * MIB})
     assert summary(run)["state"] == (

@@ -1,6 +1,7 @@
 """Values of an inspection as people read them."""
 
 import datetime
+import shlex
 import socket
 from collections.abc import Iterator
 
@@ -83,7 +84,8 @@ def swept_by(run: Run) -> str:
     """Return what removes the folder that a run left; nothing where there is none."""
     if run.folder is None:
         return ""
-    return f"; `spillgrad sweep {printable(str(run.folder.parent), 1000)}` removes what it left"
+    place = printable(shlex.quote(str(run.folder.parent)), 1000)
+    return f"; `spillgrad sweep {place}` removes what it left"
 
 
 def beyond_budget(run: Run) -> Iterator[str]:

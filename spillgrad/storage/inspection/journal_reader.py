@@ -86,7 +86,8 @@ class JournalReader:
         except FileNotFoundError:
             return
         try:
-            if former.identity != self._file.identity:  # it was not replaced between these two lines
+            # It was not replaced between these two lines; nor left by the run before, or put there by somebody.
+            if former.identity != self._file.identity and former.is_before(self._file):
                 yield from self._read(former)
         finally:
             former.close()
@@ -116,6 +117,7 @@ class JournalReader:
                     return
                 self._began = head.began
             self.head = head
+            file.begun = True
         for lines in file.read():
             self._read_bytes += len(lines)
             before = self._read_lines
@@ -150,13 +152,16 @@ class _File:
             os.close(fd)
             raise SpillFormatError(f"{path} is no file of a run; name a folder of spill files, or a journal")
         self.identity = found.st_dev, found.st_ino
-        self.begun = False  # the head was read
+        self.begun = False  # the head was taken in
         self._fd = fd
+        self._head: Head | None = None
         self._rest = b""
         self._skips = False
 
     def head(self) -> Head | None:
         """Return the first line, if it is there yet."""
+        if self._head is not None:
+            return self._head
         line, newline, self._rest = os.read(self._fd, _PIECE_BYTES).partition(b"\n")
         if not newline:
             if line and not b'{"format": '.startswith(line[:11]):
@@ -168,8 +173,13 @@ class _File:
         if head is None:
             raise self._no_journal()
         check_version(self._path, head.format, FORMAT_VERSION)
-        self.begun = True
+        self._head = head
         return head
+
+    def is_before(self, following: "_File") -> bool:
+        """Return whether both are of one run, as their heads say."""
+        heads = self.head(), following.head()
+        return None not in heads and heads[0] == heads[1]
 
     def _no_journal(self) -> SpillFormatError:
         return SpillFormatError(

@@ -18,6 +18,8 @@ _LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 10
 _PLANS_MAX = 16
 # Of all places together, pieces and chunks.
 _PLACED_MAX = 1 << 20
+# Characters of all origins' names; 20,000 of a model have two thirds of that.
+_NAMES_MAX = 2 << 20
 # Beyond that every other sample goes.
 _SAMPLES_MAX = 20_000
 # Of an array that is live the bytes, and, in so many bits, which source it has: a number takes a third of a tuple.
@@ -69,6 +71,7 @@ class JournalState:
         self.origins: dict[Origin, Moved] = {}
         self._sources: list[tuple[Origin, Moved]] = []
         self._known: dict[Origin, int] = {}  # which of the sources
+        self._names_length = 0
         self.moved = Moved()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
         self.samples: list[Sample] = []
@@ -153,8 +156,10 @@ class JournalState:
         origin = Origin(line.module, line.op, line.slot, line.dtype)
         source = self._known.get(origin)
         if source is None:
-            if len(self._known) >= _ORIGINS_MAX:
-                origin = NO_ORIGIN
+            length = sum(len(name or "") for name in origin)
+            if len(self._known) >= _ORIGINS_MAX or self._names_length + length > _NAMES_MAX:
+                origin, length = NO_ORIGIN, 0
+            self._names_length += length
             source = self._known.setdefault(origin, len(self._sources))
             if source == len(self._sources):
                 self._sources.append((origin, self.origins.setdefault(origin, Moved())))

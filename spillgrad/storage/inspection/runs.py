@@ -114,22 +114,39 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
     Runs may be going on: they are not disturbed. Of this process's, all is told that happened until now; of others',
     what is a fifth of a second old.
+    Of several, one that ends meanwhile and leaves nothing is left out.
     Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version, SpillError
     where there is no run.
     """
     if is_segment_file(Path(path)):
         return Inspection(Path(path), [], inspect_segment(path))
     write_journals(_PATIENCE_S)
-    runs = []
-    for place in find_runs(path):
-        with RunReader(place) as reader:
-            reader.read()
-            if place.is_file() and not os.path.getsize(place):
-                raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
-            if reader.is_cut:
-                raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
-            runs.append(reader.run())
+    runs: list[Run] = []
+    while not runs:  # until there are some, or none to be found
+        runs = list(_read_runs(find_runs(path), Path(path)))
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
+
+
+def _read_runs(places: list[Path], named: Path) -> Iterator[Run]:
+    for place in places:
+        try:
+            run = _read_run(place)
+        except FileNotFoundError:
+            if place == named:
+                raise
+            continue
+        if place == named or place.exists():
+            yield run
+
+
+def _read_run(place: Path) -> Run:
+    with RunReader(place) as reader:
+        reader.read()
+        if place.is_file() and not os.path.getsize(place):
+            raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
+        if reader.is_cut:
+            raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
+        return reader.run()
 
 
 def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
@@ -146,7 +163,10 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
     if RUN_NAME.fullmatch(path.name) or LOCK_NAME in names:
         return [path]
     directories = [path / name for name in names if RUN_NAME.fullmatch(name) and (path / name).is_dir()]
-    told = {os.path.realpath(directory / JOURNAL_NAME) for directory in directories if _has_own_journal(directory)}
+    told = set()
+    for directory in filter(_has_own_journal, directories):
+        with contextlib.suppress(FileNotFoundError):  # the run ended meanwhile
+            told.add(os.path.realpath(directory / JOURNAL_NAME))
     journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
     told |= {os.path.realpath(old_path(journal)) for journal in journals}
     found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
@@ -204,9 +224,13 @@ def _is_filled_journal(path: Path) -> bool:
 
 
 def _directory(head: Head) -> Path | None:
-    """Return the directory of the run whose journal begins so, if it is one of this machine."""
-    is_ours = head.run is not None and "\0" not in head.run and head.host in (None, socket.gethostname())
-    return Path(head.run or "") if is_ours else None
+    """Return the directory of the run whose journal begins so, if it is one of this machine.
+
+    Whatever else a journal names is no run's: nobody is to be told to sweep there.
+    """
+    directory = Path(head.run or "")
+    is_ours = RUN_NAME.fullmatch(directory.name) is not None and head.host in (None, socket.gethostname())
+    return directory if is_ours and "\0" not in str(directory) else None
 
 
 def _segments(directory: Path | None) -> dict[Path, int]:

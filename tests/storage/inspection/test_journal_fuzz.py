@@ -131,6 +131,13 @@ def endless_names() -> Iterator[str]:
         yield f'{{"t": 1, "event": "pack", "array": {number}, "bytes": 8, "module": "{number:0900d}"}}\n'
 
 
+def wide_names() -> Iterator[str]:
+    for number in range(14_000):
+        name = f"{number:08d}" + "\N{GRINNING FACE}" * 990
+        told = {"t": 1, "event": "pack", "array": number, "module": name, "op": name, "slot": name, "dtype": name}
+        yield json.dumps(told, ensure_ascii=False) + "\n"
+
+
 def endless_plans() -> Iterator[str]:
     for number in range(40):
         length = 300_000
@@ -161,7 +168,16 @@ def empty_objects() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "make",
-    [endless_packs, endless_names, endless_plans, endless_totals, endless_steps, endless_reasons, empty_objects],
+    [
+        endless_packs,
+        endless_names,
+        wide_names,
+        endless_plans,
+        endless_totals,
+        endless_steps,
+        endless_reasons,
+        empty_objects,
+    ],
     ids=lambda make: make.__name__,
 )
 def test_no_journal_takes_much_memory(tmp_path: Path, make: Callable[[], Iterator[str]]):

@@ -87,6 +87,33 @@ def test_a_living_run_is_told_from_its_directory(make_store: MakeStore):
     assert one(store.directory.parent) == dataclasses.replace(run, path=store.directory)
 
 
+@pytest.mark.parametrize("moment", ["before it is opened", "before it is read"])
+def test_a_run_that_ends_meanwhile_hides_no_other(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    ends, stays = make_store(0), make_store(0)
+    name, real = ("__init__", RunReader.__init__) if moment == "before it is opened" else ("read", RunReader.read)
+
+    def close_first(*arguments: Any) -> Any:
+        ends.close()
+        return real(*arguments)
+
+    monkeypatch.setattr(RunReader, name, close_first)
+    assert [run.path for run in inspect(stays.directory.parent).runs] == [stays.directory]
+
+
+def test_where_the_last_run_ends_meanwhile_there_is_none(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch):
+    store, real = make_store(0), RunReader.read
+
+    def close_first(reader: RunReader) -> bool:
+        store.close()
+        return real(reader)
+
+    monkeypatch.setattr(RunReader, "read", close_first)
+    with pytest.raises(SpillError, match="holds no run"):
+        inspect(store.directory.parent)
+
+
 def test_looking_at_a_living_run_of_this_process_leaves_its_lock(make_store: MakeStore, tmp_path: Path):
     store = make_store(0)
     store.put(np.ones(1000))
