@@ -1,9 +1,15 @@
-"""Locks of open files: they die with the last descriptor of the file that took them, as with its process."""
+"""Locks of open files: they die with the last descriptor of the file that took them, as with its process.
+
+A forked child has its parent's descriptors: those of files that may be locked it closes, lest the locks outlive the
+parent.
+"""
 
 import errno
 import fcntl
 import os
 import struct
+import threading
+from pathlib import Path
 
 # Where a file system has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -12,8 +18,29 @@ _FLOCK = "hhqqi"
 _EXCLUSIVE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
+# A fork waits for `_opening`, lest the child have a descriptor that is not listed.
+_open: set[int] = set()
+_opening = threading.RLock()  # nothing that takes another lock is done while holding it
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of mode 0600 that is to be locked, for this process alone. Raises OSError."""
+    with _opening:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        _open.add(fd)
+    return fd
+
+
+def close(fd: int) -> None:
+    """Close what `open_file` opened; in a forked child that was done."""
+    with _opening:
+        if fd in _open:
+            _open.discard(fd)
+            os.close(fd)
+
+
 def lock(fd: int) -> bool:
-    """Lock an open file, written by who opened it; return False where somebody has it, also in this process.
+    """Lock a file that `open_file` opened to write; return False where somebody has it, also in this process.
 
     Where the file system has no locks, nothing is locked, and all have it. Raises OSError.
     """
@@ -34,3 +61,12 @@ def is_locked(fd: int) -> bool:
     except OSError:  # a file system without locks
         return False
     return kind != fcntl.F_UNLCK
+
+
+def _close_parents() -> None:
+    for fd in list(_open):
+        close(fd)
+    _opening.release()
+
+
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_close_parents)

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import errno
 import functools
+import gc
 import json
 import math
 import os
@@ -93,6 +94,7 @@ class Journal:
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
         self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
         self._written_s = self._began_s
+        self._is_writing = False
         self._fd: int | None = None
         self._size = self._lost = 0
         self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
@@ -148,8 +150,8 @@ class Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether a line waits to be written."""
-        return bool(self._lines)
+        """Whether a line waits to be written, or to be there: in this order, as `write` takes lines only then."""
+        return bool(self._lines) or self._is_writing
 
     @property
     def has_begun(self) -> bool:
@@ -175,6 +177,7 @@ class Journal:
         t = self._written_s - self._began_s
         if self._lines and t >= self._sample_at:  # what is held since the last line
             self._take_sample(t)
+        self._is_writing = True
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         try:
             if lines and not self._is_over:
@@ -183,6 +186,7 @@ class Journal:
             self._refused(lines)
             return False
         finally:
+            self._is_writing = False
             for _ in range(wanted):
                 self._wanted.popleft().set()
         return True
@@ -211,7 +215,7 @@ class Journal:
 
     def _close_file(self) -> None:
         if self._fd is not None:
-            os.close(self._fd)
+            file_lock.close(self._fd)
             self._fd = None
 
     def _take_sample(self, t: float) -> None:
@@ -230,15 +234,13 @@ class Journal:
             try:
                 _link(path, directory)
                 self._begin_file()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(old_path(path))
             except BaseException:
                 self._close_file()
                 if not os.fstat(place).st_size:  # it was made to be claimed
                     os.unlink(path)
                 raise
             finally:
-                os.close(place)
+                file_lock.close(place)
         except SpillError:
             raise
         except (OSError, ValueError) as error:
@@ -298,30 +300,35 @@ class Journal:
         except FileNotFoundError:
             is_ours = False
         if is_ours:
-            self._begin_file(old_path(self._path))
+            self._begin_file()
         else:
             self._is_over = True
             self._close_file()
         return is_ours
 
-    def _begin_file(self, former: Path | None = None) -> None:
-        """Begin a file with the head, locked for as long as the run lives; `former` is where the one before goes.
+    def _begin_file(self) -> None:
+        """Begin a file with the head, locked for as long as the run lives; the run's one before becomes the old one.
 
-        It has its name only then, and the one before its lock until then: nobody finds the place free meanwhile.
+        It has its name only then, and the one before its lock until then: nobody finds the place free meanwhile. The
+        old file that was there goes, if it is of the same run as the one that is replaced.
         """
         path = self._path
+        former = old_path(path)
         new = path.with_name(f".{path.name}.{secrets.token_hex(4)}" if self.kept else NEW_JOURNAL_NAME)
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as undo:
+            fd = file_lock.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+            undo.callback(os.unlink, new)
+            undo.callback(file_lock.close, fd)
             file_lock.lock(fd)
             size = _append(fd, (json.dumps(self._head) + "\n").encode(), 0)
-            if former is not None:
-                os.replace(path, former)
+            if not _has_others_beside(path):
+                if self._fd is None:
+                    former.unlink(missing_ok=True)
+                else:
+                    os.replace(path, former)
+                    undo.callback(os.replace, former, path)
             os.replace(new, path)
-        except BaseException:
-            os.close(fd)
-            os.unlink(new)
-            raise
+            undo.pop_all()
         self._close_file()
         self._fd, self._size = fd, size
 
@@ -357,24 +364,27 @@ def _claim(path: Path) -> int:
 
     Raises SpillError where it is that of a run that goes on, OSError for a place that cannot be written.
     """
-    deadline_s = time.monotonic() + _CLOSING_S
+    deadline_s = None
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        fd = file_lock.open_file(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
         try:
-            if file_lock.lock(fd) and not _is_written(old_path(path)):
+            held = None if file_lock.lock(fd) else path
+            if held is None and _is_written(old_path(path)):
+                held = old_path(path)
+            if held is None:
                 if os.path.samestat(os.fstat(fd), os.stat(path)):
                     claimed, fd = fd, -1
                     return claimed
+            elif deadline_s is None:
+                gc.collect()  # what holds the other store may be garbage
+                deadline_s = time.monotonic() + _CLOSING_S
             elif time.monotonic() > deadline_s:
-                raise SpillError(
-                    f"spill: {path} is the journal of a run that goes on{_whose(fd)}; name another file for this one, "
-                    "or close the other store first (what holds it, such as its save_on_disk, must go)"
-                )
+                raise SpillError(f"spill: {held} is the journal of a run that goes on{_what_to_do(held)}")
         except FileNotFoundError:  # it was moved meanwhile
             pass
         finally:
             if fd >= 0:
-                os.close(fd)
+                file_lock.close(fd)
         time.sleep(_MOMENT_S)
 
 
@@ -390,13 +400,33 @@ def _is_written(path: Path) -> bool:
         os.close(fd)
 
 
-def _whose(fd: int) -> str:
-    """Return what a journal's head says of its run, for who is refused its place."""
+def _what_to_do(path: Path) -> str:
+    """Return what a journal's head says of its run, and what who is refused its place can do."""
     try:
-        head = json.loads(os.pread(fd, _HEAD_MAX_BYTES, 0).partition(b"\n")[0])
-        return f" (process {head['process']}, {plain_text(head['run'])})"
+        head = json.loads(_first_line(path) or b"")
+        process, whose = head["process"], f" (process {head['process']}, {plain_text(head['run'])})"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        process, whose = None, ""
+    if process == os.getpid():
+        first = "use that object again, or `del` it, and the graphs that hold it, first"
+    else:
+        first = "end that run first"
+    return f"{whose}; name another file for this one, or {first}"
+
+
+def _has_others_beside(path: Path) -> bool:
+    """Return whether what lies at a journal's old name is not of the same run, as the first lines say.
+
+    It is somebody's, who renamed the journal before the next run, perhaps: it stays.
+    """
+    former = old_path(path)
+    if not os.path.lexists(former):
+        return False
+    try:
+        line = _first_line(former)
+        return line != b"" and line != _first_line(path)
+    except OSError:  # a run can read its own
+        return True
 
 
 def _link(path: Path, directory: Path) -> None:
@@ -451,11 +481,9 @@ def is_of(directory: Path, run: object) -> bool:
 
 def is_journal(path: Path) -> bool:
     """Return whether a file begins as a journal does, or is empty. Raises OSError for one that cannot be read."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    line = _first_line(path)
+    if line is None:
         return False
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # whatever it has become, this does not wait
-    with open(fd, "rb") as file:
-        line = file.readline(_HEAD_MAX_BYTES)
     try:
         head = json.loads(line or '{"format": 0, "began": ""}')
     except (ValueError, RecursionError):
@@ -463,15 +491,27 @@ def is_journal(path: Path) -> bool:
     return isinstance(head, dict) and type(head.get("format")) is int and "began" in head
 
 
+def _first_line(path: Path) -> bytes | None:
+    """Return how a file begins; None for what is no regular file. Raises OSError for one that cannot be read."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return None
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # whatever it has become, this does not wait
+    with open(fd, "rb") as file:
+        return file.readline(_HEAD_MAX_BYTES)
+
+
 def read_journal(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a run's journal, the older file's first; what was cut off, or is no JSON object, is left out.
+
+    So is an older file of another run.
 
     `run` is the run's directory, or the journal itself.
     Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read.
     """
     directory = run if run.is_dir() else None
     journal = run if directory is None else Path(os.path.realpath(run / JOURNAL_NAME))
-    for path in (old_path(journal), journal):
+    is_alone = journal.exists() and _has_others_beside(journal)
+    for path in (journal,) if is_alone else (old_path(journal), journal):
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:

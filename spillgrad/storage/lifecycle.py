@@ -5,6 +5,7 @@ import collections
 import functools
 import math
 import os
+import threading
 import time
 from typing import Any
 
@@ -81,19 +82,24 @@ class Lifecycle:
         finally:
             self._run.remove()
 
-    def write_journal(self, patience_s: float = math.inf) -> None:
-        """Return when the journal has what happened until now, as far as the disk takes it. Called without the lock."""
-        deadline_s = time.monotonic() + patience_s
+    def write_journal(self, deadline_s: float = math.inf) -> None:
+        """Return when the journal has what happened until now, as far as the disk takes it, or at a monotonic time.
+
+        Called without the lock.
+        """
         account = self._account
-        with account.lock:
-            written = account.ledger.journal.wanted()
-        while True:
-            with account.lock:
+        if not account.ledger.journal.waits:
+            return
+        written = account.ledger.journal.wanted()
+        while account.lock.acquire(timeout=_left_s(deadline_s)):
+            try:
                 if account.closing or account.ended:  # the end is about to be written, or nothing more
                     return
                 self._worker.start()
                 account.bell.ring()
-            if written.wait(min(WRITE_EVERY_S, patience_s)) or time.monotonic() >= deadline_s:
+            finally:
+                account.lock.release()
+            if written.wait(min(WRITE_EVERY_S, _left_s(deadline_s))) or not _left_s(deadline_s):
                 return
 
     def _sample(self) -> str:
@@ -134,9 +140,15 @@ _process = os.getpid()
 
 
 def write_journals(patience_s: float) -> None:
-    """Have the journals of this process's stores say what happened until now, if that takes no longer."""
+    """Have the journals of this process's stores say what happened until now, if all that takes no longer."""
+    deadline_s = time.monotonic() + patience_s
     for lifecycle in list(_open):
-        lifecycle.write_journal(patience_s)
+        lifecycle.write_journal(deadline_s)
+
+
+def _left_s(deadline_s: float) -> float:
+    """Return how long somebody may wait until then."""
+    return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
 
 def _close_all() -> None:

@@ -1,5 +1,6 @@
 """Journals that stay: each is one run's, whoever else wants its place, and whatever the disk refuses."""
 
+import contextlib
 import errno
 import gc
 import json
@@ -8,8 +9,8 @@ import resource
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.inspection.records import Run
 from spillgrad.storage.inspection.runs import RunReader, goes_on
 from spillgrad.storage.journal import JOURNAL_NAME, Journal, old_path
+from spillgrad.storage.lifecycle import write_journals
 from spillgrad.storage.moved import NO_ORIGIN
 from tests.storage.inspection.test_runs import assert_sums_fit, use
 from tests.storage.test_disk_store import in_own_mounts, run_script
@@ -173,6 +175,145 @@ def test_a_store_that_nobody_holds_leaves_its_place_in_a_moment(tmp_path: Path, 
     assert one(kept).state == "finished"
 
 
+def test_a_store_that_is_garbage_leaves_its_place(tmp_path: Path, kept: Path):
+    gc.disable()
+    try:
+        store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=kept)
+        held: list[object] = [store, store.put(np.ones(1000))]
+        held.append(held)
+        del store, held
+        DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=kept).close()
+    finally:
+        gc.enable()
+    assert one(kept).state == "finished"
+
+
+def test_who_is_refused_a_place_hears_what_to_do(tmp_path: Path, kept: Path, at_once: None):
+    store = DiskStore(tmp_path / "a", ram_budget=0, keep_journal=kept)
+    with pytest.raises(SpillError, match=r"use that object again, or `del` it, and the graphs that hold it, first$"):
+        DiskStore(tmp_path / "b", ram_budget=0, keep_journal=kept)
+    store.close()
+    with (
+        job(tmp_path / "a", kept) as process,
+        pytest.raises(SpillError, match=rf"process {process.pid}, .*; name another file for this one, or end that run"),
+    ):
+        DiskStore(tmp_path / "b", ram_budget=0, keep_journal=kept)
+
+
+def test_a_living_runs_journal_that_was_renamed_is_the_one_that_is_blamed(tmp_path: Path, kept: Path, at_once: None):
+    store = DiskStore(tmp_path / "a", ram_budget=0, keep_journal=kept)
+    kept.rename(old_path(kept))
+    with pytest.raises(SpillError, match=f"{old_path(kept)} {TAKEN} .process {os.getpid()}, {store.directory}"):
+        DiskStore(tmp_path / "b", ram_budget=0, keep_journal=kept)
+    store.close()
+
+
+def test_a_journal_that_was_renamed_between_two_runs_stays(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "_FILE_BYTES", 20_000)
+    store = DiskStore(tmp_path / "a", ram_budget=0, keep_journal=kept)
+    use(store, 1)
+    store.close()
+    kept.rename(old_path(kept))
+    former = old_path(kept).read_text()
+    store = DiskStore(tmp_path / "b", ram_budget=0, keep_journal=kept)
+    used = 0
+    while "totals" not in [line.get("event") for line in read_journal(kept)]:  # a second file
+        use(store, 1, seed=(used := used + 1))
+        store.flush()
+    store.close()
+    assert old_path(kept).read_text() == former
+    lines = list(read_journal(kept))
+    assert [line["run"] for line in lines if "format" in line] == [str(store.directory)]
+    run = one(kept)
+    assert (run.state, run.stats.packed_bytes) == ("finished", store.stats().packed_bytes)
+    DiskStore(tmp_path / "c", ram_budget=0, keep_journal=kept).close()
+    assert old_path(kept).read_text() == former
+
+
+def test_both_files_of_a_run_are_replaced_by_the_next_one(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch):
+    fill_two_files(tmp_path, kept, monkeypatch)
+    DiskStore(tmp_path, ram_budget=0, keep_journal=kept).close()
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
+def test_a_folder_in_the_place_of_the_old_file_stops_nothing(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
+    log = Journal(tmp_path, keep=kept)
+    old_path(kept).mkdir()
+    fill_two_files(tmp_path, kept, monkeypatch, log)
+    assert [line["array"] for line in read_journal(kept) if "array" in line][-1] == 99
+    assert old_path(kept).is_dir()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_place_that_refuses_the_next_file_keeps_the_one_there(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+):
+    """The first of two renames puts the file away, the second one the next file in its place."""
+    log = Journal(tmp_path, keep=kept)
+    replace, calls = os.replace, []
+
+    def refuse_once(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse_once)
+    fill_two_files(tmp_path, kept, monkeypatch, log)
+    assert len(calls) > nth
+    arrays = [line["array"] for line in read_journal(kept) if "array" in line]
+    assert arrays == list(range(arrays[0], 100))
+    assert {path.name for path in tmp_path.glob("*kept*")} == {kept.name, old_path(kept).name}
+
+
+def fill_two_files(directory: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, log: Journal | None = None) -> None:
+    """Write so many lines that a second file begins, and some more."""
+    monkeypatch.setattr(journal, "_FILE_BYTES", 2_000)
+    log = log or Journal(directory, keep=kept)
+    for number in range(100):
+        log.arrived("pack", number, 8, NO_ORIGIN, None)
+        log.write()
+    log.end({})
+    (directory / JOURNAL_NAME).unlink()
+
+
+def test_a_fork_while_a_journal_begins_does_not_keep_the_run_alive(tmp_path: Path):
+    script = """
+        import os, signal, sys, threading, time
+        from pathlib import Path
+        import numpy as np
+        from spillgrad.storage import inspect, journal
+        from spillgrad.storage.disk_store import DiskStore
+        place = Path(sys.argv[1])
+        append, locked, forked, made = journal._append, threading.Event(), threading.Event(), []
+        def wait(*arguments):
+            locked.set()
+            forked.wait()
+            return append(*arguments)
+        journal._append = wait
+        def make():
+            made.append(DiskStore(place / "spill", ram_budget=0, keep_journal=place / "run.jsonl"))
+        thread = threading.Thread(target=make)
+        thread.start()
+        locked.wait()
+        parent = os.getpid()
+        if not os.fork():
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            print([run.state for run in inspect(place / "run.jsonl").runs], flush=True)
+            os._exit(0)
+        forked.set()
+        thread.join()
+        made[0].put(np.ones(1000))
+        made[0].flush()
+        os.kill(parent, signal.SIGKILL)
+    """
+    ran = run_script(script, tmp_path)
+    assert (ran.stdout, ran.stderr) == ("['dead']\n", "")
+
+
 def test_what_became_of_the_place_meanwhile_is_left_alone(tmp_path: Path, kept: Path):
     log = Journal(tmp_path, keep=kept)
     log.note("free", 1)
@@ -271,7 +412,7 @@ def refuse(number: int) -> object:
 # What the disk refuses
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_more_to(path: Path) -> Iterator[None]:
     """No file of this process grows beyond what this one has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -430,3 +571,37 @@ def test_looking_waits_for_no_store_that_is_closed_or_forked(tmp_path: Path):
     """
     ran = run_script(script, tmp_path)
     assert (ran.stdout, ran.stderr) == ("live\n0\n", "")
+
+
+def test_looking_wakes_no_store_that_has_nothing_to_tell(tmp_path: Path):
+    store = DiskStore(tmp_path, ram_budget=0)
+    write_journals(1.0)
+    assert not store._writer.worker.started
+    store.close()
+
+
+def test_lines_wait_until_they_are_there(tmp_path: Path):
+    log = Journal(tmp_path)
+    waited: list[bool] = []
+
+    def line() -> str:  # made while the file is written
+        waited.append(log.waits)
+        return "{}\n"
+
+    log._lines.append(line)
+    assert log.write()
+    assert (waited, log.waits) == ([True], False)
+    log.close()
+
+
+def test_looking_waits_for_all_stores_no_longer_than_for_one(tmp_path: Path):
+    stores = [DiskStore(tmp_path, ram_budget="1GiB") for _ in range(8)]
+    with contextlib.ExitStack() as busy:
+        for store in stores:
+            store.put(np.ones(1000))
+            busy.enter_context(store._account.lock)
+        began_s = time.monotonic()
+        write_journals(0.5)
+        assert 0.5 <= time.monotonic() - began_s < 2.0
+    for store in stores:
+        store.close()
