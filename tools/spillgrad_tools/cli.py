@@ -456,6 +456,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Taken out here, it may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
+        _require_output()
         with contextlib.nullcontext() if debug else _warnings_for_users():
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # at the exit of the process, nobody would say that this failed
@@ -470,6 +471,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line := _one_line(error, arguments):
             print(f"spillgrad: {line}", file=sys.stderr)
         return _status(error)
+
+
+def _require_output() -> None:
+    """Raise ArgumentError where standard output is closed: the next file opened would take its place."""
+    if sys.stdout is None:
+        from spillgrad.errors import ArgumentError
+
+        raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
 
 
 @contextlib.contextmanager
