@@ -10,7 +10,7 @@ from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.verify import Problem, Verification, verify
 from spillgrad_tools import inspect_json
-from spillgrad_tools.paged import show, write
+from spillgrad_tools.paged import show
 
 _PATH_LENGTH = 4096
 
@@ -24,7 +24,7 @@ def run(path: Path, as_json: bool) -> bool:
     with Console(stderr=True).status("") as status:
         found = verify(path, lambda file: status.update(Text(f"reading {printable(str(file))}")))
     if as_json:
-        write(inspect_json.text(as_dict(found)))
+        inspect_json.show(as_dict(found))
     else:
         show(console, Group(*(Text(line, style, no_wrap=True, overflow="ignore") for line, style in _lines(found))))
     return not found.problems
