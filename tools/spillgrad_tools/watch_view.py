@@ -177,8 +177,9 @@ def _step(watched: Watched) -> str:
     last, first = run.steps[-1], run.steps[-_STEPS:][0]
     took_s = last.began_s + last.took_s - first.began_s
     speed = f", {len(run.steps[-_STEPS:]) / took_s:.3g} a second" if took_s > 0 else ""
-    number = (last.number if last.label is None else last.label) + bool(phase)
-    if phase and watched.step is not None and last.label is not None:
+    label = next((step.label for step in reversed(run.steps) if step.label is not None), None)
+    number = (last.number if label is None else label) + bool(phase)
+    if phase and watched.step is not None and label is not None:
         number = watched.step  # perhaps the same, and another batch of it
     return f"{number}{now}{speed}, the last took {duration(last.took_s)}"
 
