@@ -16,7 +16,7 @@ from spillgrad.storage.inspection.records import Run, Sample
 from spillgrad_tools.fitted_table import GAP, fitting
 from spillgrad_tools.inspect_groups import COLUMNS
 from spillgrad_tools.inspect_tables import group_column
-from spillgrad_tools.inspect_words import duration, many, percent, rate, short_bytes
+from spillgrad_tools.inspect_words import HIT, duration, many, percent, rate, short_bytes
 
 # What is so now is what was so over the last seconds.
 NOW_S = 3.0
@@ -122,7 +122,8 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
     yield Line(13, Text())
     yield from _rates(watched, sample, width)
     asked = sample.hits + sample.misses
-    yield Line(9, _labelled("hits", f"{percent(sample.hits, asked)} of {asked} were in RAM"))
+    if asked:
+        yield Line(9, _labelled("hits", f"{percent(sample.hits, asked)} of {asked:,} were {HIT}"))
     if run.failure_count:
         yield Line(3, Text(f"the disk refused {many(run.failure_count, 'time')}; the last reasons:", style="bold red"))
         for failure in run.failures[-_MOST_FAILURES:]:
