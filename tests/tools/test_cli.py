@@ -90,6 +90,14 @@ def test_a_wrong_choice_is_said_without_words_of_a_library(capsys: pytest.Captur
     assert "Value error" not in said
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "sweep"])
+def test_an_empty_name_is_not_the_current_folder(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([command, ""]) == 2
+    found = capsys.readouterr()
+    assert (found.out, found.err.count("\n")) == ("", 1)
+    assert "got an empty name; wanted that of a folder or file" in found.err
+
+
 @pytest.mark.parametrize("command", ["--version", "inspect --help", "cache info"])
 def test_output_that_cannot_be_written_is_said_once(command: str, tmp_path: Path):
     with open("/dev/full", "w") as full:
