@@ -321,7 +321,7 @@ class Journal:
             undo.callback(file_lock.close, fd)
             file_lock.lock(fd)
             size = _append(fd, (json.dumps(self._head) + "\n").encode(), 0)
-            if not _has_others_beside(path):
+            if not has_others_beside(path):
                 if self._fd is None:
                     former.unlink(missing_ok=True)
                 else:
@@ -414,7 +414,7 @@ def _what_to_do(path: Path) -> str:
     return f"{whose}; name another file for this one, or {first}"
 
 
-def _has_others_beside(path: Path) -> bool:
+def has_others_beside(path: Path) -> bool:
     """Return whether what lies at a journal's old name is not of the same run, as the first lines say.
 
     It is somebody's, who renamed the journal before the next run, perhaps: it stays.
@@ -510,7 +510,7 @@ def read_journal(run: Path) -> Iterator[dict[str, Any]]:
     """
     directory = run if run.is_dir() else None
     journal = run if directory is None else Path(os.path.realpath(run / JOURNAL_NAME))
-    is_alone = journal.exists() and _has_others_beside(journal)
+    is_alone = journal.exists() and has_others_beside(journal)
     for path in (journal,) if is_alone else (old_path(journal), journal):
         try:
             text = path.read_text(encoding="utf-8", errors="replace")

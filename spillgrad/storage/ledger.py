@@ -62,7 +62,7 @@ class Ledger:
         self._phase: str | None = None
         self._steps = 0  # those of training, where arrays say of which they are
         self._step_label: int | None = None
-        self._last_label: int | None = None
+        self._labelled: tuple[int | None, int] = None, 0  # the newest label, and the number of its step
         self._step_began_s = time.perf_counter()
         self._moved_before = Moved()
         self._plans: list[Plan] = []
@@ -253,9 +253,10 @@ class Ledger:
 
     def _step_ended(self, plan: Plan | None) -> None:
         label, self._step_label = self._step_label, None
-        if label is None or label != self._last_label:  # else it is a further batch of the same
+        if label is None or label != self._labelled[0]:  # else it is a further batch of the same
             self._steps += 1
-        self._last_label = label
+        if label is not None and label != self._labelled[0]:
+            self._labelled = label, self._steps
         number = None
         if plan is not None and plan in self._plans:
             number = self._plans.index(plan)
@@ -265,7 +266,7 @@ class Ledger:
             self.journal.plan(number, plan)
         moved, now_s = dataclasses.replace(self.moved), time.perf_counter()
         told = {
-            "number": self._steps,
+            "number": self._steps if label is None else self._labelled[1],
             "step": label,
             "plan": number,
             "moved": values(moved.since(self._moved_before)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spillgrad.storage import is_ram_disk
+from spillgrad.storage import DiskStore, is_ram_disk
 from spillgrad_tools.cli import main
 
 
@@ -90,6 +90,14 @@ def test_a_wrong_choice_is_said_without_words_of_a_library(capsys: pytest.Captur
     assert "Value error" not in said
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "sweep"])
+def test_an_empty_name_is_not_the_current_folder(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([command, ""]) == 2
+    found = capsys.readouterr()
+    assert (found.out, found.err.count("\n")) == ("", 1)
+    assert "got an empty name; wanted that of a folder or file" in found.err
+
+
 @pytest.mark.parametrize("command", ["--version", "inspect --help", "cache info"])
 def test_output_that_cannot_be_written_is_said_once(command: str, tmp_path: Path):
     with open("/dev/full", "w") as full:
@@ -98,6 +106,15 @@ def test_output_that_cannot_be_written_is_said_once(command: str, tmp_path: Path
             stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(PYTHONUNBUFFERED=""),
         )  # fmt: skip
     said = "spillgrad: standard output: No space left on device; free space, or name another place\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("command", ["--help", "inspect kept.jsonl", "verify kept.jsonl", "verify --json kept.jsonl"])
+def test_without_standard_output_one_line_says_so(command: str, tmp_path: Path):
+    DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "kept.jsonl").close()
+    closed = ["bash", "-c", '"$@" >&-', "bash", sys.executable, "-m", "spillgrad_tools", *command.split()]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment())
+    said = "spillgrad: standard output is closed; lead it to a file, or to /dev/null\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

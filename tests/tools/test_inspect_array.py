@@ -222,9 +222,7 @@ def test_values_of_a_damaged_array_are_given_with_a_word_on_stderr_and_status_1(
     assert told_json(capsys, damaged, "--tensor", "0", "--slice", "0, 0", status=1)["problem"] == WRONG
 
 
-def test_a_damaged_array_of_a_run_that_goes_on_is_to_be_looked_at_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_damaged_array_of_a_run_that_goes_on_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     store = DiskStore(tmp_path / "spill", ram_budget=0)
     try:
         store.put(NORMAL)
@@ -233,7 +231,7 @@ def test_a_damaged_array_of_a_run_that_goes_on_is_to_be_looked_at_again(
         with open(path, "r+b") as file:
             file.seek(4096 + 100)
             file.write(b"other")
-        assert "look again" in told_json(capsys, path, "--tensor", "0", status=1)["problem"]
+        assert "the checksum is wrong" in told_json(capsys, path, "--tensor", "0", status=1)["problem"]
     finally:
         store.close()
 

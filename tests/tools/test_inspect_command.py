@@ -17,6 +17,8 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.storage import DiskStore, Label
+from spillgrad.storage.inspection.segments import inspect_segment
+from spillgrad.storage.journal import read_journal
 from spillgrad_tools import inspect_json
 from spillgrad_tools.cli import main
 from spillgrad_tools.inspect_words import began as began_words
@@ -148,7 +150,7 @@ def test_of_several_runs_there_is_a_line_each(tmp_path: Path, capsys: pytest.Cap
 def test_json_holds_what_the_library_returns(finished: Path, capsys: pytest.CaptureFixture[str]):
     found = sg.storage.inspect(finished)
     document = json.loads(printed(capsys, finished, "--json", "--by", "op"))
-    assert document == {"format": 1, **inspect_json.of_runs(found, "op", None, None)}
+    assert document == inspect_json.plain({"format": 1, **inspect_json.of_runs(found, "op", None, None)})
     (run,) = document["runs"]
     assert run["stats"]["packed_bytes"] == found.runs[0].stats.packed_bytes > 0
     assert [group["name"] for group in run["groups"]["shown"]] == ["mul", "exp"]
@@ -311,7 +313,7 @@ def test_a_segment_that_was_never_flushed_is_called_so_and_keeps_no_other_from_b
         assert (found := capsys.readouterr()).err.startswith(words)
         assert (found.out, found.err.count("\n")) == ("", 1)
     shutil.copy(segment, folder / "segment-00000.h5")
-    assert main(["inspect", str(folder), "--tree", "--json"]) == 0
+    assert main(["inspect", str(folder), "--tree", "--json"]) == 1
     found = capsys.readouterr()
     assert len(json.loads(found.out)["segments"][0]["arrays"]) == 30
     assert found.err.startswith(words)
@@ -364,6 +366,23 @@ def test_json_of_every_kind_begins_with_its_version(
     document = json.loads(capsys.readouterr().out)
     assert next(iter(document.items())) == ("format", 1)
     assert [key for key in keys if key not in document] == []
+
+
+def test_lines_of_a_tree_are_whole_however_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    store = DiskStore(tmp_path / ("long" * 20), ram_budget=0)
+    handle = store.put(np.arange(10_000), label=Label("mul", "self", "blocks." * 20 + "last", 3))
+    wait_until(lambda: any(line.get("event") == "write" for line in read_journal(store.directory)))
+    (path,) = store.directory.glob("*.h5")
+    note = inspect_segment(path).note  # it was never flushed
+    lines = printed(capsys, path, "--tree").splitlines()
+    assert lines[0].startswith(f"{path} (")
+    assert any(line.endswith("blocks.last at step 3") for line in lines)
+    assert lines[-1] == f"└── {note}"
+    store.drop(handle)
+    store.close()
 
 
 def test_a_long_tree_is_paged(segment: Path, tmp_path: Path):

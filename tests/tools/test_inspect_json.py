@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ def loaded(*runs: Run, by: str = "module", sort: str | None = None, top: int | N
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    text = inspect_json.text(inspect_json.of_runs(Inspection(Path("spill"), list(runs)), by, sort, top))
-    return json.loads(text, parse_constant=refuse)
+    document = inspect_json.of_runs(Inspection(Path("spill"), list(runs)), by, sort, top)
+    return json.loads("".join(inspect_json.pieces(document)), parse_constant=refuse)
 
 
 def test_every_field_of_a_run_is_there_under_its_name():
@@ -82,6 +83,17 @@ def test_numbers_that_are_not_finite_are_null():
     assert (found["duration_s"], found["samples"][0]["wait_s"]) == (None, None)
 
 
+def test_the_text_of_a_long_run_is_never_there_as_a_whole():
+    run = make_run(RUN)
+    document = inspect_json.of_runs(Inspection(RUN, [make_run(RUN, steps=run.steps * 5000)]), "step", None, None)
+    tracemalloc.start()
+    length = sum(map(len, inspect_json.pieces(document)))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert length > 8_000_000
+    assert peak_bytes < 1_000_000
+
+
 def test_hostile_text_is_a_json_string():
     text = '\x1b[2J"\\\u2028</script>\udcff'
     found = loaded(make_run(Path("\udcff"), host=text, origins={Origin(text): Moved()}))["runs"][0]
@@ -90,6 +102,6 @@ def test_hostile_text_is_a_json_string():
 
 def test_json_is_ascii_so_that_no_terminal_obeys_it():
     document = inspect_json.of_runs(Inspection(Path("é\x1b"), [make_run(RUN, host="\x9b\u202e")]), "op", None, None)
-    text = inspect_json.text(document)
+    text = "".join(inspect_json.pieces(document))
     assert text.isascii()
     assert not {character for character in text if not character.isprintable()} - {"\n"}

@@ -56,11 +56,21 @@ def test_a_summary_says_what_the_run_was_what_it_moved_and_what_it_waited_for():
         "kept in RAM": "28 MiB, beside the store",
         "written": "112 MiB (50% of that packed), at 112 MiB/s",
         "read": "102 MiB, at 204 MiB/s",
-        "hits": "720, and 80 misses (90% were in RAM)",
+        "hits": "720, and 80 misses (90% were in RAM, or read ahead in time)",
         "waited": "562 ms for room (7% of the time), 1.7 s for reads (21% of the time)",
         "RAM": "peak 60 MiB of 64 MiB (94%)",
         "disk": "peak 130 MiB",
     }
+
+
+def test_counts_have_separators_and_no_share_is_rounded_to_nothing_or_all():
+    moved = dict.fromkeys(("written_bytes", "stored_bytes"), MIB)
+    stats = StoreStats(packed_bytes=1000 * MIB, cache_hits=47_993, cache_misses=7, **moved)
+    found = summary(make_run(RUN, stats=stats, lost_lines=154_281))
+    assert found["hits"] == "47,993, and 7 misses (>99% were in RAM, or read ahead in time)"
+    assert found["lost"] == "154,281 lines of the journal, which the disk refused"
+    assert found["written"] == "1 MiB (<1% of that packed)"
+    assert [percent(part, 1000) for part in (0, 1, 10, 990, 999, 1000)] == ["0%", "<1%", "1%", "99%", ">99%", "100%"]
 
 
 def test_a_codec_is_named_with_what_it_made_of_the_bytes():
@@ -169,7 +179,6 @@ def test_a_journal_that_says_little_gives_a_summary_of_what_it_says():
         "kept in RAM": "0 B, beside the store",
         "written": "0 B",
         "read": "0 B",
-        "hits": f"0, and 0 misses ({UNKNOWN} were in RAM)",
         "waited": f"0 ms for room ({UNKNOWN} of the time), 0 ms for reads ({UNKNOWN} of the time)",
         "RAM": "peak 0 B",
         "disk": "peak 0 B",

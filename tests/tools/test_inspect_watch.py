@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from spillgrad.storage import sweep
+from spillgrad.storage import DiskStore, sweep
 from spillgrad_tools.cli import main
+from spillgrad_tools.watch_follow import Follower
 from tests.tools.jobs import end, job
 from tests.tools.terminal import Terminal, terminal
 from tests.waiting import wait_until
@@ -64,6 +65,23 @@ def test_a_job_is_waited_for_watched_seen_ending_and_followed_by_the_next(tmp_pa
         assert watched.end() == 0
         assert_restored(watched)
     sweep(spill)
+
+
+def test_a_run_that_is_removed_as_it_is_found_does_not_end_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "kept.jsonl")
+    (run,) = (tmp_path / "spill").iterdir()
+    shutil.copytree(run, copy := tmp_path / run.name, symlinks=True)
+    readlink = os.readlink
+
+    def too_late(path: str) -> str:
+        shutil.rmtree(copy)
+        return readlink(path)
+
+    with monkeypatch.context() as patch, Follower(copy) as follower:
+        patch.setattr(os, "readlink", too_late)
+        assert follower.look() is None
+        assert not copy.exists()
+    store.close()
 
 
 def test_a_kept_journal_says_that_the_run_finished(tmp_path: Path):

@@ -47,7 +47,7 @@ def test_it_says_what_the_run_holds_does_and_waits_for():
     assert row("writing", found).startswith("10 MiB/s, 80 MiB in all   ")
     assert row("reading", found).startswith("5 MiB/s, 40 MiB in all   ")
     assert row("waiting", found).startswith("25% of the time, 25% in all (2.0 s)   ")
-    assert row("hits", found) == "90% of 800 were in RAM"
+    assert row("hits", found) == "90% of 800 were in RAM, or read ahead in time"
     assert found[-1] == "q leaves"
 
 

@@ -36,6 +36,18 @@ Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Timings of each c
 Threads = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")
 ]
+
+
+def _named(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("got an empty name; wanted that of a folder or file, such as . for the current folder")
+    return Path(text)
+
+
+Place = Annotated[
+    Path,
+    typer.Argument(metavar="PATH", parser=_named, help="The folder of a run, or of several; a journal; or a segment."),
+]
 Disk = Annotated[Path, typer.Option("--dir", help="Folder on the disk to use.", show_default="the current one")]
 Page = Annotated[
     Path | None, typer.Option("--write", metavar="FILE", help="Also write the table between a page's markers.")
@@ -276,9 +288,7 @@ class SortKey(enum.StrEnum):
 
 @app.command()
 def inspect(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="The folder of a run, or of several; a journal; or a segment.")
-    ],
+    path: Place,
     by: Annotated[GroupKey | None, typer.Option(help="Add up by this: a row for each.", show_default="module")] = None,
     sort: Annotated[
         SortKey | None, typer.Option(help="Sort by this column.", show_default="packed; steps as they came")
@@ -319,9 +329,7 @@ def inspect(
 
 @app.command()
 def verify(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="The folder of a run, or of several; a journal; or a segment.")
-    ],
+    path: Place,
     as_json: Json = False,
 ) -> None:
     """Check what is stored: every checksum, every array of every segment, every line of the journals.
@@ -336,7 +344,7 @@ def verify(
 
 @app.command()
 def sweep(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that runs spilled to.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", parser=_named, help="Folder that runs spilled to.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove what dead runs left in a spill folder; live runs keep theirs."""
@@ -456,6 +464,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Taken out here, it may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
+        _require_output()
         with contextlib.nullcontext() if debug else _warnings_for_users():
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # at the exit of the process, nobody would say that this failed
@@ -470,6 +479,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line := _one_line(error, arguments):
             print(f"spillgrad: {line}", file=sys.stderr)
         return _status(error)
+
+
+def _require_output() -> None:
+    """Raise ArgumentError where standard output is closed: the next file opened would take its place."""
+    if sys.stdout is None:
+        from spillgrad.errors import ArgumentError
+
+        raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
 
 
 @contextlib.contextmanager

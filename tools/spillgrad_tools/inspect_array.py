@@ -68,7 +68,7 @@ def show_array(
             place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
             print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
     if as_json:
-        write(inspect_json.text({"path": str(segment.path), **array_as_dict(array), **told}))
+        inspect_json.show({"path": str(segment.path), **array_as_dict(array), **told})
     return array.problem is None
 
 

@@ -104,7 +104,7 @@ def _show_runs(options: InspectOptions) -> bool:
             f"{found.runs[-1].path}"
         )
     if options.as_json:
-        write(inspect_json.text(inspect_json.of_runs(found, by, options.sort, options.top)))
+        inspect_json.show(inspect_json.of_runs(found, by, options.sort, options.top))
     else:
         console = Console()
         if len(found.runs) == 1:
@@ -124,7 +124,7 @@ def _show_segment(options: InspectOptions) -> bool:
             )
     segment = inspect_segment(options.path)
     if options.as_json:
-        write(inspect_json.text({"segments": [segment_as_dict(segment)]}))
+        inspect_json.show({"segments": [segment_as_dict(segment)]})
     else:
         console = Console()
         show(console, of_segment(segment, options.top or TOP, console.width))

@@ -15,7 +15,17 @@ from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Group, Run
 from spillgrad_tools.fitted_table import Column, fitted
 from spillgrad_tools.inspect_groups import COLUMNS, Groups
-from spillgrad_tools.inspect_words import UNKNOWN, began, beyond_budget, duration, many, percent, short_bytes, state
+from spillgrad_tools.inspect_words import (
+    HIT,
+    UNKNOWN,
+    began,
+    beyond_budget,
+    duration,
+    many,
+    percent,
+    short_bytes,
+    state,
+)
 
 _HEADS = {"deduplicated": "dedup", "wait": "waited"}
 # What the columns are worth where not all have room.
@@ -110,11 +120,9 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
         written += f", stored as {format_bytes(stats.stored_bytes)} ({stats.written_bytes / stats.stored_bytes:.1f}:1)"
     yield "written", f"{written}{_speed(stats.written_bytes, stats.writing_s)}"
     yield "read", f"{format_bytes(stats.read_bytes)}{_speed(stats.read_bytes, stats.reading_s)}"
-    asked = stats.cache_hits + stats.cache_misses
-    yield (
-        "hits",
-        f"{stats.cache_hits}, and {stats.cache_misses} misses ({percent(stats.cache_hits, asked)} were in RAM)",
-    )
+    hits, misses = stats.cache_hits, stats.cache_misses
+    if hits + misses:
+        yield "hits", f"{hits:,}, and {misses:,} misses ({percent(hits, hits + misses)} were {HIT})"
     yield (
         "waited",
         ", ".join(
@@ -195,7 +203,7 @@ def _short_seconds(seconds: float) -> str:
 
 # How a column's values are written, and where there is little room; others are bytes.
 _WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
-    "arrays": (str, str),
+    "arrays": ("{:,}".format, str),
     "wait": (duration, _short_seconds),
 }
 

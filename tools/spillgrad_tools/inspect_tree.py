@@ -19,7 +19,7 @@ from spillgrad.storage.inspection.untrusted import UntrustedReader
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_array import array_as_dict
 from spillgrad_tools.inspect_segment import is_sound
-from spillgrad_tools.paged import show, write
+from spillgrad_tools.paged import show
 
 PATH_LENGTH = 4096
 _PROBLEM_LENGTH = 1000
@@ -46,7 +46,7 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     if refused and not found:
         raise refused[0]
     if as_json:
-        write(inspect_json.text({"segments": [segment_as_dict(segment) for segment in found]}))
+        inspect_json.show({"segments": [segment_as_dict(segment) for segment in found]})
     else:
         show(console, Group(*map(tree, found)), soft_wrap=True)
     for why in refused:

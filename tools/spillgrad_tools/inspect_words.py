@@ -11,6 +11,8 @@ from spillgrad.storage.inspection.records import Run, Sample
 
 # What is not known.
 UNKNOWN = "–"
+# What a hit is: nobody waited for it.
+HIT = "in RAM, or read ahead in time"
 
 
 def short_bytes(nbytes: float) -> str:
@@ -42,12 +44,16 @@ def duration(seconds: float) -> str:
 
 def many(count: int, noun: str) -> str:
     """Return how many there are of something."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share; of nothing it is not known."""
-    return f"{part / whole:.0%}" if whole else UNKNOWN
+    """Return a share; of nothing it is not known. Only nothing is 0%, and only all is 100%."""
+    if not whole:
+        return UNKNOWN
+    if 0 < part < whole * 0.01:
+        return "<1%"
+    return ">99%" if whole * 0.99 < part < whole else f"{part / whole:.0%}"
 
 
 def began(run: Run, fine: bool = True) -> str:

@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 NOBODY_READS = 141
 # Where PYTHONUNBUFFERED is set, Python does not notice that it wrote a part only; with the next piece it does.
 _PIECE = 1 << 16
+# No line is longer; a tree of rich's cuts its lines at the width, whatever is said of them.
+_ENDLESS = 1 << 30
 
 
 def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> None:
@@ -18,6 +20,8 @@ def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> N
 
     With `soft_wrap`, lines stay whole, however long.
     """
+    if soft_wrap:
+        console.width = _ENDLESS
     with console.capture() as captured:
         console.print(answer, crop=False, soft_wrap=soft_wrap)
     lines = [line.rstrip(" ") for line in captured.get().splitlines()]

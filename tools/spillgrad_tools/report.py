@@ -89,7 +89,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         "memory": report_data.memory(run),
         "timeline": report_timeline.timeline(report_timeline.Spans(timed)),
         "modules": report_data.modules(run.origins),
-        "steps": [[step.number if step.label is None else step.label, step.began_s, step.took_s] for step in run.steps],
+        "steps": [[name, step.began_s, step.took_s] for name, step in zip(run.step_names(), run.steps, strict=True)],
         "from_s": run.first_s,
         "to_s": run.duration_s,
     }

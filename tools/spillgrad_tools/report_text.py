@@ -97,7 +97,11 @@ def figures(run: Run) -> list[Figure]:
         median = format_duration(statistics.median(step.took_s for step in run.steps))
         found.append(Figure("steps", f"{run.steps[-1].number:,}", f"{median} each (median)"))
     if asked:
-        found.append(Figure("found in RAM", format_share(stats.cache_hits, asked), f"of {asked:,} arrays asked for"))
+        found.append(
+            Figure(
+                "found in RAM", format_share(stats.cache_hits, asked), f"of {asked:,} asked for, or read ahead in time"
+            )
+        )
     if stats.deduplicated_bytes:
         found.append(Figure("deduplicated", format_bytes(stats.deduplicated_bytes), "there already, stored once"))
     if run.kept_bytes:

@@ -10,7 +10,8 @@ from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.verify import Problem, Verification, verify
 from spillgrad_tools import inspect_json
-from spillgrad_tools.paged import show, write
+from spillgrad_tools.inspect_words import many
+from spillgrad_tools.paged import show
 
 _PATH_LENGTH = 4096
 
@@ -24,7 +25,7 @@ def run(path: Path, as_json: bool) -> bool:
     with Console(stderr=True).status("") as status:
         found = verify(path, lambda file: status.update(Text(f"reading {printable(str(file))}")))
     if as_json:
-        write(inspect_json.text(as_dict(found)))
+        inspect_json.show(as_dict(found))
     else:
         show(console, Group(*(Text(line, style, no_wrap=True, overflow="ignore") for line, style in _lines(found))))
     return not found.problems
@@ -54,12 +55,8 @@ def _lines(found: Verification) -> Iterator[tuple[str, str]]:
     told = {"with a verified checksum": found.verified, "encrypted, as they were stored": found.encrypted}
     told["without a checksum"] = found.unverified
     parts = ", ".join(f"{count:,} {what}" for what, count in told.items() if count)
-    arrays = f"{_many(found.arrays, 'array')} in {_many(found.segments, 'segment')}{parts and ': '}{parts}"
-    lines = f"{_many(found.journal_lines, 'line')} in {_many(found.journals, 'journal')}"
+    arrays = f"{many(found.arrays, 'array')} in {many(found.segments, 'segment')}{parts and ': '}{parts}"
+    lines = f"{many(found.journal_lines, 'line')} in {many(found.journals, 'journal')}"
     yield f"checked {arrays}; {format_bytes(found.checked_bytes)} read; {lines}", ""
     wrong = len(found.problems)
-    yield (_many(wrong, "problem"), "bold red") if wrong else ("nothing is wrong", "green")
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    yield (many(wrong, "problem"), "bold red") if wrong else ("nothing is wrong", "green")

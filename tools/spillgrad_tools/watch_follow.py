@@ -70,7 +70,10 @@ class Follower:
             if self._last is not None or not places:
                 return
             place = places[0]
-        self._reader = RunReader(place)
+        try:
+            self._reader = RunReader(place)
+        except FileNotFoundError:  # it was removed meanwhile: the next look finds what is there then
+            return
         self._news_s = time.monotonic()
         found = self._take_in(self._reader)
         if found.ended is not None:

@@ -16,7 +16,7 @@ from spillgrad.storage.inspection.records import Run, Sample
 from spillgrad_tools.fitted_table import GAP, fitting
 from spillgrad_tools.inspect_groups import COLUMNS
 from spillgrad_tools.inspect_tables import group_column
-from spillgrad_tools.inspect_words import duration, many, percent, rate, short_bytes
+from spillgrad_tools.inspect_words import HIT, duration, many, percent, rate, short_bytes
 
 # What is so now is what was so over the last seconds.
 NOW_S = 3.0
@@ -122,7 +122,8 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
     yield Line(13, Text())
     yield from _rates(watched, sample, width)
     asked = sample.hits + sample.misses
-    yield Line(9, _labelled("hits", f"{percent(sample.hits, asked)} of {asked} were in RAM"))
+    if asked:
+        yield Line(9, _labelled("hits", f"{percent(sample.hits, asked)} of {asked:,} were {HIT}"))
     if run.failure_count:
         yield Line(3, Text(f"the disk refused {many(run.failure_count, 'time')}; the last reasons:", style="bold red"))
         for failure in run.failures[-_MOST_FAILURES:]:
@@ -177,8 +178,9 @@ def _step(watched: Watched) -> str:
     last, first = run.steps[-1], run.steps[-_STEPS:][0]
     took_s = last.began_s + last.took_s - first.began_s
     speed = f", {len(run.steps[-_STEPS:]) / took_s:.3g} a second" if took_s > 0 else ""
-    number = (last.number if last.label is None else last.label) + bool(phase)
-    if phase and watched.step is not None and last.label is not None:
+    label = next((step.label for step in reversed(run.steps) if step.label is not None), None)
+    number = (last.number if label is None else label) + bool(phase)
+    if phase and watched.step is not None and label is not None:
         number = watched.step  # perhaps the same, and another batch of it
     return f"{number}{now}{speed}, the last took {duration(last.took_s)}"
 

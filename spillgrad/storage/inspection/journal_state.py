@@ -74,6 +74,7 @@ class JournalState:
         self._names_length = 0
         self.moved = Moved()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
+        self._unlabelled_steps = 0  # since the newest that has a label
         self.samples: list[Sample] = []
         self.failures: collections.deque[Failure] = collections.deque(maxlen=_FAILURES_MAX)
         self.failure_count = self.lost_lines = self.damaged_lines = 0
@@ -299,11 +300,18 @@ class JournalState:
 
     def _step_ended(self, line: Line) -> None:
         began_s, moved, batches = max(0.0, line.t - line.took), Moved() if line.moved is None else Moved(*line.moved), 1
-        last = self.steps[-1] if self.steps else None
-        if last is not None and last.label is not None and (last.number, last.label) == (line.number, line.step):
-            del self.steps[-1]
-            began_s, moved, batches = min(last.began_s, began_s), total([last.moved, moved]), last.batches + 1
-        self.steps.append(Step(line.number, line.step, began_s, max(0.0, line.t - began_s), moved, batches))
+        number, place = line.number, len(self.steps) - 1 - self._unlabelled_steps
+        newest = self.steps[place] if line.step is not None and place >= 0 else None
+        is_batch = newest is not None and newest.label == line.step
+        if newest is not None and is_batch:
+            number, began_s, batches = newest.number, min(newest.began_s, began_s), newest.batches + 1
+            moved = total([newest.moved, moved])
+        step = Step(number, line.step, began_s, max(0.0, line.t - began_s), moved, batches)
+        if is_batch:
+            self.steps[place] = step
+        else:
+            self.steps.append(step)
+            self._unlabelled_steps = 0 if line.step is not None else self._unlabelled_steps + 1
         if line.plan is not None:
             self._uses[line.plan] += 1
             self._last_plan = line.plan

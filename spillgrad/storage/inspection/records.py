@@ -25,7 +25,10 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step, of as many `batches` as the journal has of it, one after the other; `label` is its number.
+    """A training step, of as many `batches` as the journal has of it; `label` is its number.
+
+    Until a batch of the next one came, all of this label are of it, also where something without a label, such as an
+    evaluation, came between them: `took_s` is from the first to the last of them.
 
     Where nobody said which training step it is, it is one of the store, of one batch: from the first array put to the
     last one gone, or between the steps of an offload. `number` counts steps, of either kind, from 1.
@@ -167,11 +170,20 @@ class Run:
         if key not in KEYS:
             raise ArgumentError(f"by: got {key!r}; wanted {', '.join(KEYS)}")
         if key == "step":
-            return [Group(str(step.number if step.label is None else step.label), step.moved) for step in self.steps]
+            return [Group(*each) for each in zip(self.step_names(), (step.moved for step in self.steps), strict=True)]
         parts: dict[str, list[Moved]] = {}
         for origin, moved in self.origins.items():
             parts.setdefault(getattr(origin, key) or "(none)", []).append(moved)
         return [Group(name, total(each)) for name, each in parts.items()]
+
+    def step_names(self) -> list[str]:
+        """Return what to call each of `steps`: its label; where no step has one, its number.
+
+        One without a label among others, such as an evaluation, is `(none, store's 8)`: of two countings.
+        """
+        if all(step.label is None for step in self.steps):
+            return [str(step.number) for step in self.steps]
+        return [f"(none, store's {step.number})" if step.label is None else str(step.label) for step in self.steps]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from spillgrad.storage.inspection.journal_state import JournalState
 from spillgrad.storage.inspection.lines import Head
 from spillgrad.storage.inspection.records import Inspection, Run, Settings, Span
 from spillgrad.storage.inspection.segments import inspect_segment
-from spillgrad.storage.journal import JOURNAL_NAME, is_journal, is_of, old_path
+from spillgrad.storage.journal import JOURNAL_NAME, has_others_beside, is_journal, is_of, old_path
 from spillgrad.storage.lifecycle import write_journals
 from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, is_locked, is_segment
 
@@ -168,7 +168,7 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):  # the run ended meanwhile
             told.add(os.path.realpath(directory / JOURNAL_NAME))
     journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
-    told |= {os.path.realpath(old_path(journal)) for journal in journals}
+    told |= {os.path.realpath(old_path(journal)) for journal in journals if not has_others_beside(journal)}
     found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
     if not found and below:  # as the folder of all runs of `spillgrad train`
         for name in names:

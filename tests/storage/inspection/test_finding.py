@@ -51,3 +51,14 @@ def test_files_of_others_beside_a_journal_are_left_alone(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert find_runs(tmp_path) == [tmp_path / "kept.jsonl"]
     assert [run.path for run in inspect(tmp_path).runs] == [tmp_path / "kept.jsonl"]
+
+
+def test_a_journal_that_was_renamed_beside_the_next_runs_is_a_run_of_its_own(tmp_path: Path):
+    for _ in range(2):
+        store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "run.jsonl")
+        store.drop(store.put(np.arange(10_000)))
+        store.close()
+        if not (tmp_path / "run-old.jsonl").exists():
+            (tmp_path / "run.jsonl").rename(tmp_path / "run-old.jsonl")
+    assert {path.name for path in find_runs(tmp_path)} == {"run.jsonl", "run-old.jsonl"}
+    assert len(inspect(tmp_path).runs) == 2

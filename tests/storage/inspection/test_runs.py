@@ -473,3 +473,25 @@ def test_a_folder_of_folders_of_runs_is_looked_through(tmp_path: Path):
         DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / name / "journal.jsonl").close()
     (tmp_path / "spill").rmdir()
     assert len(inspect(tmp_path).runs) == 2
+
+
+def test_what_comes_between_batches_of_a_step_is_told_from_steps_and_ends_none(tmp_path: Path):
+    store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "kept.jsonl")
+    for step in (10, None, 10, 11, None, None, 11, 12):
+        store.drop(store.put(np.arange(100), label=Label("mul", "self", None, step)))
+    store.close()
+    run = one(tmp_path / "kept.jsonl")
+    names = [group.name for group in run.by("step")]
+    assert names == ["10", "(none, store's 2)", "11", "(none, store's 4)", "(none, store's 5)", "12"]
+    assert [step.number for step in run.steps] == [1, 2, 3, 4, 5, 6]
+    assert [step.batches for step in run.steps] == [2, 1, 2, 1, 1, 1]
+    assert [step.moved.arrays for step in run.steps] == [2, 1, 2, 1, 1, 1]
+    assert run.steps[0].began_s + run.steps[0].took_s > run.steps[1].began_s + run.steps[1].took_s
+
+
+def test_where_no_step_has_a_label_they_are_called_by_their_number(tmp_path: Path):
+    store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "kept.jsonl")
+    for _ in range(3):
+        store.drop(store.put(np.arange(100)))
+    store.close()
+    assert [group.name for group in one(tmp_path / "kept.jsonl").by("step")] == ["1", "2", "3"]
