@@ -94,6 +94,7 @@ class Journal:
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
         self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
         self._written_s = self._began_s
+        self._is_wanted = False
         self._is_writing = False
         self._fd: int | None = None
         self._size = self._lost = 0
@@ -126,6 +127,10 @@ class Journal:
     def sample_next(self) -> None:
         """Note with the next line, unless that was just done, what is held then."""
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
+
+    def write_soon(self) -> None:
+        """Have what waits written with the next occasion."""
+        self._is_wanted = True
 
     def arrived(self, event: str, array: int | None, nbytes: int, origin: Origin, step: int | None) -> None:
         """Note so many bytes, where they come from, and what became of them: the event."""
@@ -160,9 +165,9 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether many lines wait, or for long, or somebody for them."""
+        """Whether many lines wait, or for long, or somebody for them, or some that are wanted soon."""
         waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
-        return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted)
+        return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted) or self._is_wanted
 
     def wanted(self) -> threading.Event:
         """Have what waits written as soon as the writer looks; return what is set then."""
@@ -174,6 +179,7 @@ class Journal:
         """Write what waits; return whether the disk took it. Called by one thread."""
         wanted = len(self._wanted)
         self._written_s = time.perf_counter()
+        self._is_wanted = False
         t = self._written_s - self._began_s
         if self._lines and t >= self._sample_at:  # what is held since the last line
             self._take_sample(t)

@@ -162,6 +162,8 @@ class Ledger:
     def begin_phase(self, name: str | None) -> None:
         """Note that a phase of a step begins: "forward", "backward" or "update"; or that none goes on."""
         if name != self._phase:
+            if self._phase == "forward":  # now most is held; and who looks at short steps sees each of their phases
+                self.journal.write_soon()
             self._phase = name
             self.journal.sample_next()  # between phases most is held, or least
             self.journal.note("phase", None, f', "phase": {json.dumps(name)}')

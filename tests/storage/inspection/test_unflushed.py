@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -457,19 +458,21 @@ def test_room_that_is_waited_for_is_of_no_dtype(make_store: MakeStore, tmp_path:
     assert sum(moved.wait_write_s for moved in run.origins.values()) == pytest.approx(run.stats.wait_write_s)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_in_a_sample_is_told_and_is_none_of_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from spillgrad.storage.codecs import Lossless
 
     def breaks(*arguments: object) -> None:
         raise ZeroDivisionError("a bug")
 
+    heard = threading.Event()
+    monkeypatch.setattr("threading.excepthook", lambda error: heard.set())
     monkeypatch.setattr(Lossless, "sample", breaks)
     store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "kept.jsonl")
     try:
         with pytest.raises(SpillError, match="ZeroDivisionError"):
             while True:
                 store.drop(store.put(NORMAL))
+        assert heard.wait(5)
     finally:
         store.close()
     events = [line.get("event") for line in read_journal(tmp_path / "kept.jsonl")]
