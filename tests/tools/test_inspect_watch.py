@@ -252,7 +252,7 @@ def test_in_tmux_a_training_is_watched_to_its_end(tmp_path: Path):
 
     (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 60)
     command = [sys.executable, "-m", "spillgrad_tools"]
-    train = [*command, "train", "--data", "text.txt", "--model", "tiny", "--steps", "400", "--batch", "2", "--context"]
+    train = [*command, "train", "--data", "text.txt", "--model", "tiny", "--steps", "150", "--batch", "16", "--context"]
     train += ["64", "--ram-budget", "64KiB", "--out", "out"]
     tmux("new-session", "-d", "-x", "100", "-y", "30", "-c", str(tmp_path), "bash --norc --noprofile")
     try:
@@ -261,7 +261,7 @@ def test_in_tmux_a_training_is_watched_to_its_end(tmp_path: Path):
         with subprocess.Popen(train, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as training:
             wait_until(lambda: screen_has("live", f"process {training.pid}", "of 64 KiB", "backward", "linear"), 120)
             assert training.wait(timeout=300) == 0
-        wait_until(lambda: screen_has("ended", "it finished: its store was closed", "400, "), 30)
+        wait_until(lambda: screen_has("ended", "it finished: its store was closed", "150, "), 30)
         tmux("resize-window", "-x", "50", "-y", "9")
         wait_until(lambda: screen_has("ended", "it finished"), 30)
         tmux("send-keys", "q")
