@@ -202,16 +202,22 @@ class Journal:
         if self.kept:
             self._is_ending = True
             self.note("end", None, f', "totals": {json.dumps(totals)}')
-            # On a full disk there is room for a short line, in the file's last block.
-            for _ in range(2):
-                if self.write():
-                    break
-                self.note("end", None)
-            else:
-                self._lost += len(self._lines) - 1
-                self._lines = collections.deque([self._lines[-1]])
-                self.write()
+            if not self.write():
+                self._end_in_short()
         self.close()
+
+    def _end_in_short(self) -> None:
+        """Write an end to a full disk: the file's last block may have room for it, and for why the disk is full."""
+        self._sample_at = math.inf
+        self._lost -= 1  # the end comes again
+        for reasons in (_FAILURES_MAX, 1, 0):
+            while len(self._lines) > reasons:
+                self._lines.popleft()
+                self._lost += 1
+            self.note("end", None)
+            if self.write():
+                break
+            self._lost -= 1
 
     def close(self) -> None:
         """Close the file for good; it goes with the run's directory, unless it is kept."""

@@ -254,7 +254,6 @@ def test_where_motion_is_unwelcome_nothing_moves(open_page: Open):
     )
     assert "h.4" not in after
     assert page.evaluate("document.getAnimations().length") == 0
-    assert open_page().evaluate(moving) > 0
 
 
 def test_colours_follow_the_system_until_somebody_chooses(open_page: Open):

@@ -93,6 +93,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         "from_s": run.first_s,
         "to_s": run.duration_s,
     }
+    theme = _part("report_theme.js")
     scripts = [get_plotlyjs(), *map(_part, SCRIPTS)]
     styles = _part("report.css")
     environment = jinja2.Environment(
@@ -119,7 +120,8 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         settings=report_text.settings(run),
         failures=[(report_text.format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
         duration=report_text.format_duration,
-        policy=_policy(scripts),
+        policy=_policy([theme, *scripts]),
+        theme=Markup(theme),
         scripts=[Markup(script) for script in scripts],
         styles=Markup(styles),
         json=Markup(in_script(data)),
