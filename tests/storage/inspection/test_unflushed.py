@@ -232,6 +232,21 @@ def test_of_an_array_that_may_have_gone_with_lost_lines_no_place_is_believed():
         assert add(end) == []
 
 
+def test_many_damaged_arrays_are_checked_in_a_moment(tmp_path: Path):
+    run = tmp_path / "run-0123456789abcdef"
+    run.mkdir()
+    (run / "segment-00000.h5").write_bytes(bytes(4096))
+    where = '"segment": "segment-00000.h5", "shape": [100], "pieces": [[0, 800]]'
+    lines = ['{"format": 2, "began": "now"}']
+    for number in range(20_000):
+        lines.append(f'{{"event": "pack", "array": {number}, "bytes": 800, "dtype": "float64"}}')
+        lines.append(f'{{"event": "write", "array": {number}, "dataset": "{number:08d}", {where}}}')
+    (run / JOURNAL_NAME).write_text("\n".join(lines) + "\n")
+    began_s = time.monotonic()
+    assert len([one for one in verify(run).problems if one.key is not None]) == 20_000
+    assert time.monotonic() - began_s < 30
+
+
 def test_an_array_that_goes_while_it_is_read_is_said_to_have_gone(make_store: MakeStore, tmp_path: Path):
     store = make_store(0)
     handles = [store.put(np.full(3000, float(i))) for i in range(5)]
