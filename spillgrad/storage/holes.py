@@ -1,4 +1,4 @@
-"""Parts of a file that take no disk."""
+"""Parts of a file that take no disk, and disk that is no part of a file yet."""
 
 import ctypes
 import errno
@@ -27,10 +27,24 @@ def hole_bytes(descriptor: int, start: int, stop: int) -> int:
 
 def punch(descriptor: int, start: int, stop: int) -> None:
     """Give the disk under `start:stop` back, where the file system can. Raises OSError when the disk refuses."""
+    _allocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop)
+
+
+def reserve(descriptor: int, start: int, stop: int) -> None:
+    """Take disk for `start:stop`, also behind the end of a file, which stays where it is; where the file system can.
+
+    Raises OSError when the disk refuses.
+    """
+    _allocate(descriptor, _KEEP_SIZE, start, stop)
+
+
+def _allocate(descriptor: int, mode: int, start: int, stop: int) -> None:
     call = _fallocate()
-    if call is not None and call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start):
+    while call is not None and call(descriptor, mode, start, stop - start):
         number = ctypes.get_errno()
-        if number not in _NOT_HERE:
+        if number in _NOT_HERE:
+            return
+        if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
 
 

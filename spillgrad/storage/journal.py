@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 from spillgrad.errors import SpillError
 from spillgrad.storage import file_lock
+from spillgrad.storage.holes import reserve
 from spillgrad.storage.moved import Origin
 from spillgrad.storage.schedule import Plan
 from spillgrad.storage.versions import check_version
@@ -47,6 +48,8 @@ LONGEST_PLAN = 20_000
 _TEXT_MAX = 1000
 _HEAD_MAX_BYTES = 64 << 10
 
+# Disk behind the end of a file, for the line that says that the disk refused others.
+_RESERVED_BYTES = 4096
 # Lines that outlive that the disk refuses them, and how many of them.
 _FAILURE, _FAILURES_MAX = ', "event": "fail", ', 100
 # A store that nobody holds any more is closed after a moment, by a thread.
@@ -66,8 +69,9 @@ class Sums(NamedTuple):
 class Journal:
     """Collects lines without a lock; one thread, the store's writer, writes them.
 
-    Nothing depends on the journal: where the disk refuses it, lines are lost. Once it takes some again, or with the
-    end, the journal says how many, why the disk refused arrays, and what all comes to.
+    Nothing depends on the journal: where the disk refuses it, lines are lost. It says so at once, in disk that it has
+    for that, as arrays may go to other places from then on. Once the disk takes lines again, or with the end, the
+    journal says why it refused arrays, and what all comes to.
 
     It lies in the run's directory and goes with it; or at `keep`, where it stays, with a link to it in the directory.
 
@@ -98,6 +102,7 @@ class Journal:
         self._is_writing = False
         self._fd: int | None = None
         self._size = self._lost = 0
+        self._loss_is_told = False  # the last line of the file says that others are missing
         self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
         self._wanted: collections.deque[threading.Event] = collections.deque()
         self._sampled_s = self._sample_at = math.inf
@@ -204,6 +209,7 @@ class Journal:
             self.note("end", None, f', "totals": {json.dumps(totals)}')
             if not self.write():
                 self._end_in_short()
+            self._give_back_reserve()
         self.close()
 
     def _end_in_short(self) -> None:
@@ -267,7 +273,7 @@ class Journal:
             self._begin_file()
         is_full = self._size > self._sums_bytes + _FILE_BYTES and not self._is_ending
         if self._lost:
-            self._append([self._line("lost", f', "lines": {self._lost}'), *lines])
+            self._append([self._lost_line(), *lines])
             self._lost = 0
             self._sums_are_due = True
         else:
@@ -285,10 +291,18 @@ class Journal:
             self._sums_are_due = False
 
     def _refused(self, lines: Sequence[Line]) -> None:
-        """Keep why the disk refused something for when it takes it, and count the other lines."""
+        """Keep why the disk refused something for when it takes it, count the other lines, and tell of them if it may.
+
+        Whoever reads the journal is not to believe from then on that arrays lie where they did.
+        """
         told = [line for line in lines if isinstance(line, str) and _FAILURE in line][-_FAILURES_MAX:]
         self._lost += len(lines) - len(told)
         self._lines.extendleft(reversed(told))
+        if self._lost and self._fd is not None and not self._loss_is_told and not self._is_ending:
+            with contextlib.suppress(OSError):  # a file system that reserves nothing
+                self._size = _append(self._fd, self._lost_line().encode(), self._size)
+                self._lost = 0
+                self._loss_is_told = self._sums_are_due = True
 
     def _summed(self, lines: list[Line]) -> list[Line]:
         """Return lines of what all comes to so far, and add to `lines` those that it counts and that wait.
@@ -301,6 +315,9 @@ class Journal:
         lines += sums.lines
         places = [self._line("place", f', "array": {array}{where}') for array, where in sums.places]
         return [*places, self._line("totals", f', "totals": {json.dumps(sums.totals)}')]
+
+    def _lost_line(self) -> str:
+        return self._line("lost", f', "lines": {self._lost}')
 
     def _line(self, event: str, values: str) -> str:
         return f'{{"t": {time.perf_counter() - self._began_s:.6f}, "event": "{event}"{values}}}\n'
@@ -341,13 +358,23 @@ class Journal:
                     undo.callback(os.replace, former, path)
             os.replace(new, path)
             undo.pop_all()
+        self._give_back_reserve()
         self._close_file()
         self._fd, self._size = fd, size
 
     def _append(self, lines: Iterable[Line]) -> None:
         """Write lines, all or none. Raises OSError when the disk refuses."""
+        fd = cast(int, self._fd)
         data = "".join(line if isinstance(line, str) else line() for line in lines).encode()
-        self._size = _append(cast(int, self._fd), data, self._size)
+        if not self._is_ending:  # when nothing else comes
+            reserve(fd, self._size, self._size + len(data) + _RESERVED_BYTES)
+        self._size = _append(fd, data, self._size)
+        self._loss_is_told = False
+
+    def _give_back_reserve(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
 
 
 def _append(fd: int, data: bytes, size: int) -> int:

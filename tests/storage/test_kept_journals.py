@@ -503,6 +503,49 @@ def test_a_run_that_filled_the_disk_ends_in_order(tmp_path: Path, how: str):
     assert (ran.stdout, ran.stderr) == (f"finished True True {how != 'for ever'}\n", "")
 
 
+REFUSED_LINES = """
+    import os, sys, time
+    from pathlib import Path
+    import numpy as np
+    from spillgrad.storage import inspect
+    from spillgrad.storage.disk_store import DiskStore
+    from spillgrad.storage.inspection.verify import verify
+    full = Path(sys.argv[1])
+    store = DiskStore(full.parent / "spill", ram_budget=0, segment_bytes=1 << 20, keep_journal=full / "run.jsonl")
+    first = [store.put(np.full(1000, i, np.float32)) for i in range(20)]
+    inspect(full / "run.jsonl")
+    print(verify(store.directory).verified)
+    with open(full / "filler", "wb", buffering=0) as filler:
+        try:
+            while filler.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+    for i in range(2000):  # in the places of those that went
+        store.drop(first.pop(0))
+        first.append(store.put(np.full(1000, -i, np.float32)))
+    inspect(full / "run.jsonl")
+    found = verify(store.directory)
+    print(found.problems, found.changed, inspect(full / "run.jsonl").runs[0].lost_lines > 0)
+    print([note.what for note in found.notes if "of the run's journal" in note.what] != [])
+    os.unlink(full / "filler")
+    store.drop(first.pop())
+    deadline = time.monotonic() + 20
+    while verify(store.directory).verified < 19 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = verify(store.directory)
+    print(found.problems, found.changed, found.verified)
+    store.close()
+"""
+
+
+def test_what_a_full_disk_kept_the_journal_from_saying_is_no_damage(tmp_path: Path):
+    full = tmp_path / "full"
+    full.mkdir()
+    ran = run_script(REFUSED_LINES, full, *in_own_mounts(full, 64))
+    assert (ran.stdout, ran.stderr) == ("20\n[] [] True\nTrue\n[] [] 19\n", "")
+
+
 def test_a_run_that_could_not_tell_its_end_may_have_been_killed_or_not(tmp_path: Path, kept: Path):
     store = DiskStore(tmp_path / "spill", ram_budget="1GiB", keep_journal=kept)
     use(store, 1)

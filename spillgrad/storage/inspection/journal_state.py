@@ -37,6 +37,7 @@ class Place(NamedTuple):
     """Where an array lies, as its journal says: `dataset` is its name, `pieces` are offsets in the file and bytes.
 
     `pieces` is None where the journal does not say so much. `chunks` are the bytes of each of what compression made.
+    `retold` is before which totals a line said so that was not the first to.
     """
 
     segment: str
@@ -47,6 +48,7 @@ class Place(NamedTuple):
     codec: str | None
     order: str | None
     chunks: list[int]
+    retold: int | None
 
 
 class Placed(NamedTuple):
@@ -92,6 +94,8 @@ class JournalState:
         self._places: dict[int, Place] = {}
         self._steps: dict[int, int] = {}  # of training, of live arrays
         self._placed = 0
+        self._totals = 0  # how many there were
+        self.knows_places = True  # all of them: no line of one is missing
         self.unplaced = 0  # arrays on disk that are more than is looked at
         self._plans: dict[int, StepPlan] = {}
         self._uses: collections.Counter[int] = collections.Counter()
@@ -253,7 +257,7 @@ class JournalState:
             return
         place = Place(
             sys.intern(line.segment), line.dataset, line.shape or [], line.pieces, line.xxh3_64, line.codec, line.order,
-            line.chunks or [],
+            line.chunks or [], self._totals if line.event == "place" else None,
         )  # fmt: skip
         if len(self._places) < _LIVE_MAX and self._placed + _length(place) <= _PLACED_MAX:
             self._places[line.array] = place
@@ -291,6 +295,9 @@ class JournalState:
 
     def _lost(self, line: Line) -> None:
         self.lost_lines += line.lines
+        self.knows_places = False
+        for number in list(self._places):  # it may have gone, and another one may be there
+            self._leaves(number)
 
     def _phase_began(self, line: Line) -> None:
         if self._on_span is not None and self.phase is not None:
@@ -390,8 +397,11 @@ class JournalState:
         self._steps = {}
         for number, _, _, step in totals.live[:_LIVE_MAX]:
             self._note_step(number, step)
-        for number in [number for number in self._places if number not in self._live]:
-            self._leaves(number)
+        for number, place in list(self._places.items()):
+            if number not in self._live or place.retold != self._totals:
+                self._leaves(number)
+        self._totals += 1
+        self.knows_places = True
         self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
 
 

@@ -41,6 +41,7 @@ class Journals:
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._reader: JournalReader | None = None
+        self._keys: dict[str, set[str]] = {}  # of the arrays in segments, as the journal says by now
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +63,8 @@ class Journals:
         if reader is None:
             return None
         try:
-            reader.read()
+            if reader.read():
+                self._keys.clear()
         except FileNotFoundError:
             return None
         except (OSError, SpillFormatError):  # who reads it for itself says why
@@ -75,9 +77,14 @@ class Journals:
     def has(self, segment: Path, array: StoredArray) -> bool:
         """Return whether the journal still says that an array lies where it did."""
         state = self.of(segment)
-        return state is not None and any(one.place.dataset == array.key for one in state.placed(segment.name))
+        if state is None:
+            return False
+        if segment.name not in self._keys:
+            self._keys[segment.name] = {one.place.dataset for one in state.placed(segment.name)}
+        return array.key in self._keys[segment.name]
 
     def _close(self) -> None:
+        self._keys.clear()
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -76,7 +76,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
     if is_flushed and not is_live:  # since then HDF5 wrote nothing
         problems += [str(refused)] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))
     else:
-        note = _note(is_live, sum(array.key not in in_hdf5 for array in arrays), len(arrays), refused is None)
+        note = _note(state, is_live, sum(array.key not in in_hdf5 for array in arrays), len(arrays), refused is None)
     return Segment(
         path, found.st_size, found.st_blocks * 512, tuple(arrays), structure.items, left_out, tuple(problems), note
     )
@@ -103,8 +103,12 @@ def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
     return None
 
 
-def _note(is_live: bool, unflushed: int, total: int, is_readable: bool) -> str | None:
+def _note(state: JournalState, is_live: bool, unflushed: int, total: int, is_readable: bool) -> str | None:
     """Return what HDF5 does not have, in a run that flushes later, or that was killed."""
+    if not state.knows_places:
+        return (
+            f"the disk refused lines of the run's journal: what was in it before, but for {total} arrays, is not known"
+        )
     if is_readable and not unflushed:
         return None
     which = f"{unflushed} of {total} arrays are told from the run's journal" if total else "no array was in it"

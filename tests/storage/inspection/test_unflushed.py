@@ -21,6 +21,8 @@ from spillgrad.storage.inspection import verify as verify_module
 from spillgrad.storage.inspection.arrays import Segment, StoredArray
 from spillgrad.storage.inspection.export import export_npy
 from spillgrad.storage.inspection.find import find_array
+from spillgrad.storage.inspection.journal_state import JournalState
+from spillgrad.storage.inspection.lines import read_lines
 from spillgrad.storage.inspection.segments import inspect_segment
 from spillgrad.storage.inspection.slices import Selection
 from spillgrad.storage.inspection.values import StoredValues
@@ -205,6 +207,44 @@ def test_a_journal_that_lost_lines_says_anew_what_there_is(tmp_path: Path):
     (place / "segment-00000.h5").write_bytes(bytes(8192))
     (array,) = inspect_segment(place / "segment-00000.h5").arrays
     assert (array.key, array.label.op, array.shape) == ("00000004", "mul", (2,))
+
+
+def test_of_an_array_that_may_have_gone_with_lost_lines_no_place_is_believed():
+    """It changed, and is in RAM again: totals have it, and no line says where it lies."""
+    where = ', "segment": "segment-00000.h5", "dataset": "00000001", "shape": [2], "pieces": [[4096, 16]]'
+    totals = {"stats": {}, "kept": 0, "steps": 0, "origins": [[None] * 4 + [0] * 7 + [0.0] * 2]}
+    for lost in ('{"t": 1, "event": "lost", "lines": 3}', ""):  # or a whole file of lines that nobody followed
+        state = JournalState(with_places=True)
+
+        def add(text: str, state: JournalState = state) -> list[str]:
+            for line in read_lines(text.encode()):
+                state.add(line)
+            return [one.place.dataset for one in state.placed("segment-00000.h5")]
+
+        assert add(f'{{"event": "pack", "array": 1, "bytes": 16}}\n{{"event": "write", "array": 1{where}}}') == [
+            "00000001"
+        ]
+        assert add(lost) == ([] if lost else ["00000001"])
+        assert state.knows_places == (not lost)
+        end = json.dumps({"event": "totals", "totals": {**totals, "live": [[1, 16, 0, None]]}})
+        assert add(f'{{"event": "place", "array": 1{where}}}\n{end}') == ["00000001"]
+        assert state.knows_places
+        assert add(end) == []
+
+
+def test_many_damaged_arrays_are_checked_in_a_moment(tmp_path: Path):
+    run = tmp_path / "run-0123456789abcdef"
+    run.mkdir()
+    (run / "segment-00000.h5").write_bytes(bytes(4096))
+    where = '"segment": "segment-00000.h5", "shape": [100], "pieces": [[0, 800]]'
+    lines = ['{"format": 2, "began": "now"}']
+    for number in range(20_000):
+        lines.append(f'{{"event": "pack", "array": {number}, "bytes": 800, "dtype": "float64"}}')
+        lines.append(f'{{"event": "write", "array": {number}, "dataset": "{number:08d}", {where}}}')
+    (run / JOURNAL_NAME).write_text("\n".join(lines) + "\n")
+    began_s = time.monotonic()
+    assert len([one for one in verify(run).problems if one.key is not None]) == 20_000
+    assert time.monotonic() - began_s < 30
 
 
 def test_an_array_that_goes_while_it_is_read_is_said_to_have_gone(make_store: MakeStore, tmp_path: Path):
