@@ -15,7 +15,7 @@ from llvmlite import ir
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, FLOATS, REASSOCIATE, intrinsic, jit, overload
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, multiply_strided, prefetch, tile_columns
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, like_of, multiply_strided, prefetch, tile_columns
 from spillgrad_kernels.packing import pack, round_up
 from spillgrad_kernels.pointers import aligned, array_at
 from spillgrad_kernels.random import _draw
@@ -371,7 +371,7 @@ def _forward(
         total[:] = 0
         for k0 in range(0, min(keys, first + present) if causal else keys, _KEYS):
             columns = min(_KEYS, keys - k0)
-            pack(like, tile_columns(like), k + k0 * k_row, k_row, k_col, columns, width, panels)
+            pack(like_of(like), tile_columns(like), k + k0 * k_row, k_row, k_col, columns, width, panels)
             _load_rows(like, columns, value_width, v + k0 * v_row, v_row, v_col, value_rows, v_pitch, one)
             for q0 in range(0, present, _QUERIES):
                 rows = min(_QUERIES, present - q0)
@@ -463,8 +463,8 @@ def _backward(
             k0 = block * _KEYS
             columns = min(_KEYS, keys - k0)
             key, value = k + k0 * k_row, v + k0 * v_row
-            pack(like, tile_columns(like), key, k_row, k_col, columns, width, key_panels)
-            pack(like, tile_columns(like), value, v_row, v_col, columns, value_width, value_panels)
+            pack(like_of(like), tile_columns(like), key, k_row, k_col, columns, width, key_panels)
+            pack(like_of(like), tile_columns(like), value, v_row, v_col, columns, value_width, value_panels)
             _load_rows(like, columns, width, key, k_row, k_col, key_rows, q_pitch, number(scale))
             array_at(like, key_grads, _KEYS * q_pitch // size)[:] = 0
             array_at(like, value_grads, _KEYS * v_pitch // size)[:] = 0

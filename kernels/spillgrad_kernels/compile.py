@@ -143,18 +143,18 @@ def jit(
     *,
     fastmath: set[str] | None = None,
     name: str | None = None,
-    has_address: bool = False,
+    by_address: bool = False,
 ) -> Any:
     """Compile `function` on first use, without the GIL; the machine code is cached on disk.
 
     `name` identifies the kernel in the cache: needed where one source line makes several (a closure over a scalar), and
-    must then tell them apart. Default: module and qualified name. What `has_address` can be called like a
-    function of C. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
+    must then tell them apart. Default: module and qualified name. What is called `by_address` alone (see that module)
+    cannot be called from Python. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
     """
     if function is None:
-        return functools.partial(jit, fastmath=fastmath, name=name, has_address=has_address)
+        return functools.partial(jit, fastmath=fastmath, name=name, by_address=by_address)
     function.kernel_name = name or f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"  # type: ignore[attr-defined]
     if DISABLE_JIT:
         return function
-    options = {"fastmath": CONTRACT if fastmath is None else fastmath, **({} if has_address else NO_WRAPPER)}
+    options = {"fastmath": CONTRACT if fastmath is None else fastmath, "no_cpython_wrapper": by_address, **NO_WRAPPER}
     return Deferred(lambda compiler: compiler.dispatcher(function, options))

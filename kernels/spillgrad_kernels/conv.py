@@ -15,7 +15,7 @@ import numpy as np
 from spillgrad_kernels import memory, reductions
 from spillgrad_kernels.compile import REASSOCIATE, jit
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES
+from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, like_of
 from spillgrad_kernels.packing import round_up
 from spillgrad_kernels.pointers import array_at, copy_bytes
 from spillgrad_kernels.product import product, workspace_size
@@ -173,7 +173,7 @@ def _correlate(
                 _gather(images, group, channel, in_steps[1], runs, ends[:tap_count], patches[:deep])
                 at_results = np.intp(results.ctypes.data)
                 product(
-                    images, height, count, deep, (a + channel * tap_count * size, depth * size, size),
+                    like_of(images), height, count, deep, (a + channel * tap_count * size, depth * size, size),
                     (np.intp(patches.ctypes.data), block * size, size), (at_results, block * size, size),
                     (at_results if channel > 0 else 0, block * size, size), workspace,
                 )  # fmt: skip
@@ -211,7 +211,7 @@ def _correlate_gradients(
             _gather(images, group, channel, steps[1], runs, ends, patches[:deep])
             at_sums = np.intp(sums.ctypes.data)
             product(
-                images, outputs, deep, count, (np.intp(gradients.ctypes.data), block * size, size),
+                like_of(images), outputs, deep, count, (np.intp(gradients.ctypes.data), block * size, size),
                 (np.intp(patches.ctypes.data), size, block * size), (at_sums, sums.strides[0], size),
                 (at_sums if first > part * chunk else 0, sums.strides[0], size), workspace,
             )  # fmt: skip

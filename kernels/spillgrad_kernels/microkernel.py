@@ -60,6 +60,7 @@ def _tile_columns(like: Any) -> Any:
 # Where `like` is uint32: arrays of bfloat16, by its bits, and of what products add up in.
 HALVES = np.zeros(1, np.uint16)
 _SUMS = np.zeros(1, np.float32)
+_FLOAT64 = np.zeros(1, np.float64)
 
 
 def numbers_in(like: np.ndarray) -> int:
@@ -77,9 +78,15 @@ def sums_of(like: np.ndarray) -> np.ndarray:
     return _SUMS if like.dtype == np.uint32 else like
 
 
+def like_of(array: np.ndarray) -> np.ndarray:
+    """Return the array of float32 or float64 that stands for its dtype, so that a function of it is compiled once."""
+    return array
+
+
 overload(numbers_in)(lambda like: (lambda like: 2) if like.dtype == types.uint32 else (lambda like: 1))
 overload(numbers_of)(lambda like: (lambda like: HALVES) if like.dtype == types.uint32 else (lambda like: like))
 overload(sums_of)(lambda like: (lambda like: _SUMS) if like.dtype == types.uint32 else (lambda like: like))
+overload(like_of)(lambda array: (lambda array: _SUMS) if array.dtype == types.float32 else (lambda array: _FLOAT64))
 
 
 if DISABLE_JIT:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.atomics import fetch_add, store, wait_for
+from spillgrad_kernels.by_address import call
 from spillgrad_kernels.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.dispatch import Kernel
-from spillgrad_kernels.epilogue import NO_EPILOGUE, run_epilogue
+from spillgrad_kernels.epilogue import NO_EPILOGUE
 from spillgrad_kernels.microkernel import (
     TILE_ROWS,
     VECTOR_BYTES,
@@ -412,7 +413,7 @@ def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, o
 
 @register_jitable
 def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, result: Matrix) -> None:
-    run_epilogue(epilogue, rows, columns, c[0], c[1], other[0], other[1], result[0], result[1])
+    call(epilogue, (rows, columns, c[0], c[1], other[0], other[1], result[0], result[1]))
 
 
 def separate_products(dtype: np.dtype[Any]) -> Kernel:

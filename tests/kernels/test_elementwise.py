@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import dispatch
+from spillgrad_kernels import cache, dispatch
+from spillgrad_kernels.compile import DISABLE_JIT
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters, trace
@@ -36,6 +37,17 @@ def operands_of(formula, rng, shape, dtype):
         else:
             made.append((rng.random(shape) * 0.8 + 0.1).astype(dtype))
     return made
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
+def test_of_another_formula_the_loop_alone_is_compiled(monkeypatch):
+    asked = []
+    read = cache.read
+    monkeypatch.setattr(cache, "read", lambda name: (asked.append(name), read(name))[1])
+    for formula in (lambda x, y: x * y + 3, lambda x, y: (x - y) * 7):
+        asked.clear()
+        elementwise(formula, "test", [np.ones(100_000, np.float32)] * 2, np.float32)
+    assert [name.split(".")[:3] for name in asked if name.startswith("elementwise")] == [["elementwise", "test", "vv"]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
