@@ -73,7 +73,8 @@ class DeviceArray:
         parts = key if isinstance(key, tuple) else (key,)
         if not all(part is None or part is ... or isinstance(part, slice | int | np.integer) for part in parts):
             raise TypeError(f"a device array's view: got {key!r}; wanted numbers, slices, None and ...")
-        return DeviceArray(self._lying[(*parts, ...)])
+        whole = parts if ... in parts else (*parts, ...)  # without it, NumPy would read an element
+        return DeviceArray(self._lying[whole])
 
     def transpose(self, *axes: int) -> "DeviceArray":
         """Return a view with the dimensions in another order."""
@@ -111,7 +112,7 @@ def empty(shape: Shape, dtype: Any) -> DeviceArray:
 
 def to_device(array: np.ndarray) -> DeviceArray:
     """Return a copy in the device's memory, without gaps."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     made = empty(array.shape, array.dtype)
     if array.size:
         driver.copy_to_device(made.address, array.reshape(-1).view(np.uint8))

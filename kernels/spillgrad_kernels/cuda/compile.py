@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numba import cuda
 from numba.cuda import config, types
 
@@ -31,7 +32,11 @@ if SIMULATED:
 else:
     from numba.cuda import dispatcher
     from numba.cuda.compiler import compile_cuda, kernel_fixup
-    from numba.cuda.extending import register_jitable as device
+    from numba.cuda.extending import register_jitable
+
+    def device(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let kernels call `function`, which stays a Python function."""
+        return register_jitable(function)  # type: ignore[no-any-return]
 
     _device_at_hand = dispatcher.get_current_device
 
@@ -92,7 +97,18 @@ class Kernel:
 
     @functools.cached_property
     def _dispatcher(self) -> Any:
-        return cuda.jit(self.function)
+        return cuda.jit(_without_warnings(self.function) if SIMULATED else self.function)
+
+
+def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
+    """Return `function` with NumPy's numbers as quiet as a device's; the simulator looks at its globals."""
+
+    def quiet(*arguments: Any) -> None:
+        with errstate(all="ignore"):
+            function(*arguments)
+
+    errstate = np.errstate
+    return python_types.FunctionType(quiet.__code__, function.__globals__, function.__name__, None, quiet.__closure__)
 
 
 def blocks_for(turns: int, threads: int) -> int:

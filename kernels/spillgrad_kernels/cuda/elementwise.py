@@ -1,8 +1,8 @@
 """Elementwise loops for a device: one builder for dense, strided, broadcast and scalar operands, and several results.
 
-The operands' common shape is walked in the order in which most arrays are dense; dimensions that all arrays pass through
-evenly become one. A thread computes as many neighbours as fit one access of 16 bytes where all arrays allow it, and goes
-on a whole grid further.
+The operands' common shape is walked in the order in which most arrays are dense; dimensions that all arrays pass
+through evenly become one. A thread computes as many neighbours as fit one access of 16 bytes where all arrays allow it,
+and goes on a whole grid further.
 """
 
 import functools
@@ -26,8 +26,8 @@ Operand = DeviceArray | np.generic  # a number is passed by its value
 class Loop(NamedTuple):
     """What a kernel's code depends on, beside the formula: the arrays' dtypes, and how they move.
 
-    A thread computes `lanes` neighbours along the last of `dims` dimensions. The pattern has a letter per operand: along
-    that dimension "v" moves, densely where there are several lanes; "s" stands still; "n" is a number.
+    A thread computes `lanes` neighbours along the last of `dims` dimensions. The pattern has a letter per operand:
+    along that dimension "v" moves, densely where there are several lanes; "s" stands still; "n" is a number.
     """
 
     pattern: str
@@ -42,7 +42,7 @@ class Loop(NamedTuple):
 
     @property
     def parameters(self) -> list[str]:
-        """What the kernel takes: turns, sizes of all dimensions but the outermost, strides in bytes, arrays and numbers."""
+        """What it takes: turns, sizes of all dimensions but the outermost, strides in bytes, arrays and numbers."""
         return [
             "count", *[f"n{d}" for d in range(1, self.dims)],
             *[f"s{i}_{d}" for i in self.arrays for d in range(self.dims)], *[f"a{i}" for i in range(len(self.dtypes))],
@@ -58,7 +58,11 @@ def _source(body: Trace, loop: Loop) -> str:
 
     def held(i: int, lane: int) -> str:
         """The name of an array's value in a lane; of an operand that does not move there is one."""
-        return f"a{i}" if loop.pattern[i:] and loop.pattern[i] == "n" else f"x{i}_{lane if loop.pattern[i:i+1] != 's' else 0}"
+        return (
+            f"a{i}"
+            if loop.pattern[i:] and loop.pattern[i] == "n"
+            else f"x{i}_{lane if loop.pattern[i : i + 1] != 's' else 0}"
+        )
 
     def all_of(i: int) -> str:
         return ", ".join(dict.fromkeys(held(i, lane) for lane in lanes))
@@ -108,7 +112,7 @@ _trace = functools.cache(trace)
 
 
 class Call(NamedTuple):
-    """What calls with the same layouts share: the kernel, the numbers it gets before the arrays, what results are like."""
+    """What calls with the same layouts share: the kernel, the sizes and strides it gets, what results are like."""
 
     kernel: Kernel
     turns: int
@@ -164,7 +168,7 @@ def prepare(
 
 
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
-    """Return how many neighbours a thread may compute: all arrays move densely along the last dimension, or stand still."""
+    """Return how many neighbours a thread may compute: several, if all arrays lie densely there, or stand still."""
     lanes = ACCESS_BYTES // max(layout[2].itemsize for layout in layouts)
     for own, (_, _, dtype) in zip(strides, layouts, strict=True):
         if own[-1] not in (0, dtype.itemsize):

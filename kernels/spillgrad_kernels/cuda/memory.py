@@ -1,7 +1,7 @@
 """Device memory: a caching allocator, since the driver's own takes a millisecond and waits for all work.
 
-What is freed is kept and handed out again, split where it is much too large, and joined with free neighbours. All work
-runs in order on one stream, so that memory may be handed out again while what was there is still being read.
+What is freed is kept and handed out again, split where it is much too large, and joined with free neighbours. All
+work runs in order on one stream, so that memory may be handed out again while what was there is still being read.
 """
 
 import bisect
@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# As in PyTorch's allocator, whose figures have proved themselves: sizes are multiples of the first; small requests share
-# segments of 2 MiB, larger ones of 20, and the largest have one of their own, in whole MiB.
+# As in PyTorch's allocator, whose figures have proved themselves: sizes are multiples of the first; small requests
+# share segments of 2 MiB, larger ones of 20, and the largest have one of their own, in whole pairs of MiB.
 ROUND_BYTES = 512
 SMALL_BYTES = 1 << 20
 _SMALL_SEGMENT_BYTES = 2 << 20

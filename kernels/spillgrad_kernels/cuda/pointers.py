@@ -1,8 +1,7 @@
 """Device memory by its address: `loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)`.
 
 Several lanes lie beside each other and move in one access of up to 16 bytes, which the address must be a multiple of.
-What kernels compute with has its own type: float16 and bfloat16, which are loaded as float32, and bool, which is a byte.
-Nothing checks an address.
+float16 and bfloat16 are numbers of float32 in a kernel, and a bool is a byte in memory. Nothing checks an address.
 """
 
 import ctypes
@@ -24,7 +23,8 @@ _DTYPES: dict[str, Any] = {
 }  # fmt: skip
 # What kernels compute with, by the name of what is in memory.
 kernel_types = {
-    name: types.boolean if name == "bool" else types.float32 if name in HALF else getattr(types, name) for name in _DTYPES
+    name: types.boolean if name == "bool" else types.float32 if name in HALF else getattr(types, name)
+    for name in _DTYPES
 }
 
 
@@ -36,7 +36,7 @@ if SIMULATED:
 
     def _memory(dtype: np.dtype[Any], lanes: int, address: int) -> np.ndarray:
         words = (ctypes.c_byte * (lanes * dtype.itemsize)).from_address(int(address))
-        return np.frombuffer(words, np.uint8).view(dtype)
+        return np.ndarray((lanes,), dtype, memoryview(words))
 
     def _loader(dtype: np.dtype[Any], lanes: int) -> Callable[..., Any]:
         def load(address: int) -> Any:

@@ -92,7 +92,7 @@ if not SIMULATED:
         device(_function)
 
     def _implementation(name: str, of_floats: Callable[..., Any] | None, of_integers: Any, *kinds: Any) -> Any:
-        """Return what computes a function for arguments of these types; integers, if not by a way of their own, in float64."""
+        """Return what computes a function of these types; of integers in float64 where there is no other way."""
         if of_integers is not None and all(isinstance(kind, types.Integer | types.Boolean) for kind in kinds):
             return of_integers
         if of_floats is not None:
