@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise
+from spillgrad_kernels.cuda import elementwise, reductions
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 
@@ -42,3 +42,13 @@ def test_neighbours_move_in_one_access_of_16_bytes(dtype, access):
     code = elementwise.prepare(ROWS["add"].forward, "add", (kind,), (layout, row), (), True).kernel.ptx((8, 0))
     accesses = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code))
     assert {a.split(".")[0] for a in accesses} == {access.split(".")[0]}, accesses
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "bool"])
+@pytest.mark.parametrize("name", reductions.RULES)
+def test_every_fold_compiles_for_every_generation(name, dtype):
+    kind = np.dtype(dtype)
+    result = reductions._result_dtype(name, kind)
+    for kernel in (reductions.kernel(name, name, kind, result), reductions.kernel(name, None, kind, np.dtype("f8"))):
+        for major, minor in CAPABILITIES:
+            assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))

@@ -201,3 +201,14 @@ def compute(
         is_aligned,
     )  # fmt: skip
     return call.run(operands, outs)
+
+
+def contiguous(a: DeviceArray) -> DeviceArray:
+    """Return the array, or a copy of it without gaps."""
+    if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
+        return a
+    return compute(_same, "copy", [a], (a.dtype,))[0]
+
+
+def _same(self: Any) -> Any:
+    return self

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from spillgrad_kernels import reductions, special_math
 from spillgrad_kernels import scalar_math as functions
-from spillgrad_kernels import special_math
 from spillgrad_kernels.cuda.compile import SIMULATED, device
 
 # What libdevice computes, by its name there; those of float32 have an "f" more.
@@ -132,3 +132,12 @@ if not SIMULATED:
     @overload(functions.where, strict=False)
     def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
         return lambda condition, chosen, otherwise: chosen if condition else otherwise
+
+    # NaN where either is NaN.
+    @overload(reductions.maximum, strict=False)
+    def _maximum(x: Any, y: Any) -> Any:
+        return lambda x, y: x if x > y or x != x else y
+
+    @overload(reductions.minimum, strict=False)
+    def _minimum(x: Any, y: Any) -> Any:
+        return lambda x, y: x if x < y or x != x else y
