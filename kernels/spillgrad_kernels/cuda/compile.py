@@ -1,4 +1,4 @@
-"""What CUDA kernels are written with: `device` functions, and `Kernel`, a function of numbers alone.
+"""What CUDA kernels are written with: `cuda`, `device` functions, and `Kernel`, a function of numbers alone.
 
 A kernel's parameters are integers and floats; memory is passed by its address (see `pointers.py`), so that one machine
 code serves every layout and a launch packs nothing but words. Kernels compile to PTX on machines without a GPU, and run
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba import cuda as numba_cuda
 from numba.cuda import config, types
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
@@ -24,12 +24,23 @@ Capability = tuple[int, int]  # of a device to compute: major, minor
 _target = threading.local()
 
 if SIMULATED:
+    from numba.cuda.simulator import kernel as _simulator
+
+    class _RunningKernel:
+        """What `cuda.` means in kernels, and in functions of whatever module that they call."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_simulator._get_kernel_context(), name)
+
+    cuda: Any = _RunningKernel()
 
     def device(function: Callable[..., Any]) -> Callable[..., Any]:
         """Let kernels call `function`, which stays a Python function."""
         return function
 
 else:
+    cuda = numba_cuda
+
     from numba.cuda import dispatcher
     from numba.cuda.compiler import compile_cuda, kernel_fixup
     from numba.cuda.extending import register_jitable
@@ -97,7 +108,7 @@ class Kernel:
 
     @functools.cached_property
     def _dispatcher(self) -> Any:
-        return cuda.jit(_without_warnings(self.function) if SIMULATED else self.function)
+        return numba_cuda.jit(_without_warnings(self.function) if SIMULATED else self.function)
 
 
 def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
@@ -119,4 +130,4 @@ def blocks_for(turns: int, threads: int) -> int:
 @functools.cache
 def _most_blocks() -> int:
     # Each multiprocessor holds 2,048 threads: eight blocks of 256; twice as many even out their ends.
-    return 2 if SIMULATED else 16 * int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    return 2 if SIMULATED else 16 * int(numba_cuda.get_current_device().MULTIPROCESSOR_COUNT)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives formulas' functions their meaning here)
 from spillgrad_kernels.cuda.array import DeviceArray, empty
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, device
+from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, Shape, dense, plan

@@ -12,11 +12,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import DeviceArray, empty
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, device
+from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
 from spillgrad_kernels.elementwise import ROWS
@@ -28,7 +27,7 @@ _PART_ELEMENTS = 1 << 16
 _THREAD_ELEMENTS = 4
 
 # The rule that folds the results of parts.
-_OF_PARTS = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+_OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 
 @device
