@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, reductions
+from spillgrad_kernels.cuda import elementwise, matmul, reductions
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
+from spillgrad_kernels.walk import dense
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 
@@ -52,3 +53,23 @@ def test_every_fold_compiles_for_every_generation(name, dtype):
     for kernel in (reductions.kernel(name, name, kind, result), reductions.kernel(name, None, kind, np.dtype("f8"))):
         for major, minor in CAPABILITIES:
             assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype, lanes", [("float32", "v4.f32"), ("float64", "v2.f64"), ("float16", None)])
+def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned):
+    kind = np.dtype(dtype)
+    plain = dense((1024, 1024), kind)
+    other = dense((1024, 1024), kind, (1, 0)) if turned else plain
+    kernel = matmul.prepare(plain, other, plain, (), None, "", (True, True, True)).kernel
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert not re.search(r"\b(ld|st)\.local", code)
+        assert {access for access in re.findall(r"ld\.shared\.(\S+)", code)} == {
+            "v2.f64" if dtype == "float64" else "v4.f32"
+        }
+        if lanes:
+            assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
+    tile = matmul._TILES["float64" if dtype == "float64" else "float32"]
+    assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns

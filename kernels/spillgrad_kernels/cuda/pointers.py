@@ -1,4 +1,5 @@
-"""Device memory by its address: `loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)`.
+"""Device memory by its address: `loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)`; and the
+shared memory of a block by that of `shared_address(array)`, with `shared_loaders` and `shared_storers`.
 
 Several lanes lie beside each other and move in one access of up to 16 bytes, which the address must be a multiple of.
 float16 and bfloat16 are numbers of float32 in a kernel, and a bool is a byte in memory. Nothing checks an address.
@@ -15,6 +16,7 @@ from numba.cuda import types
 from spillgrad_kernels.cuda.compile import SIMULATED
 
 ACCESS_BYTES = 16
+_GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
 
 HALF = frozenset({"float16", "bfloat16"})
 _DTYPES: dict[str, Any] = {
@@ -38,7 +40,7 @@ if SIMULATED:
         words = (ctypes.c_byte * (lanes * dtype.itemsize)).from_address(int(address))
         return np.ndarray((lanes,), dtype, memoryview(words))
 
-    def _loader(dtype: np.dtype[Any], lanes: int) -> Callable[..., Any]:
+    def _loader(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., Any]:
         def load(address: int) -> Any:
             values = _memory(dtype, lanes, address)
             values = values.astype(np.float32) if dtype.name in HALF else values
@@ -50,7 +52,11 @@ if SIMULATED:
         """Return the whole part of a quotient of numbers that are not negative."""
         return number // divisor
 
-    def _storer(dtype: np.dtype[Any], lanes: int) -> Callable[..., None]:
+    def shared_address(array: np.ndarray) -> int:
+        """Return the address of the first element of an array in shared memory."""
+        return int(array.ctypes.data)
+
+    def _storer(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., None]:
         def store(address: int, *values: Any) -> None:
             _memory(dtype, lanes, address)[:] = values
 
@@ -60,7 +66,6 @@ else:
     from llvmlite import ir
     from numba.cuda.extending import intrinsic
 
-    _GLOBAL = 1  # the address space
     _INT16, _INT32, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
     def _in_memory(dtype: np.dtype[Any]) -> Any:
@@ -100,17 +105,25 @@ else:
 
         return types.int64(types.int64, types.int64), codegen
 
-    def _pointer(builder: Any, kind: Any, address: Any) -> Any:
-        return builder.inttoptr(address, kind.as_pointer(_GLOBAL))
+    @intrinsic
+    def shared_address(typing_context: Any, array: Any) -> Any:
+        """Return the address of the first element of an array in shared memory."""
 
-    def _loader(dtype: np.dtype[Any], lanes: int) -> Callable[..., Any]:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(array)(context, builder, arguments[0]).data
+            here = builder.addrspacecast(data, data.type.pointee.as_pointer(_SHARED))
+            return builder.ptrtoint(here, ir.IntType(64))
+
+        return types.int64(array), codegen
+
+    def _loader(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., Any]:
         element, value = _in_memory(dtype), kernel_types[dtype.name]
         kind = ir.VectorType(element, lanes) if lanes > 1 else element
         result = types.UniTuple(value, lanes) if lanes > 1 else value
 
         def load(typing_context: Any, address: Any) -> Any:
             def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                loaded = builder.load(_pointer(builder, kind, arguments[0]))
+                loaded = builder.load(builder.inttoptr(arguments[0], kind.as_pointer(space)))
                 loaded.align = lanes * dtype.itemsize
                 if lanes == 1:
                     return _widened(builder, dtype, loaded)
@@ -121,7 +134,7 @@ else:
 
         return intrinsic(load)  # type: ignore[no-any-return]
 
-    def _storer(dtype: np.dtype[Any], lanes: int) -> Callable[..., None]:
+    def _storer(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., None]:
         element, value = _in_memory(dtype), kernel_types[dtype.name]
         kind = ir.VectorType(element, lanes) if lanes > 1 else element
 
@@ -131,7 +144,8 @@ else:
                 stored = parts[0] if lanes == 1 else kind(ir.Undefined)
                 for i, part in enumerate(parts if lanes > 1 else ()):
                     stored = builder.insert_element(stored, part, _INT32(i))
-                builder.store(stored, _pointer(builder, kind, arguments[0])).align = lanes * dtype.itemsize
+                place = builder.inttoptr(arguments[0], kind.as_pointer(space))
+                builder.store(stored, place).align = lanes * dtype.itemsize
                 return context.get_dummy_value()
 
             return types.void(types.int64, *[value] * lanes), codegen
@@ -146,5 +160,7 @@ else:
 
 _KINDS = [(np.dtype(kind), lanes) for kind in _DTYPES.values() for lanes in _lanes_of(np.dtype(kind).itemsize)]
 # By the name of a dtype and the number of lanes.
-loaders = {(dtype.name, lanes): _loader(dtype, lanes) for dtype, lanes in _KINDS}
-storers = {(dtype.name, lanes): _storer(dtype, lanes) for dtype, lanes in _KINDS}
+loaders = {(dtype.name, lanes): _loader(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
+storers = {(dtype.name, lanes): _storer(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
+shared_loaders = {(dtype.name, lanes): _loader(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}
+shared_storers = {(dtype.name, lanes): _storer(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}
