@@ -5,8 +5,8 @@ shared memory, they fetch the next step's parts of A and B into registers, and p
 part of the tile is in registers, as rows and columns of as many neighbours as one access moves, which lie apart so that
 the threads of a warp read shared memory without conflicts.
 
-Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008, "Benchmarking
-GPUs to tune dense linear algebra".
+Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
+"Benchmarking GPUs to tune dense linear algebra".
 """
 
 import functools
@@ -69,9 +69,9 @@ class Operand(NamedTuple):
 class Variant(NamedTuple):
     """What a kernel's code depends on, beside the formula.
 
-    `batch` is the number of the batch's dimensions. An `addend` is added to the product; `other` is what a formula takes
-    beside it; `kept` says that the product itself is stored too. Whole lanes of these and of the result are moved where
-    all of them allow it.
+    `batch` is the number of the batch's dimensions. An `addend` is added to the product; `other` is what a formula
+    takes beside it; `kept` says that the product itself is stored too. Of these and of the result `lanes` neighbours
+    move at a time.
     """
 
     a: Operand
@@ -96,11 +96,11 @@ class Variant(NamedTuple):
 
     @property
     def parameters(self) -> list[str]:
-        """What the kernel takes, all int64; strides are bytes: `_row` down a column of the array, `_column` along a row."""
+        """What the kernel takes, all int64; strides are bytes: `_row` leads to the next row, `_column` along one."""
+        steps = (*[f"batch{d}" for d in range(self.batch)], "row", "column")
         return [
             "m", "n", "k", "tiles_down", "tiles_across", *[f"size{d}" for d in range(1, self.batch)],
-            *[f"{name}_{step}" for name in self.arrays for step in (*[f"batch{d}" for d in range(self.batch)], "row", "column")],
-            *self.arrays,
+            *[f"{name}_{step}" for name in self.arrays for step in steps], *self.arrays,
         ]  # fmt: skip
 
 
@@ -129,7 +129,8 @@ def _fetched(side: str, operand: Operand, tile: Tile, across: int, width: int) -
             continue
         for v, name in enumerate(names):
             inside = f"at < {size} and deep + {v} < k" if operand.along else f"at + {v} < {size} and deep < k"
-            yield f"{name} = load_{side}({address} + {v} * {step_along if operand.along else step_across}) if {inside} else zero"
+            step = step_along if operand.along else step_across
+            yield f"{name} = load_{side}({address} + {v} * {step}) if {inside} else zero"
 
 
 def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
@@ -224,7 +225,8 @@ def _source(variant: Variant, tile: Tile, body: Trace | None) -> str:
             values = [f"c{i}_{j + v}" for v in range(variant.lanes)]
             lines += [f"    {line}" for line in _finished(variant, thread_column(j), values, body is not None)]
     header = [] if body is None else [
-        f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines), f"    return {body.results[0]}",
+        f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines),
+        f"    return {body.results[0]}",
     ]  # fmt: skip
     return "\n".join([*header, f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)])
 
