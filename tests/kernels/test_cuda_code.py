@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, matmul, reductions
+from spillgrad_kernels.cuda import attention, elementwise, matmul, reductions
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from spillgrad_kernels.walk import dense
@@ -73,3 +73,15 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
             assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
     tile = matmul._TILES["float64" if dtype == "float64" else "float32"]
     assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
+
+
+@pytest.mark.parametrize("mask", [attention.NO_MASK, attention.CHOICE, attention.BIAS])
+@pytest.mark.parametrize("dtype, width", [("float32", 64), ("float32", 128), ("float64", 64)])
+@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
+def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
+    kernel = getattr(attention, name)(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert not re.search(r"\b(ld|st)\.local", code)
+        assert "ld.shared.v" in code
