@@ -29,6 +29,7 @@ bench: $(VENV)/installed-torch  ## time kernels, training and the spill store be
 
 test: $(VENV)/installed-dev  ## run the tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS)
 
 # Uncompiled arithmetic warns where compiled arithmetic quietly gives NaN or infinity.
 test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and report which lines ran

@@ -560,7 +560,7 @@ def attention_forward(
             float(scale),
             bool(causal),
             mask_kind,
-            *_dropout_operands(dropout, q.dtype),
+            *dropout_operands(dropout, q.dtype),
         )
     return out, lse
 
@@ -582,14 +582,7 @@ def attention_backward(
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
     q, k, v = _checked(q, k, v)
-    wanted = (*q.shape[:-1], v.shape[-1])
-    if grad_out.shape != wanted or out.shape != wanted or lse.shape != wanted[:-1]:
-        raise ValueError(
-            f"attention: got grad_out {grad_out.shape}, out {out.shape}, lse {lse.shape}; "
-            f"wanted {wanted}, {wanted}, {wanted[:-1]}; pass what attention_forward returned for these q, k and v"
-        )
-    if not grad_out.dtype == out.dtype == lse.dtype == q.dtype:
-        raise TypeError(f"attention: got {grad_out.dtype}, {out.dtype}, {lse.dtype}; wanted {q.dtype} as of q; convert")
+    check_results(q, v, grad_out, out, lse)
     queries, keys, width, value_width = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     dk, dv = _empty_in_order_of(k, width), _empty_in_order_of(v, value_width)
     if not grad_out.size or not keys:
@@ -616,7 +609,7 @@ def attention_backward(
         float(scale),
         bool(causal),
         mask_kind,
-        *_dropout_operands(dropout, q.dtype),
+        *dropout_operands(dropout, q.dtype),
         np.array([part.ctypes.data - dq_parts[0].ctypes.data for part in dq_parts], np.int64),
     )
     dq = dq_parts[0]
@@ -626,6 +619,12 @@ def attention_backward(
 
 
 def _checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    check_operands(q, k, v)
+    return aligned(q), aligned(k), aligned(v)
+
+
+def check_operands(q: Any, k: Any, v: Any) -> None:
+    """Raise ValueError for shapes and TypeError for dtypes that `attention_forward` does not take."""
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if q.ndim < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         raise ValueError(f"attention: got {shapes}; wanted the same dimensions before positions and features; expand")
@@ -633,7 +632,18 @@ def _checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, n
         raise ValueError(f"attention: got {shapes}; wanted (..., T, D), (..., S, D), (..., S, E) with D at least 1")
     if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"attention: got {q.dtype}, {k.dtype}, {v.dtype}; wanted all float32 or all float64; convert")
-    return aligned(q), aligned(k), aligned(v)
+
+
+def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
+    """Raise ValueError or TypeError where `attention_backward` gets what is not of these queries and values."""
+    wanted = (*q.shape[:-1], v.shape[-1])
+    if grad_out.shape != wanted or out.shape != wanted or lse.shape != wanted[:-1]:
+        raise ValueError(
+            f"attention: got grad_out {grad_out.shape}, out {out.shape}, lse {lse.shape}; "
+            f"wanted {wanted}, {wanted}, {wanted[:-1]}; pass what attention_forward returned for these q, k and v"
+        )
+    if not grad_out.dtype == out.dtype == lse.dtype == q.dtype:
+        raise TypeError(f"attention: got {grad_out.dtype}, {out.dtype}, {lse.dtype}; wanted {q.dtype} as of q; convert")
 
 
 def _checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[np.ndarray, int]:
@@ -654,7 +664,7 @@ def _checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[
         raise ValueError(f"attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}") from None
 
 
-def _dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:
+def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:
     """Return whether weights are dropped, the least random word that keeps one, its factor, seed and counter."""
     if dropout is None:
         return False, np.uint32(0), dtype.type(1), np.uint64(0), np.uint64(0)

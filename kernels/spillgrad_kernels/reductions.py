@@ -32,7 +32,7 @@ _BLOCK_COLUMNS = 1024
 RUN = 1024
 # Elements looked through together for a value.
 _SCAN = 256
-_NOT_FOUND = np.int64(np.iinfo(np.int64).max)
+NOT_FOUND = np.int64(np.iinfo(np.int64).max)
 
 
 def maximum(x: Any, y: Any) -> Any:
@@ -193,24 +193,24 @@ def _row_prod(row: Any) -> Any:
 
 @jit
 def _first_position(row: Any, extreme: Any) -> Any:
-    """Return where a row holds `extreme` or NaN first, _NOT_FOUND if nowhere."""
+    """Return where a row holds `extreme` or NaN first, NOT_FOUND if nowhere."""
     for begin in range(0, row.size, _SCAN):
         part = row[begin : begin + _SCAN]
-        found = _NOT_FOUND
+        found = NOT_FOUND
         for j in range(part.size):
-            position = where((part[j] == extreme) | (part[j] != part[j]), np.int64(j), _NOT_FOUND)
+            position = where((part[j] == extreme) | (part[j] != part[j]), np.int64(j), NOT_FOUND)
             found = position if position < found else found
-        if found != _NOT_FOUND:
+        if found != NOT_FOUND:
             return begin + found
-    return _NOT_FOUND
+    return NOT_FOUND
 
 
 def _position_in_row(row: Any, extreme: Any, first: int) -> Any:
     found = _first_position(row, extreme)
-    return found if found == _NOT_FOUND else first + found
+    return found if found == NOT_FOUND else first + found
 
 
-class _Rule(NamedTuple):
+class Rule(NamedTuple):
     """What a fold does.
 
     `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result; `combine`
@@ -233,41 +233,41 @@ class _Rule(NamedTuple):
         return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
 
 
-_RULES = {
-    "sum": _Rule(
+RULES = {
+    "sum": Rule(
         lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x,
         lambda _: np.float64(0.0), np.add, REASSOCIATE,
     ),
-    "mean": _Rule(
+    "mean": Rule(
         lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x,
         lambda _: np.float64(0.0), np.add, REASSOCIATE, finish=lambda total, n: total / n, empty=np.nan,
     ),
-    "prod": _Rule(
+    "prod": Rule(
         lambda row, _, j: _row_prod(row), lambda x, _, j: x, lambda y, x: y * x,
         lambda _: np.float64(1.0), np.multiply, REASSOCIATE,
     ),
-    "max": _Rule(
+    "max": Rule(
         lambda row, _, j: row_max(row), lambda x, _, j: x, lambda y, x: maximum(y, x),
         lambda kind: kind(-np.inf), np.maximum,
     ),
-    "min": _Rule(
+    "min": Rule(
         lambda row, _, j: row_min(row), lambda x, _, j: x, lambda y, x: minimum(y, x),
         lambda kind: kind(np.inf), np.minimum,
     ),
-    "squares": _Rule(
+    "squares": Rule(
         lambda row, centre, j: row_squares(row, centre), lambda x, centre, j: (x - centre) * (x - centre),
         lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
     ),
-    "exponentials": _Rule(
+    "exponentials": Rule(
         lambda row, shift, j: row_exponentials(row, shift), lambda x, shift, j: exp(x - shift),
         lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
     ),
-    "position": _Rule(
-        _position_in_row, lambda x, extreme, j: where((x == extreme) | (x != x), j, _NOT_FOUND),
-        lambda y, j: y if y < j else j, lambda _: _NOT_FOUND, np.minimum, shifted=True,
+    "position": Rule(
+        _position_in_row, lambda x, extreme, j: where((x == extreme) | (x != x), j, NOT_FOUND),
+        lambda y, j: y if y < j else j, lambda _: NOT_FOUND, np.minimum, shifted=True,
     ),
 }  # fmt: skip
-for _function in {f for rule in _RULES.values() for f in (rule.row, rule.term, rule.combine, rule.finish)}:
+for _function in {f for rule in RULES.values() for f in (rule.row, rule.term, rule.combine, rule.finish)}:
     register_jitable(_function)
 
 
@@ -277,7 +277,7 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
 
     It gets the address of `Fold.words`, and the ids of the array, of the shifts if the rule has any, and of the result.
     """
-    rule = _RULES[name]
+    rule = RULES[name]
     fold_row, term, combine, finish = rule.row, rule.term, rule.combine, rule.finish
     identity = rule.identity(dtype.type)
     accumulated = type(identity)
@@ -326,7 +326,7 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
     return kernel
 
 
-class _Order(NamedTuple):
+class Order(NamedTuple):
     """How to look at an array such that reducing some axes means folding the middle one of (outer, n, inner)."""
 
     permutation: tuple[int, ...] | None
@@ -335,7 +335,8 @@ class _Order(NamedTuple):
     inner: int
 
 
-def _order(shape: tuple[int, ...], axes: tuple[int, ...]) -> _Order:
+def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
+    """Return how to look at an array such that reducing some axes means folding the middle one."""
     axes = tuple(sorted(axes))
     permutation = None
     if axes and axes[-1] - axes[0] != len(axes) - 1:
@@ -344,7 +345,7 @@ def _order(shape: tuple[int, ...], axes: tuple[int, ...]) -> _Order:
         shape = tuple(shape[axis] for axis in permutation)
         axes = tuple(range(len(kept), len(shape)))
     first, last = (axes[0], axes[-1] + 1) if axes else (len(shape), len(shape))
-    return _Order(permutation, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:]))
+    return Order(permutation, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:]))
 
 
 def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
@@ -354,7 +355,8 @@ def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
     return aligned(a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
 
 
-def _reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """Return the shape of what a reduction over some axes gives."""
     sizes = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes]
     return tuple(sizes)
 
@@ -365,12 +367,12 @@ class Fold(NamedTuple):
     `moved` says that elements must first be brought into the order of (outer, n, inner).
     """
 
-    rule: _Rule
+    rule: Rule
     kernel: Kernel
     units: int
     grain: int
     words: int  # the address of what the kernel reads: outer, n, inner, blocks, length of a block
-    order: _Order
+    order: Order
     blocks: int
     moved: bool
     shape: tuple[int, ...]
@@ -406,8 +408,8 @@ class Fold(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -> Fold:
     """Return how to fold `axes` of arrays of a layout by the rule `name`."""
-    (shape, strides, dtype), rule = operand, _RULES[name]
-    order = _order(shape, axes)
+    (shape, strides, dtype), rule = operand, RULES[name]
+    order = fold_order(shape, axes)
     columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
     length = builtins.max(1, _BLOCK_ELEMENTS // columns)
     blocks = -(-order.n // length)
@@ -419,7 +421,7 @@ def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -
     moved = order.permutation is not None or any(gaps)
     return Fold(
         rule, _kernel(name, dtype), units, grain, words.ctypes.data, order, blocks, moved,
-        _reduced_shape(shape, axes, keepdims), rule.result_type(dtype), words,
+        reduced_shape(shape, axes, keepdims), rule.result_type(dtype), words,
     )  # fmt: skip
 
 
@@ -451,7 +453,7 @@ def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
 
     Raises ValueError for the maximum of no elements.
     """
-    _require_elements("max", a, axes)
+    require_elements("max", a.shape, axes)
     return _reduce("max", axes, keepdims, a)
 
 
@@ -460,7 +462,7 @@ def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
 
     Raises ValueError for the minimum of no elements.
     """
-    _require_elements("min", a, axes)
+    require_elements("min", a.shape, axes)
     return _reduce("min", axes, keepdims, a)
 
 
@@ -469,7 +471,7 @@ def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
 
     Raises ValueError for the maximum of no elements.
     """
-    _require_elements("argmax", a, (axis,))
+    require_elements("argmax", a.shape, (axis,))
     return _reduce("position", (axis,), keepdims, a, max(a, (axis,)))
 
 
@@ -478,7 +480,7 @@ def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
 
     Raises ValueError for the minimum of no elements.
     """
-    _require_elements("argmin", a, (axis,))
+    require_elements("argmin", a.shape, (axis,))
     return _reduce("position", (axis,), keepdims, a, min(a, (axis,)))
 
 
@@ -496,7 +498,7 @@ def var(
 
 def norm(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the square root of the sum of squares over `axes`."""
-    centre = np.zeros(_reduced_shape(a.shape, axes, keepdims), a.dtype)
+    centre = np.zeros(reduced_shape(a.shape, axes, keepdims), a.dtype)
     result = _reduce("squares", axes, keepdims, a, centre)
     np.sqrt(result, out=result)
     return result
@@ -545,7 +547,7 @@ def _cumsum_columns(start: int, stop: int, a: Any, out: Any, n: int, inner: int)
 def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
     """Return the running sums along `axis`."""
     out = memory.empty(a.shape, a.dtype)
-    permutation, outer, n, inner = _order(a.shape, (axis,))
+    permutation, outer, n, inner = fold_order(a.shape, (axis,))
     if out.size == 0:
         return out
     flat = _flat(a, permutation)
@@ -567,7 +569,8 @@ def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
     return out
 
 
-def _require_elements(who: str, a: np.ndarray, axes: tuple[int, ...]) -> None:
+def require_elements(who: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """Raise ValueError where a reduction has no elements, and no value for that."""
     for axis in axes:
-        if a.shape[axis] == 0:
-            raise ValueError(f"{who}: got shape {a.shape}, dimension {axis} is empty; {who} needs an element")
+        if shape[axis] == 0:
+            raise ValueError(f"{who}: got shape {shape}, dimension {axis} is empty; {who} needs an element")

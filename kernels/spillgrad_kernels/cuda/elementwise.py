@@ -1,0 +1,213 @@
+"""Elementwise loops for a device: one builder for dense, strided, broadcast and scalar operands, and several results.
+
+The operands' common shape is walked in the order in which most arrays are dense; dimensions that all arrays pass
+through evenly become one. A thread computes as many neighbours as fit one access of 16 bytes where all arrays allow it,
+and goes on a whole grid further.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives formulas' functions their meaning here)
+from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, kernel_types, loaders, quotient, storers
+from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
+from spillgrad_kernels.walk import Layout, Shape, dense, plan
+
+Operand = DeviceArray | np.generic  # a number is passed by its value
+
+
+class Loop(NamedTuple):
+    """What a kernel's code depends on, beside the formula: the arrays' dtypes, and how they move.
+
+    A thread computes `lanes` neighbours along the last of `dims` dimensions. The pattern has a letter per operand:
+    along that dimension "v" moves, densely where there are several lanes; "s" stands still; "n" is a number.
+    """
+
+    pattern: str
+    dtypes: tuple[str, ...]
+    dims: int
+    lanes: int
+
+    @property
+    def arrays(self) -> list[int]:
+        """The positions of operands and results that are no numbers."""
+        return [i for i in range(len(self.dtypes)) if i >= len(self.pattern) or self.pattern[i] != "n"]
+
+    @property
+    def parameters(self) -> list[str]:
+        """What it takes: turns, sizes of all dimensions but the outermost, strides in bytes, arrays and numbers."""
+        return [
+            "count", *[f"n{d}" for d in range(1, self.dims)],
+            *[f"s{i}_{d}" for i in self.arrays for d in range(self.dims)], *[f"a{i}" for i in range(len(self.dtypes))],
+        ]  # fmt: skip
+
+
+def _source(body: Trace, loop: Loop) -> str:
+    """Return the Python code of the kernel that computes `body`, and of the body itself, a function."""
+    operands = range(len(loop.pattern))
+    results = range(len(loop.pattern), len(loop.dtypes))
+    inner = range(loop.dims - 1, 0, -1)
+    lanes = range(loop.lanes)
+
+    def held(i: int, lane: int) -> str:
+        """The name of an array's value in a lane; of an operand that does not move there is one."""
+        return (
+            f"a{i}"
+            if loop.pattern[i:] and loop.pattern[i] == "n"
+            else f"x{i}_{lane if loop.pattern[i : i + 1] != 's' else 0}"
+        )
+
+    def all_of(i: int) -> str:
+        return ", ".join(dict.fromkeys(held(i, lane) for lane in lanes))
+
+    lines = [
+        f"def formula({', '.join(body.inputs)}):",
+        *(f"    {line}" for line in body.lines),
+        f"    return {', '.join(body.results)}",
+        f"def kernel({', '.join(loop.parameters)}):",
+        "    turn = cuda.grid(1)",
+        "    while turn < count:",
+        "        i0 = turn",
+        *(f"        i{d}, i0 = i0 - quotient(i0, n{d}) * n{d}, quotient(i0, n{d})" for d in inner),
+        *(f"        p{i} = a{i} + {' + '.join(f'i{d} * s{i}_{d}' for d in range(loop.dims))}" for i in loop.arrays),
+        *(f"        {all_of(i)} = load{i}(p{i})" for i in operands if loop.pattern[i] != "n"),
+        *(
+            f"        {', '.join(held(i, lane) for i in results)} = "
+            f"formula({', '.join(held(i, lane) for i in operands)})"
+            for lane in lanes
+        ),
+        *(f"        store{i}(p{i}, {all_of(i)})" for i in results),
+        "        turn += cuda.gridsize(1)",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+@functools.lru_cache(maxsize=1024)
+def build(body: Trace, name: str, loop: Loop) -> Kernel:
+    """Return the kernel that computes `body` in a loop."""
+    namespace: dict[str, Any] = {
+        **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **body.constants,
+        "cuda": cuda, "quotient": quotient,
+    }  # fmt: skip
+    for i in loop.arrays:
+        still = loop.pattern[i : i + 1] == "s"
+        chosen = loaders if i < len(loop.pattern) else storers
+        namespace[f"{'load' if chosen is loaders else 'store'}{i}"] = chosen[loop.dtypes[i], 1 if still else loop.lanes]
+    exec(compile(_source(body, loop), f"<{name}>", "exec"), namespace)
+    namespace["formula"] = device(namespace["formula"])
+    numbers = {f"a{i}": kernel_types[dtype] for i, dtype in enumerate(loop.dtypes) if i not in loop.arrays}
+    kernel = namespace["kernel"]
+    kernel.__name__ = name.replace(".", "_")
+    return Kernel(kernel, [numbers.get(parameter, types.int64) for parameter in loop.parameters])
+
+
+_trace = functools.cache(trace)
+
+
+class Call(NamedTuple):
+    """What calls with the same layouts share: the kernel, the sizes and strides it gets, what results are like."""
+
+    kernel: Kernel
+    turns: int
+    words: tuple[int, ...]
+    shape: Shape
+    dtypes: tuple[np.dtype[Any], ...]
+
+    def run(self, operands: Sequence[Operand], outs: Sequence[DeviceArray] = ()) -> tuple[DeviceArray, ...]:
+        """Compute into fresh memory or into `outs`."""
+        results = tuple(outs) or tuple([empty(self.shape, dtype) for dtype in self.dtypes])
+        if self.turns:
+            given = [x.address if isinstance(x, DeviceArray) else x for x in (*operands, *results)]
+            self.kernel.launch(blocks_for(self.turns, self.kernel.threads), self.turns, *self.words, *given)
+        return results
+
+
+@functools.lru_cache(maxsize=4096)
+def prepare(
+    formula: Formula | Trace, name: str, dtypes: tuple[Any, ...], operands: tuple[Layout | np.dtype[Any], ...],
+    outs: tuple[Layout, ...] = (), is_aligned: bool = False,
+) -> Call:  # fmt: skip
+    """Return what computes a formula, or a trace with several results, over operands of these layouts.
+
+    A number has a dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of 16 bytes. Raises
+    ValueError when shapes do not broadcast together, or to those of `outs`.
+    """
+    layouts = [operand if isinstance(operand, tuple) else ((), (), operand) for operand in operands]
+    shape = np.broadcast_shapes(*[layout[0] for layout in layouts])
+    for out in outs:
+        if out[0] != shape:
+            raise ValueError(f"{name}: got out of shape {out[0]}; the result has shape {shape}")
+    kinds = tuple([np.dtype(dtype) for dtype in dtypes])
+    all_layouts = [*layouts, *(outs or [dense(shape, kind) for kind in kinds])]
+    loops = plan(shape, all_layouts).loops
+    sizes, strides = [int(n) for n in loops[0]], loops[2:].tolist()
+    while len(sizes) > 1 and sizes[0] == 1:
+        sizes, strides = sizes[1:], [own[1:] for own in strides]
+    lanes = _lanes(sizes, strides, all_layouts) if is_aligned else 1
+    sizes[-1] //= lanes
+    strides = [[*own[:-1], own[-1] * lanes] for own in strides]
+    pattern = "".join(
+        "n" if not isinstance(operand, tuple) else "s" if own[-1] == 0 else "v"
+        for operand, own in zip(operands, strides, strict=False)
+    )
+    loop = Loop(pattern, tuple([layout[2].name for layout in all_layouts]), len(sizes), lanes)
+    if not isinstance(formula, Trace):
+        number = next((layout[2] for layout in layouts if layout[2].name in CONVERSIONS), all_layouts[-1][2])
+        formula = _trace(formula, CONVERSIONS.get(number.name, number.type))
+    kernel = build(formula, name, loop)
+    turns = int(np.prod(sizes, dtype=np.int64))
+    words = (*sizes[1:], *[stride for i in loop.arrays for stride in strides[i]])
+    return Call(kernel, turns, words, shape, kinds)
+
+
+def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
+    """Return how many neighbours a thread may compute: several, if all arrays lie densely there, or stand still."""
+    lanes = ACCESS_BYTES // max(layout[2].itemsize for layout in layouts)
+    for own, (_, _, dtype) in zip(strides, layouts, strict=True):
+        if own[-1] not in (0, dtype.itemsize):
+            return 1
+        while own[-1] and any(stride % (lanes * dtype.itemsize) for stride in own[:-1]):
+            lanes //= 2
+    while sizes[-1] % lanes:
+        lanes //= 2
+    return lanes
+
+
+def _layout(operand: Operand) -> Layout | np.dtype[Any]:
+    if isinstance(operand, DeviceArray):
+        return operand.shape, operand.strides, operand.dtype
+    return operand.dtype
+
+
+def compute(
+    formula: Formula | Trace, name: str, operands: Sequence[Operand], dtypes: tuple[Any, ...],
+    outs: Sequence[DeviceArray] = (),
+) -> tuple[DeviceArray, ...]:  # fmt: skip
+    """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
+
+    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. One of `outs` may
+    be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
+    """
+    is_aligned = not any(x.address % ACCESS_BYTES for x in (*operands, *outs) if isinstance(x, DeviceArray))
+    call = prepare(
+        formula, name, dtypes, tuple(map(_layout, operands)), tuple([(x.shape, x.strides, x.dtype) for x in outs]),
+        is_aligned,
+    )  # fmt: skip
+    return call.run(operands, outs)
+
+
+def contiguous(a: DeviceArray) -> DeviceArray:
+    """Return the array, or a copy of it without gaps."""
+    if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
+        return a
+    return compute(_same, "copy", [a], (a.dtype,))[0]
+
+
+def _same(self: Any) -> Any:
+    return self

@@ -1,0 +1,166 @@
+"""Device memory by its address: `loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)`; and the
+shared memory of a block by that of `shared_address(array)`, with `shared_loaders` and `shared_storers`.
+
+Several lanes lie beside each other and move in one access of up to 16 bytes, which the address must be a multiple of.
+float16 and bfloat16 are numbers of float32 in a kernel, and a bool is a byte in memory. Nothing checks an address.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.compile import SIMULATED
+
+ACCESS_BYTES = 16
+_GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
+
+HALF = frozenset({"float16", "bfloat16"})
+_DTYPES: dict[str, Any] = {
+    "bool": np.bool_, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+    **{kind.__name__: kind for kind in (np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8)},
+}  # fmt: skip
+# What kernels compute with, by the name of what is in memory.
+kernel_types = {
+    name: types.boolean if name == "bool" else types.float32 if name in HALF else getattr(types, name)
+    for name in _DTYPES
+}
+
+
+def _lanes_of(itemsize: int) -> list[int]:
+    return [2**k for k in range(5) if 2**k * itemsize <= ACCESS_BYTES]
+
+
+if SIMULATED:
+
+    def _memory(dtype: np.dtype[Any], lanes: int, address: int) -> np.ndarray:
+        words = (ctypes.c_byte * (lanes * dtype.itemsize)).from_address(int(address))
+        return np.ndarray((lanes,), dtype, memoryview(words))
+
+    def _loader(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., Any]:
+        def load(address: int) -> Any:
+            values = _memory(dtype, lanes, address)
+            values = values.astype(np.float32) if dtype.name in HALF else values
+            return values[0] if lanes == 1 else tuple(values)
+
+        return load
+
+    def quotient(number: int, divisor: int) -> int:
+        """Return the whole part of a quotient of numbers that are not negative."""
+        return number // divisor
+
+    def shared_address(array: np.ndarray) -> int:
+        """Return the address of the first element of an array in shared memory."""
+        return int(array.ctypes.data)
+
+    def _storer(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., None]:
+        def store(address: int, *values: Any) -> None:
+            _memory(dtype, lanes, address)[:] = values
+
+        return store
+
+else:
+    from llvmlite import ir
+    from numba.cuda.extending import intrinsic
+
+    _INT16, _INT32, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+    def _in_memory(dtype: np.dtype[Any]) -> Any:
+        if dtype.name == "float64":
+            return ir.DoubleType()
+        return _FLOAT if dtype.name == "float32" else ir.IntType(8 * dtype.itemsize)
+
+    def _widened(builder: Any, dtype: np.dtype[Any], value: Any) -> Any:
+        if dtype.name == "bool":
+            return builder.icmp_unsigned("!=", value, value.type(0))
+        if dtype.name == "bfloat16":
+            return builder.bitcast(builder.shl(builder.zext(value, _INT32), _INT32(16)), _FLOAT)
+        if dtype.name == "float16":
+            return builder.fpext(builder.bitcast(value, ir.HalfType()), _FLOAT)
+        return value
+
+    def _narrowed(builder: Any, dtype: np.dtype[Any], value: Any) -> Any:
+        if dtype.name == "bool":
+            return builder.zext(value, ir.IntType(8))
+        if dtype.name == "bfloat16":  # to the nearest, ties to even; a NaN stays one
+            word = builder.bitcast(value, _INT32)
+            odd = builder.and_(builder.lshr(word, _INT32(16)), _INT32(1))
+            nearest = builder.add(builder.add(word, _INT32(0x7FFF)), odd)
+            is_nan = builder.fcmp_unordered("uno", value, value)
+            word = builder.select(is_nan, builder.or_(word, _INT32(1 << 22)), nearest)
+            return builder.trunc(builder.lshr(word, _INT32(16)), _INT16)
+        if dtype.name == "float16":
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
+        return value
+
+    @intrinsic
+    def quotient(typing_context: Any, number: Any, divisor: Any) -> Any:
+        """Return the whole part of a quotient of numbers that are not negative."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.udiv(*arguments)
+
+        return types.int64(types.int64, types.int64), codegen
+
+    @intrinsic
+    def shared_address(typing_context: Any, array: Any) -> Any:
+        """Return the address of the first element of an array in shared memory."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(array)(context, builder, arguments[0]).data
+            here = builder.addrspacecast(data, data.type.pointee.as_pointer(_SHARED))
+            return builder.ptrtoint(here, ir.IntType(64))
+
+        return types.int64(array), codegen
+
+    def _loader(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., Any]:
+        element, value = _in_memory(dtype), kernel_types[dtype.name]
+        kind = ir.VectorType(element, lanes) if lanes > 1 else element
+        result = types.UniTuple(value, lanes) if lanes > 1 else value
+
+        def load(typing_context: Any, address: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                loaded = builder.load(builder.inttoptr(arguments[0], kind.as_pointer(space)))
+                loaded.align = lanes * dtype.itemsize
+                if lanes == 1:
+                    return _widened(builder, dtype, loaded)
+                parts = [builder.extract_element(loaded, _INT32(i)) for i in range(lanes)]
+                return context.make_tuple(builder, result, [_widened(builder, dtype, part) for part in parts])
+
+            return result(types.int64), codegen
+
+        return intrinsic(load)  # type: ignore[no-any-return]
+
+    def _storer(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., None]:
+        element, value = _in_memory(dtype), kernel_types[dtype.name]
+        kind = ir.VectorType(element, lanes) if lanes > 1 else element
+
+        def store(typing_context: Any, address: Any, *values: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                parts = [_narrowed(builder, dtype, part) for part in arguments[1:]]
+                stored = parts[0] if lanes == 1 else kind(ir.Undefined)
+                for i, part in enumerate(parts if lanes > 1 else ()):
+                    stored = builder.insert_element(stored, part, _INT32(i))
+                place = builder.inttoptr(arguments[0], kind.as_pointer(space))
+                builder.store(stored, place).align = lanes * dtype.itemsize
+                return context.get_dummy_value()
+
+            return types.void(types.int64, *[value] * lanes), codegen
+
+        # Numba looks at how many arguments an intrinsic takes.
+        names = ", ".join(f"v{i}" for i in range(lanes))
+        source = f"def store_{dtype.name}_x{lanes}(context, address, {names}): return store(context, address, {names})"
+        namespace: dict[str, Any] = {"store": store}
+        exec(source, namespace)
+        return intrinsic(namespace[f"store_{dtype.name}_x{lanes}"])  # type: ignore[no-any-return]
+
+
+_KINDS = [(np.dtype(kind), lanes) for kind in _DTYPES.values() for lanes in _lanes_of(np.dtype(kind).itemsize)]
+# By the name of a dtype and the number of lanes.
+loaders = {(dtype.name, lanes): _loader(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
+storers = {(dtype.name, lanes): _storer(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
+shared_loaders = {(dtype.name, lanes): _loader(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}
+shared_storers = {(dtype.name, lanes): _storer(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}

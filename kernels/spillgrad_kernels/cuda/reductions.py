@@ -1,0 +1,225 @@
+"""Reductions over any axes of arrays on a device, by the rules of `spillgrad_kernels.reductions`.
+
+Every reduction is brought to (outer, n, inner) and folded over n. A block of threads makes several results, each with
+several threads: neighbouring threads go along n where that is dense in memory, and from one result to the next where it
+is not. Long folds are cut into parts of a fixed length, whose results are folded in turn: sums do not depend on the
+device. Sums and products accumulate in float64, of integers in int64.
+"""
+
+import builtins
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.elementwise import compute, contiguous
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.reductions import RULES, fold_order, reduced_shape, require_elements
+from spillgrad_kernels.walk import Shape
+
+# Elements that one part folds; and that a thread does at least, so that what threads share is little beside.
+_PART_ELEMENTS = 1 << 16
+_THREAD_ELEMENTS = 4
+
+# The rule that folds the results of parts.
+_OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+
+
+@device
+def _unfinished(folded: Any, n: Any) -> Any:
+    return folded
+
+
+for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine, rule.finish)}:
+    device(_function)
+
+
+def _identity(name: str, dtype: np.dtype[Any]) -> Any:
+    """Return what a fold of elements of a dtype begins from, in the dtype it accumulates in."""
+    value = RULES[name].identity(np.float64 if dtype == np.float64 else np.float32)
+    if dtype.kind not in "iub" or isinstance(value, np.integer):
+        return value
+    if np.isfinite(value):
+        return np.int64(value)
+    limits = np.iinfo(np.uint8 if dtype == np.bool_ else dtype)
+    return limits.dtype.type(limits.min if value < 0 else limits.max)
+
+
+@functools.cache
+def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
+    """Return the kernel that folds elements of one dtype by a rule, and finishes results by another, or not."""
+    rule = RULES[name]
+    term, combine = rule.term, rule.combine
+    finish = _unfinished if finished_as is None else RULES[finished_as].finish
+    identity = _identity(name, dtype)
+    accumulated = getattr(types, type(identity).__name__)
+    load, store = loaders[dtype.name, 1], storers[result.name, 1]
+    size, result_size, threads = dtype.itemsize, result.itemsize, THREADS
+
+    def fold(
+        units: int, n: int, inner: int, parts: int, length: int, count: int, width: int, beside: int, apart: int,
+        a: int, shift: int, out: int,
+    ) -> None:  # fmt: skip
+        # The `width` threads of one result lie `beside` steps from each other, those of the next result `apart`.
+        shared = cuda.shared.array(threads, accumulated)
+        thread = cuda.threadIdx.x
+        columns = quotient(threads, width)
+        lane = quotient(thread, beside) % width
+        column = quotient(thread, apart) % columns
+        groups = quotient(units + columns - 1, columns) * parts
+        group = cuda.blockIdx.x
+        while group < groups:
+            part = group % parts
+            unit = quotient(group, parts) * columns + column
+            folded = identity
+            if unit < units:
+                o = quotient(unit, inner)
+                base = a + (o * n * inner + unit - o * inner) * size
+                own_shift = load(shift + unit * size)
+                last = (part + 1) * length if (part + 1) * length < n else n
+                j = part * length + lane
+                while j < last:
+                    folded = combine(folded, term(load(base + j * inner * size), own_shift, j))
+                    j += width
+            shared[thread] = folded
+            cuda.syncthreads()
+            half = width >> 1
+            while half > 0:
+                if lane < half:
+                    shared[thread] = combine(shared[thread], shared[thread + half * beside])
+                cuda.syncthreads()
+                half >>= 1
+            if lane == 0 and unit < units:
+                store(out + (unit * parts + part) * result_size, finish(shared[thread], count))
+            cuda.syncthreads()
+            group += cuda.gridDim.x
+
+    fold.__name__ = f"{name}_{dtype.name}"
+    return Kernel(fold, [types.int64] * 12, threads)
+
+
+class _Fold(NamedTuple):
+    """How (outer, n, inner) is folded: in so many parts of a length, each by `width` threads."""
+
+    outer: int
+    n: int
+    inner: int
+
+    @property
+    def units(self) -> int:
+        return self.outer * self.inner
+
+    @property
+    def parts(self) -> int:
+        return builtins.max(1, -(-self.n // _PART_ELEMENTS))
+
+    @property
+    def width(self) -> int:
+        """A power of two."""
+        wanted = builtins.max(1, builtins.min(self.n, _PART_ELEMENTS) // _THREAD_ELEMENTS)
+        if self.inner > 1:  # neighbouring threads make neighbouring results, as far as there are any
+            wanted = builtins.min(wanted, THREADS // builtins.min(self.inner, THREADS))
+        return int(builtins.min(THREADS, 1 << (wanted.bit_length() - 1)))
+
+    def run(
+        self, name: str, finished_as: str | None, count: int, a: DeviceArray, shift: DeviceArray | None,
+        out: DeviceArray,
+    ) -> None:  # fmt: skip
+        columns = THREADS // self.width
+        beside, apart = (1, self.width) if self.inner == 1 else (columns, 1)
+        groups = -(-self.units // columns) * self.parts
+        kernel(name, finished_as, a.dtype, out.dtype).launch(
+            blocks_for(groups * THREADS, THREADS), self.units, self.n, self.inner, self.parts, _PART_ELEMENTS, count,
+            self.width, beside, apart, a.address, a.address if shift is None else shift.address, out.address,
+        )  # fmt: skip
+
+
+def _result_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if name == "position" or (name in ("sum", "prod") and dtype.kind in "iub"):
+        return np.dtype(np.int64)
+    return dtype
+
+
+def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: DeviceArray | None = None) -> DeviceArray:
+    """Fold `axes` of an array; a shifted fold has a second operand, with one value per result in the result's order."""
+    order = fold_order(a.shape, axes)
+    out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
+    fold = _Fold(order.outer, order.n, order.inner)
+    if not fold.units:
+        return out
+    if order.permutation is not None:
+        a = a.transpose(*order.permutation)
+    a, shift = contiguous(a), None if shift is None else contiguous(shift)
+    count, rule = fold.n, name
+    while fold.parts > 1:
+        partials = empty((fold.units, fold.parts), np.dtype(type(_identity(rule, a.dtype))))
+        fold.run(rule, None, count, a, shift, partials)
+        fold, rule, a, shift = _Fold(fold.units, fold.parts, 1), _OF_PARTS[RULES[rule].ufunc], partials, None
+    fold.run(rule, name, count, a, shift, out)
+    return out
+
+
+def sum(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return the sum over `axes`, of integers in int64; 0 over no elements."""
+    return _reduce("sum", axes, keepdims, a)
+
+
+def mean(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return the average over `axes`; NaN over no elements."""
+    return _reduce("mean", axes, keepdims, a)
+
+
+def prod(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return the product over `axes`, of integers in int64; 1 over no elements."""
+    return _reduce("prod", axes, keepdims, a)
+
+
+def max(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return the largest element over `axes`, NaN where there is one.
+
+    Raises ValueError for the maximum of no elements.
+    """
+    require_elements("max", a.shape, axes)
+    return _reduce("max", axes, keepdims, a)
+
+
+def min(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return the smallest element over `axes`, NaN where there is one.
+
+    Raises ValueError for the minimum of no elements.
+    """
+    require_elements("min", a.shape, axes)
+    return _reduce("min", axes, keepdims, a)
+
+
+def argmax(a: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray:
+    """Return the position of the first largest element along `axis`, of the first NaN where there is one; int64.
+
+    Raises ValueError for the maximum of no elements.
+    """
+    require_elements("argmax", a.shape, (axis,))
+    return _reduce("position", (axis,), keepdims, a, max(a, (axis,)))
+
+
+def argmin(a: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray:
+    """Return the position of the first smallest element along `axis`, of the first NaN where there is one; int64.
+
+    Raises ValueError for the minimum of no elements.
+    """
+    require_elements("argmin", a.shape, (axis,))
+    return _reduce("position", (axis,), keepdims, a, min(a, (axis,)))
+
+
+def var(a: DeviceArray, axes: Shape, correction: float = 1, keepdims: bool = False) -> tuple[DeviceArray, DeviceArray]:
+    """Return (variance, mean) over `axes`; squared deviations are divided by max(0, n - `correction`)."""
+    freedom = math.prod(a.shape[axis] for axis in axes) - correction
+    centre = mean(a, axes, keepdims)
+    squares = _reduce("squares", axes, keepdims, a, centre)
+    divisor = np.dtype(np.float32 if a.dtype.name in HALF else a.dtype).type(freedom if freedom > 0 else 0)
+    compute(ROWS["div"].forward, "div", [squares, divisor], (a.dtype,), (squares,))
+    return squares, centre

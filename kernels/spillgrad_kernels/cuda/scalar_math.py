@@ -1,0 +1,143 @@
+"""What the functions of `spillgrad_kernels.scalar_math` are inside kernels for a device: mostly NVIDIA's libdevice.
+
+Its functions are within a few ulp (CUDA C++ Programming Guide, "Mathematical Functions"). In the simulator they are the
+Python functions that they are everywhere. Importing this is all there is to do.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad_kernels import reductions, special_math
+from spillgrad_kernels import scalar_math as functions
+from spillgrad_kernels.cuda.compile import SIMULATED, device
+
+# What libdevice computes, by its name there; those of float32 have an "f" more.
+_LIBRARY = {
+    **{name: name for name in (
+        "exp", "log", "tanh", "erf", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
+        "acosh", "atanh", "erfc", "erfinv", "lgamma", "expm1", "log1p", "log2", "log10", "floor", "ceil", "trunc",
+        "atan2", "fmod", "pow",
+    )},
+    "round": "rint", "normal_cdf": "normcdf", "normal_exp": "exp",
+}  # fmt: skip
+
+
+def _sigmoid(x: Any) -> Any:
+    e = functions.exp(-abs(x))
+    return functions.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _logaddexp(x: Any, y: Any) -> Any:
+    larger, distance = functions.where(x > y, x, y), abs(x - y)
+    # Equal infinities have no distance; a NaN in either is in the larger or in the distance.
+    return functions.where(x == y, x + math.log(2), larger + functions.log1p(functions.exp(-distance)))
+
+
+def _remainder(x: Any, divisor: Any) -> Any:
+    left = functions.fmod(x, divisor)
+    if left == 0:
+        return math.copysign(left, divisor)
+    return left + divisor if (left < 0) != (divisor < 0) else left
+
+
+def _floor_divide(x: Any, divisor: Any) -> Any:
+    quotient = x / divisor
+    if divisor == 0 or quotient != quotient:
+        return quotient
+    left = functions.fmod(x, divisor)
+    exact = (x - left) / divisor
+    if left != 0 and (left < 0) != (divisor < 0):
+        exact -= 1
+    if exact == 0:
+        return math.copysign(exact, quotient)
+    below = functions.floor(exact)
+    return below + 1 if exact - below > 0.5 else below
+
+
+def _integer_remainder(x: Any, divisor: Any) -> Any:
+    return x % divisor if divisor != 0 else divisor
+
+
+def _integer_floor_divide(x: Any, divisor: Any) -> Any:
+    return x // divisor if divisor != 0 else divisor
+
+
+def _integer_fmod(x: Any, divisor: Any) -> Any:
+    left = _integer_remainder(x, divisor)
+    return left - divisor if left != 0 and (x < 0) != (divisor < 0) else left
+
+
+def _integer_pow(x: Any, exponent: Any) -> Any:
+    """Return x to an integer power, modulo the range of x; a fraction is cut off, as in PyTorch."""
+    if exponent < 0:
+        odd = exponent & 1
+        return x if x == 1 or (x == -1 and odd) else x * x * (x == -1)
+    power = x * 0 + 1
+    while exponent > 0:
+        if exponent & 1:
+            power *= x
+        x *= x
+        exponent >>= 1
+    return power
+
+
+if not SIMULATED:
+    from numba.cuda import libdevice, types
+    from numba.cuda.extending import overload
+
+    for _function in (
+        _integer_remainder, special_math._positive_digamma, special_math.digamma, special_math._positive_zeta,
+    ):  # fmt: skip
+        device(_function)
+
+    def _implementation(name: str, of_floats: Callable[..., Any] | None, of_integers: Any, *kinds: Any) -> Any:
+        """Return what computes a function of these types; of integers in float64 where there is no other way."""
+        if of_integers is not None and all(isinstance(kind, types.Integer | types.Boolean) for kind in kinds):
+            return of_integers
+        if of_floats is not None:
+            return of_floats
+        return getattr(libdevice, f"{_LIBRARY[name]}f" if set(kinds) == {types.float32} else _LIBRARY[name])
+
+    def _compiled_as(name: str, of_floats: Callable[..., Any] | None = None, of_integers: Any = None) -> None:
+        for implementation in (of_floats, of_integers):
+            if implementation is not None:
+                device(implementation)
+        function = getattr(functions, name)
+
+        def of_one(x: Any) -> Any:
+            chosen = _implementation(name, of_floats, of_integers, x)
+            return lambda x: chosen(x)
+
+        def of_two(x: Any, y: Any) -> Any:
+            chosen = _implementation(name, of_floats, of_integers, x, y)
+            return lambda x, y: chosen(x, y)
+
+        overload(function, strict=False)(of_two if function.__code__.co_argcount == 2 else of_one)
+
+    def _integer_itself(x: Any) -> Any:
+        return x
+
+    _OF_FLOATS = {
+        "sigmoid": _sigmoid, "logaddexp": _logaddexp, "remainder": _remainder, "floor_divide": _floor_divide,
+        "digamma": special_math.digamma, "polygamma": special_math.polygamma,
+    }  # fmt: skip
+    _OF_INTEGERS = {
+        "remainder": _integer_remainder, "floor_divide": _integer_floor_divide, "fmod": _integer_fmod,
+        "pow": _integer_pow, **dict.fromkeys(("floor", "ceil", "round", "trunc"), _integer_itself),
+    }  # fmt: skip
+    for _name in {**_LIBRARY, **_OF_FLOATS}:
+        _compiled_as(_name, _OF_FLOATS.get(_name), _OF_INTEGERS.get(_name))
+
+    @overload(functions.where, strict=False)
+    def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
+        return lambda condition, chosen, otherwise: chosen if condition else otherwise
+
+    # NaN where either is NaN.
+    @overload(reductions.maximum, strict=False)
+    def _maximum(x: Any, y: Any) -> Any:
+        return lambda x, y: x if x > y or x != x else y
+
+    @overload(reductions.minimum, strict=False)
+    def _minimum(x: Any, y: Any) -> Any:
+        return lambda x, y: x if x < y or x != x else y

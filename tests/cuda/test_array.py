@@ -1,0 +1,53 @@
+"""Arrays on a device: copies to it and back, and NumPy's views."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels.cuda import driver
+from spillgrad_kernels.cuda.array import empty, to_device
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (4, 5)])
+def test_what_goes_to_the_device_comes_back(shape, dtype):
+    array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    made = to_device(array)
+    assert (made.shape, made.dtype, made.ndim, made.size, made.nbytes) == (
+        array.shape, array.dtype, array.ndim, array.size, array.nbytes,
+    )  # fmt: skip
+    assert np.array_equal(made.to_host(), array)
+
+
+def test_views_lie_as_numpy_s():
+    host = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    array = to_device(host)
+    for view in (
+        lambda a: a.T, lambda a: a[1], lambda a: a[:, ::-2], lambda a: a[..., 1:4], lambda a: a[None, 2, 3, 4],
+        lambda a: a.transpose(1, 0, 2), lambda a: a.reshape(12, 5), lambda a: a[:, :1].broadcast_to((3, 4, 5))
+        if not isinstance(a, np.ndarray) else np.broadcast_to(a[:, :1], (3, 4, 5)),
+    ):  # fmt: skip
+        assert view(array).strides == view(host).strides
+        assert np.array_equal(view(array).to_host(), view(host))
+
+
+def test_a_view_that_takes_a_copy_is_refused():
+    array = to_device(np.zeros((3, 4), np.float32))
+    with pytest.raises(ValueError, match="copy"):
+        array.T.reshape(12)
+    with pytest.raises(TypeError, match="wanted numbers, slices, None"):
+        array[[0, 1]]
+
+
+def test_memory_lives_as_long_as_the_last_view():
+    gc.collect()
+    before = driver.allocator().stats().live_bytes
+    array = empty((1000,), np.float32)
+    view = array[10:20]
+    del array
+    gc.collect()
+    assert driver.allocator().stats().live_bytes == before + 4096
+    del view
+    gc.collect()
+    assert driver.allocator().stats().live_bytes == before

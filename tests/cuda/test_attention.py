@@ -1,0 +1,109 @@
+"""Attention on a device, against the CPU's kernels in float64."""
+
+import numpy as np
+import pytest
+
+from spillgrad_kernels import attention as on_the_host
+from spillgrad_kernels.attention import Dropout
+from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.attention import attention_backward, attention_forward
+
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
+
+
+def operands(rng, batch, queries, keys, width, value_width, dtype):
+    shapes = (
+        (*batch, queries, width),
+        (*batch, keys, width),
+        (*batch, keys, value_width),
+        (*batch, queries, value_width),
+    )
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def check(q, k, v, g, causal=False, mask=None, dropout=None, lying=lambda array: array):
+    """Compare both passes; `lying` gives device arrays another layout."""
+    exact = [array.astype(np.float64) for array in (q, k, v, g)]
+    exact_mask = mask if mask is None or mask.dtype == bool else mask.astype(np.float64)
+    scale = q.shape[-1] ** -0.5
+    out, lse = on_the_host.attention_forward(*exact[:3], scale, causal, exact_mask, dropout)
+    wanted = [
+        out,
+        lse,
+        *on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
+    ]
+    x, y, z, gradient = (lying(to_device(array)) for array in (q, k, v, g))
+    on_device = None if mask is None else to_device(mask)
+    result, normalizers = attention_forward(x, y, z, scale, causal, on_device, dropout)
+    found = [
+        result,
+        normalizers,
+        *attention_backward(gradient, x, y, z, result, normalizers, scale, causal, on_device, dropout),
+    ]
+    tolerance = TOLERANCE[q.dtype.type]
+    for name, each, exactly in zip(("out", "lse", "dq", "dk", "dv"), found, wanted, strict=True):
+        np.testing.assert_allclose(each.to_host(), exactly, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("batch, queries, keys, width, value_width", [
+    ((), 1, 1, 1, 1), ((2,), 5, 5, 3, 3), ((1, 2), 9, 9, 4, 4), ((2,), 3, 7, 5, 2), ((), 7, 3, 9, 17),
+    ((1,), 6, 6, 16, 8),
+])  # fmt: skip
+def test_attention_agrees_with_the_host(batch, queries, keys, width, value_width, causal, dtype):
+    rng = np.random.default_rng(0)
+    check(*operands(rng, batch, queries, keys, width, value_width, dtype), causal)
+
+
+def test_batches_of_three_dimensions_are_walked():
+    rng = np.random.default_rng(1)
+    check(*operands(rng, (2, 1, 2), 3, 4, 4, 4, np.float32), mask=rng.random((2, 1, 1, 3, 4)) < 0.7)
+
+
+def test_heads_may_lie_between_positions_and_features():
+    rng = np.random.default_rng(2)
+    q, k, v, g = (rng.standard_normal((2, 6, 3, 4)).astype(np.float32) for _ in range(4))
+    turned = [array.transpose(0, 2, 1, 3) for array in (q, k, v, g)]
+
+    def lying(array):  # what came contiguous goes back to (batch, positions, heads, features), and is looked at turned
+        return to_device(np.ascontiguousarray(array.to_host().transpose(0, 2, 1, 3))).transpose(0, 2, 1, 3)
+
+    check(*turned, lying=lying)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 6), (5, 6), (1, 6), (2, 1, 1, 6)])
+@pytest.mark.parametrize("kind", ["choice", "bias"])
+def test_a_mask_hides_keys_or_is_added(kind, shape):
+    rng = np.random.default_rng(3)
+    mask = rng.random(shape) < 0.6 if kind == "choice" else rng.standard_normal(shape).astype(np.float32)
+    check(*operands(rng, (2, 3), 5, 6, 4, 4, np.float32), mask=mask)
+
+
+def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient():
+    rng = np.random.default_rng(4)
+    mask = np.ones((4, 5), bool)
+    mask[2] = False
+    check(*operands(rng, (2,), 4, 5, 4, 4, np.float32), mask=mask)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_draws_what_the_host_draws(causal):
+    rng = np.random.default_rng(5)
+    check(*operands(rng, (2, 2), 5, 7, 4, 4, np.float32), causal, dropout=Dropout(0.4, -123456789, 77))
+
+
+def test_no_keys_give_zeros():
+    rng = np.random.default_rng(6)
+    check(*operands(rng, (2,), 3, 0, 4, 4, np.float32))
+    check(*operands(rng, (2,), 0, 3, 4, 4, np.float32))
+
+
+def test_what_does_not_fit_is_refused():
+    q, k = (to_device(np.zeros(shape, np.float32)) for shape in ((2, 3, 4), (2, 5, 6)))
+    with pytest.raises(ValueError, match=r"attention: got q \(2, 3, 4\)"):
+        attention_forward(q, k, k, 1.0, False)
+    with pytest.raises(ValueError, match=r"got a mask of \(7,\)"):
+        attention_forward(q, q, q, 1.0, False, to_device(np.zeros(7, bool)))
+    with pytest.raises(TypeError, match="got a mask of int64"):
+        attention_forward(q, q, q, 1.0, False, to_device(np.zeros(3, np.int64)))

@@ -1,0 +1,87 @@
+"""The code of CUDA kernels, made without a GPU."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spillgrad_kernels.cuda import attention, elementwise, matmul, reductions
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.formula import parameters
+from spillgrad_kernels.walk import dense
+
+CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
+
+
+def layouts_of(formula, dtype):
+    kinds = [np.dtype(bool) if name == "condition" else np.dtype(dtype) for name in parameters(formula)]
+    return tuple([((1000,), (kind.itemsize,), kind) for kind in kinds])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_compiles_for_every_generation(name, dtype):
+    row = ROWS[name]
+    for key, formula in {"": row.forward, **row.derivatives}.items():
+        result = np.dtype(bool if row.result == "bool" and not key else dtype)
+        kernel = elementwise.prepare(formula, f"{name}{key}", (result,), layouts_of(formula, dtype)).kernel
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert ".entry kernel(" in code
+
+
+@pytest.mark.parametrize("dtype, access", [
+    (np.float32, "v4.f32"), (np.float64, "v2.f64"), (np.float16, "v4.b32"), (ml_dtypes.bfloat16, "v4.b32"),
+    (np.int64, "v2.u64"),
+])  # fmt: skip
+def test_neighbours_move_in_one_access_of_16_bytes(dtype, access):
+    kind = np.dtype(dtype)
+    layout = ((64, 1024), (1024 * kind.itemsize, kind.itemsize), kind)
+    row = ((1024,), (kind.itemsize,), kind)
+    code = elementwise.prepare(ROWS["add"].forward, "add", (kind,), (layout, row), (), True).kernel.ptx((8, 0))
+    accesses = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code))
+    assert {a.split(".")[0] for a in accesses} == {access.split(".")[0]}, accesses
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "bool"])
+@pytest.mark.parametrize("name", reductions.RULES)
+def test_every_fold_compiles_for_every_generation(name, dtype):
+    kind = np.dtype(dtype)
+    result = reductions._result_dtype(name, kind)
+    for kernel in (reductions.kernel(name, name, kind, result), reductions.kernel(name, None, kind, np.dtype("f8"))):
+        for major, minor in CAPABILITIES:
+            assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype, lanes", [("float32", "v4.f32"), ("float64", "v2.f64"), ("float16", None)])
+def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned):
+    kind = np.dtype(dtype)
+    plain = dense((1024, 1024), kind)
+    other = dense((1024, 1024), kind, (1, 0)) if turned else plain
+    kernel = matmul.prepare(plain, other, plain, (), None, "", (True, True, True)).kernel
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert not re.search(r"\b(ld|st)\.local", code)
+        assert {access for access in re.findall(r"ld\.shared\.(\S+)", code)} == {
+            "v2.f64" if dtype == "float64" else "v4.f32"
+        }
+        if lanes:
+            assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
+    tile = matmul._TILES["float64" if dtype == "float64" else "float32"]
+    assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
+
+
+@pytest.mark.parametrize("mask", [attention.NO_MASK, attention.CHOICE, attention.BIAS])
+@pytest.mark.parametrize("dtype, width", [("float32", 64), ("float32", 128), ("float64", 64)])
+@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
+def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
+    kernel = getattr(attention, name)(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert not re.search(r"\b(ld|st)\.local", code)
+        assert "ld.shared.v" in code
