@@ -124,7 +124,7 @@ def test_parameters_of_another_dtype_are_taken():
 def test_parameter_gradients_over_many_parts_are_folded_in_turn(monkeypatch):
     monkeypatch.setattr(on_device, "_PARTIAL_ROWS", 2)
     monkeypatch.setattr(on_device, "_MAX_PARTIALS", 5)
-    for rows in (3, 4, 21):
+    for rows in (3, 4, 11):  # of 11 rows, the last part is empty
         for n in (1, 5, 8):
             a, grad = draw((rows, n)), draw((rows, n), seed=1)
             _, mean, rstd = on_cpu.layer_norm(a, n, None, None, 1e-2)

@@ -77,14 +77,14 @@ class RowLoop:
         return [*(f"{name}_out" for name in self.stored), *(["element_out"] if self.element else [])]
 
 
-# The threads of a row lie 1 << beside from each other; those of the next row, 1 << apart.
+# A row has `width` threads, its members, 1 << beside from each other; those of the next row lie 1 << apart from them.
 _KERNEL = """
 def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {parameters}):
     {shared}
     n = number(extent)
     at_once = quotient({threads}, width)
     thread = cuda.threadIdx.x
-    lane = (thread >> beside) & (width - 1)
+    member = (thread >> beside) & (width - 1)
     groups = quotient(rows + at_once - 1, at_once) * parts
     group = cuda.blockIdx.x
     while group < groups:
@@ -100,7 +100,7 @@ def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {param
         {numbers}
         {fold}
         {finish}
-        if exists and lane == 0:
+        if exists and member == 0:
             pass
             {store_numbers}
         {write}
@@ -114,14 +114,14 @@ _FOLD = """
 cuda.syncthreads()
 half = width >> 1
 while half > 0:
-    if lane < half:
+    if member < half:
         neighbour = thread + (half << beside)
         {from_neighbour}
         {join}
         {share}
     cuda.syncthreads()
     half >>= 1
-first = thread - (lane << beside)
+first = thread - (member << beside)
 {from_first}
 cuda.syncthreads()
 """
@@ -138,6 +138,10 @@ def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
             indentation = line[: len(line) - len(line.lstrip())]
             lines += [indentation + each for each in part]
     return lines
+
+
+# From the calls of a formula and the positions that they are for, the code of what becomes of them.
+_Used = Callable[[list[str], list[str]], list[str]]
 
 
 class _Writer:
@@ -193,19 +197,18 @@ class _Writer:
         record.results = tuple(map(record.name_of, result if isinstance(result, tuple) else (result,)))
         self.namespace[name] = device_function(record)
 
-    def _pass(self, name: str, formula: Formula, used: Callable[[list[str], list[str]], list[str]]) -> list[str]:
-        """Return a pass over a thread's elements: `used` says what becomes of the formula's calls at some positions."""
+    def _pass(self, name: str, formula: Formula, used: _Used) -> list[str]:
+        """Return a pass over a thread's elements, and let the kernel call the formula by a name."""
         self._function(name, formula)
         one = [f"j + {lane}" for lane in range(self.lanes)] if self.lanes > 1 else ["j"]
-        lines = [f"j = part * part_extent + lane * {self.lanes}"]
+        lines = [f"j = part * part_extent + member * {self.lanes}"]
         if self.lanes == 1:  # no access waits for the one before
             several = ["j", *(f"j + width * {i}" for i in range(1, _THREAD_ACCESSES))]
             lines += [f"while {several[-1]} < last:", *self._turn(name, formula, several, used)]
         return [*lines, "while j < last:", *self._turn(name, formula, one, used)]
 
-    def _turn(
-        self, name: str, formula: Formula, positions: list[str], used: Callable[[list[str], list[str]], list[str]]
-    ) -> list[str]:
+    def _turn(self, name: str, formula: Formula, positions: list[str], used: _Used) -> list[str]:
+        """Return the body of a pass: what loads the elements at some positions, calls the formula and uses it."""
         moving = [each for each in parameters(formula) if self._moves(each)]
         lines, calls = [], []
         for each in moving:
@@ -225,7 +228,7 @@ class _Writer:
         lines = []
         for name in self.loop.numbers:
             value = self._loaded(name, f"at_{name} + row * {self._size(name)}")
-            lines.append(f"{name} = {f'int64({value})' if self.dtypes[name].kind in 'iu' else value}")
+            lines.append(f"{name} = int64({value})" if self.dtypes[name].kind in "iu" else f"{name} = {value}")
         for name, (source, position) in self.loop.picked.items():
             value = self._loaded(source, self._place(source, position)) if self._moves(source) else source
             lines += [f"{name} = undefined", f"if 0 <= {position} < extent:", f"    {name} = {value}"]
