@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cuda import rows
-from spillgrad_kernels.cuda.array import DeviceArray, to_device
+from spillgrad_kernels.cuda.array import DeviceArray, empty, to_device
+from spillgrad_kernels.cuda.compile import SIMULATED
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.scalar_math import where
 
@@ -71,17 +72,48 @@ def test_formulas_take_what_they_name_and_nothing_beside_the_rows_is_touched(lay
         result.assert_left_alone()
 
 
+@pytest.fixture
+def _fresh_kernels():
+    """Kernels made in the test are of the test alone."""
+    caches = (rows._prepare, rows.kernel)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.skipif(not SIMULATED, reason="a device's reads cannot be watched")
+@pytest.mark.usefixtures("_fresh_kernels")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_beside_the_arrays_is_read(layout, monkeypatch):
+    given = [to_device(np.ones(layout.units * layout.n)), to_device(np.ones(layout.n))]
+    given.append(to_device(np.arange(layout.units) - 1))
+
+    def watched(load, nbytes):
+        def checked(address):
+            assert any(array.address <= address <= array.address + array.nbytes - nbytes for array in given)
+            return load(address)
+
+        return checked
+
+    for (name, lanes), load in rows.loaders.items():
+        monkeypatch.setitem(rows.loaders, (name, lanes), watched(load, lanes * 8))
+    results = [empty((layout.units,), np.float64) for _ in range(4)] + [empty(given[0].shape, np.float64)]
+    run(EVERYTHING, layout, [*given, np.float64(1)], results)
+
+
+@pytest.mark.usefixtures("_fresh_kernels")
 def test_results_are_the_same_bits_whatever_the_number_of_blocks(monkeypatch):
     rng = np.random.default_rng(1)
     a, place = to_device(rng.random((20, 33), np.float32)), to_device(rng.integers(0, 33, 20))
     found = []
     for blocks in (1, 2, 7):
         monkeypatch.setattr(rows, "blocks_for", lambda turns, threads, blocks=blocks: blocks)
-        rows._prepare.cache_clear()
+        rows._prepare.cache_clear()  # which knows the number of blocks
         results = [to_device(np.zeros(shape, np.float32)) for shape in [(20,)] * 4 + [(20, 33)]]
         run(EVERYTHING, Rows(20, 33), [a, None, place, np.float32(2)], results)
         found.append([result.to_host() for result in results])
-    rows._prepare.cache_clear()
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             np.testing.assert_array_equal(one, other)
