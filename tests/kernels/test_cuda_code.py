@@ -6,12 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import attention, elementwise, matmul, reductions
+from spillgrad_kernels.cuda import attention, elementwise, losses, matmul, normalization, reductions, rows
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from spillgrad_kernels.walk import dense
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
+
+
+# Rows of which a GPU's library, or our own code, computes parts in float64 whatever the dtype.
+IN_FLOAT64 = ("digamma", "polygamma", "lgamma", "sin", "cos", "tan", "sinc")
 
 
 def layouts_of(formula, dtype):
@@ -30,6 +34,7 @@ def test_every_row_compiles_for_every_generation(name, dtype):
             code = kernel.ptx((major, minor))
             assert f".target sm_{major}{minor}" in code
             assert ".entry kernel(" in code
+            assert dtype == np.float64 or ".f64" not in code or name in IN_FLOAT64
 
 
 @pytest.mark.parametrize("dtype, access", [
@@ -85,3 +90,43 @@ def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
         assert f".target sm_{major}{minor}" in code
         assert not re.search(r"\b(ld|st)\.local", code)
         assert "ld.shared.v" in code
+
+
+ROW_LOOPS = {
+    loop.name: loop
+    for module in (normalization, losses)
+    for loop in vars(module).values()
+    if isinstance(loop, rows.RowLoop)
+}
+
+
+def row_kernel(name, dtype, lanes, are_columns_there=True):
+    """The kernel of a loop whose arrays are all of one dtype, but for targets and numbers of float32."""
+    loop, kind = ROW_LOOPS[name], np.dtype(dtype)
+    number = np.dtype(np.float64 if kind == np.float64 else np.float32)
+    dtypes = {name: kind if are_columns_there else None for name in loop.columns}
+    dtypes |= dict.fromkeys([*loop.numbers, *loop.constants, *loop.results], number)
+    dtypes |= dict.fromkeys(["target", "ignore_index"], np.dtype(np.int64))
+    dtypes |= dict.fromkeys([*loop.elements, "element_out"], kind)
+    return rows.kernel(loop, tuple([dtypes[name] for name in [*loop.operands, *loop.results]]), lanes)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", ROW_LOOPS)
+def test_every_row_loop_compiles_for_every_generation(name, dtype):
+    for lanes, are_columns_there in ((1, False), (16 // np.dtype(dtype).itemsize, True)):
+        kernel = row_kernel(name, dtype, lanes, are_columns_there)
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert (".f64" in code) == (dtype is np.float64)  # which is slow on most devices
+
+
+@pytest.mark.parametrize("name", ROW_LOOPS)
+def test_a_row_s_neighbours_move_in_one_access_of_16_bytes(name):
+    loop = ROW_LOOPS[name]
+    accesses = re.findall(r"(?:ld|st)\.global\.(v4\.\w+|\w+)", row_kernel(name, np.float32, 4).ptx((8, 0)))
+    passes = [formula for formula in (loop.fold and loop.fold.term, loop.element) if formula]
+    moved = sum(x in (*loop.elements, *loop.columns) for formula in passes for x in parameters(formula))
+    assert accesses.count("v4.f32") == moved + (loop.element is not None), accesses
+    assert len(accesses) - accesses.count("v4.f32") <= len(loop.numbers) + len(loop.picked) + len(loop.stored)

@@ -6,7 +6,7 @@ and goes on a whole grid further.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +48,18 @@ class Loop(NamedTuple):
         ]  # fmt: skip
 
 
-def _source(body: Trace, loop: Loop) -> str:
-    """Return the Python code of the kernel that computes `body`, and of the body itself, a function."""
+def device_function(body: Trace) -> Callable[..., Any]:
+    """Return a function that kernels call to compute `body`; of several results a tuple."""
+    namespace: dict[str, Any] = {
+        **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **body.constants,
+    }  # fmt: skip
+    lines = [f"def formula({', '.join(body.inputs)}):", *body.lines, f"return {', '.join(body.results)}"]
+    exec("\n    ".join(lines), namespace)
+    return device(namespace["formula"])
+
+
+def _source(loop: Loop) -> str:
+    """Return the Python code of the kernel that computes `formula`."""
     operands = range(len(loop.pattern))
     results = range(len(loop.pattern), len(loop.dtypes))
     inner = range(loop.dims - 1, 0, -1)
@@ -67,9 +77,6 @@ def _source(body: Trace, loop: Loop) -> str:
         return ", ".join(dict.fromkeys(held(i, lane) for lane in lanes))
 
     lines = [
-        f"def formula({', '.join(body.inputs)}):",
-        *(f"    {line}" for line in body.lines),
-        f"    return {', '.join(body.results)}",
         f"def kernel({', '.join(loop.parameters)}):",
         "    turn = cuda.grid(1)",
         "    while turn < count:",
@@ -91,16 +98,12 @@ def _source(body: Trace, loop: Loop) -> str:
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, loop: Loop) -> Kernel:
     """Return the kernel that computes `body` in a loop."""
-    namespace: dict[str, Any] = {
-        **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **body.constants,
-        "cuda": cuda, "quotient": quotient,
-    }  # fmt: skip
+    namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": device_function(body)}
     for i in loop.arrays:
         still = loop.pattern[i : i + 1] == "s"
         chosen = loaders if i < len(loop.pattern) else storers
         namespace[f"{'load' if chosen is loaders else 'store'}{i}"] = chosen[loop.dtypes[i], 1 if still else loop.lanes]
-    exec(compile(_source(body, loop), f"<{name}>", "exec"), namespace)
-    namespace["formula"] = device(namespace["formula"])
+    exec(compile(_source(loop), f"<{name}>", "exec"), namespace)
     numbers = {f"a{i}": kernel_types[dtype] for i, dtype in enumerate(loop.dtypes) if i not in loop.arrays}
     kernel = namespace["kernel"]
     kernel.__name__ = name.replace(".", "_")
@@ -207,6 +210,11 @@ def contiguous(a: DeviceArray) -> DeviceArray:
     if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
         return a
     return compute(_same, "copy", [a], (a.dtype,))[0]
+
+
+def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
+    """Return the array, or a copy of it in another dtype."""
+    return a if a.dtype == dtype else compute(_same, "copy", [a], (dtype,))[0]
 
 
 def _same(self: Any) -> Any:

@@ -18,13 +18,13 @@ from spillgrad_kernels.cuda.array import DeviceArray, empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.rows import threads_of_row
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.reductions import RULES, fold_order, reduced_shape, require_elements
 from spillgrad_kernels.walk import Shape
 
-# Elements that one part folds; and that a thread does at least, so that what threads share is little beside.
+# Elements that one part folds.
 _PART_ELEMENTS = 1 << 16
-_THREAD_ELEMENTS = 4
 
 # The rule that folds the results of parts.
 _OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
@@ -120,11 +120,8 @@ class _Fold(NamedTuple):
 
     @property
     def width(self) -> int:
-        """A power of two."""
-        wanted = builtins.max(1, builtins.min(self.n, _PART_ELEMENTS) // _THREAD_ELEMENTS)
-        if self.inner > 1:  # neighbouring threads make neighbouring results, as far as there are any
-            wanted = builtins.min(wanted, THREADS // builtins.min(self.inner, THREADS))
-        return int(builtins.min(THREADS, 1 << (wanted.bit_length() - 1)))
+        """The threads of one result, a power of two."""
+        return threads_of_row(builtins.min(self.n, _PART_ELEMENTS), self.inner)
 
     def run(
         self, name: str, finished_as: str | None, count: int, a: DeviceArray, shift: DeviceArray | None,

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from spillgrad_kernels import reductions, special_math
 from spillgrad_kernels import scalar_math as functions
 from spillgrad_kernels.cuda.compile import SIMULATED, device
@@ -22,16 +24,23 @@ _LIBRARY = {
     "round": "rint", "normal_cdf": "normcdf", "normal_exp": "exp",
 }  # fmt: skip
 
+_LOG_2 = math.log(2)
+
+
+def _as(x: Any, constant: Any) -> Any:
+    """Return a constant in the dtype of x: by itself, it would make what float32 is computed with it float64."""
+    return type(x)(constant)
+
 
 def _sigmoid(x: Any) -> Any:
-    e = functions.exp(-abs(x))
-    return functions.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    one, e = _as(x, 1), functions.exp(-abs(x))
+    return functions.where(x >= 0, one, e) / (one + e)
 
 
 def _logaddexp(x: Any, y: Any) -> Any:
     larger, distance = functions.where(x > y, x, y), abs(x - y)
     # Equal infinities have no distance; a NaN in either is in the larger or in the distance.
-    return functions.where(x == y, x + math.log(2), larger + functions.log1p(functions.exp(-distance)))
+    return functions.where(x == y, x + _as(x, _LOG_2), larger + functions.log1p(functions.exp(-distance)))
 
 
 def _remainder(x: Any, divisor: Any) -> Any:
@@ -48,11 +57,11 @@ def _floor_divide(x: Any, divisor: Any) -> Any:
     left = functions.fmod(x, divisor)
     exact = (x - left) / divisor
     if left != 0 and (left < 0) != (divisor < 0):
-        exact -= 1
+        exact -= _as(x, 1)
     if exact == 0:
         return math.copysign(exact, quotient)
     below = functions.floor(exact)
-    return below + 1 if exact - below > 0.5 else below
+    return below + _as(x, 1) if exact - below > _as(x, 0.5) else below
 
 
 def _integer_remainder(x: Any, divisor: Any) -> Any:
@@ -90,6 +99,11 @@ if not SIMULATED:
         _integer_remainder, special_math._positive_digamma, special_math.digamma, special_math._positive_zeta,
     ):  # fmt: skip
         device(_function)
+
+    @overload(_as, strict=False)
+    def _as_number(x: Any, constant: Any) -> Any:
+        number = np.float32 if x == types.float32 else np.float64
+        return lambda x, constant: number(constant)
 
     def _implementation(name: str, of_floats: Callable[..., Any] | None, of_integers: Any, *kinds: Any) -> Any:
         """Return what computes a function of these types; of integers in float64 where there is no other way."""

@@ -1,0 +1,217 @@
+"""Softmax, layer normalization and root-mean-square normalization on a device, forward and backward.
+
+A row is read twice: for what it folds into, and for what is written. Numbers of a row, such as its mean, are float32
+where its elements are of half precision.
+"""
+
+import math
+from typing import Any
+
+from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.elementwise import contiguous, converted
+from spillgrad_kernels.cuda.reductions import sum as sum_over
+from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
+from spillgrad_kernels.formula import CONVERSIONS
+from spillgrad_kernels.scalar_math import exp, log, sqrt, where
+
+# Rows that one partial sum of parameters' gradients is of at least, and how many such sums there are at most.
+_PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
+
+
+# --- Softmax ---------------------------------------------------------------------------------------------------------
+
+
+def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total: Any) -> Any:
+    """Return the largest value of two parts of a row, and the sum of exp(value - largest), NaN if there is one."""
+    # Infinities of one sign have no distance.
+    scale = where(other_largest == largest, 1, exp(-abs(other_largest - largest)))
+    is_larger = other_largest > largest
+    return (
+        where(is_larger, other_largest, largest),
+        where(is_larger, total * scale + other_total, total + other_total * scale),
+    )
+
+
+EXPONENTIALS = {"largest": -math.inf, "total": 0}
+_EXPONENTIALS = Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials)
+
+# Where the largest is infinite, it takes away itself from the sum: such a row is undefined, as by definition.
+_SOFTMAX = RowLoop(
+    "softmax", ["a"], fold=_EXPONENTIALS,
+    finish=lambda largest, total: 1 / (total + (largest - largest)), finished=["factor"],
+    element=lambda a, largest, factor: exp(a - largest) * factor,
+)  # fmt: skip
+_LOG_SOFTMAX = RowLoop(
+    "log_softmax", ["a"], fold=_EXPONENTIALS,
+    finish=lambda largest, total: log(total + (largest - largest)), finished=["log_total"],
+    element=lambda a, largest, log_total: a - largest - log_total,
+)  # fmt: skip
+_SOFTMAX_BACKWARD = RowLoop(
+    "softmax_backward", ["grad", "result"], fold=Fold({"dot": 0}, lambda grad, result: grad * result),
+    element=lambda grad, result, dot: result * (grad - dot),
+)  # fmt: skip
+_LOG_SOFTMAX_BACKWARD = RowLoop(
+    "log_softmax_backward", ["grad", "result"], fold=Fold({"total": 0}, lambda grad: grad),
+    element=lambda grad, result, total: grad - exp(result) * total,
+)  # fmt: skip
+
+
+def _along(axis: int, loop: RowLoop, *operands: DeviceArray) -> DeviceArray:
+    out = empty(operands[0].shape, operands[0].dtype)
+    run(loop, Rows.along(out.shape, axis), [contiguous(operand) for operand in operands], [out])
+    return out
+
+
+def softmax(a: DeviceArray, axis: int) -> DeviceArray:
+    """Return exp(a) / sum(exp(a)) along `axis`, without overflow."""
+    return _along(axis, _SOFTMAX, a)
+
+
+def softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> DeviceArray:
+    """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
+    return _along(axis, _SOFTMAX_BACKWARD, grad, result)
+
+
+def log_softmax(a: DeviceArray, axis: int) -> DeviceArray:
+    """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
+    return _along(axis, _LOG_SOFTMAX, a)
+
+
+def log_softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> DeviceArray:
+    """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
+    return _along(axis, _LOG_SOFTMAX_BACKWARD, grad, result)
+
+
+# --- Normalization ---------------------------------------------------------------------------------------------------
+
+
+def _join_moments(count: Any, mean: Any, squares: Any, other_count: Any, other_mean: Any, other_squares: Any) -> Any:
+    """Return how many numbers there are in two parts, their mean and their squared deviations from it.
+
+    Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
+    both = count + other_count
+    share = other_count / where(both > 0, both, 1)
+    distance = other_mean - mean
+    return both, mean + distance * share, squares + other_squares + distance * distance * count * share
+
+
+# Of distances from the first element, moments are exact to the last bits also where all elements are far from 0.
+_LAYER_NORM = RowLoop(
+    "layer_norm", ["a"], columns={"weight": 1, "bias": 0}, constants=["eps"], picked={"origin": ("a", 0)},
+    fold=Fold({"count": 0, "distance": 0, "squares": 0}, lambda a, origin: (1, a - origin, 0), _join_moments),
+    finish=lambda origin, distance, squares, n, eps: (origin + distance, 1 / sqrt(squares / n + eps)),
+    finished=["mean", "rstd"], stored=["mean", "rstd"],
+    element=lambda a, weight, bias, mean, rstd: (a - mean) * rstd * weight + bias,
+)  # fmt: skip
+_LAYER_NORM_BACKWARD = RowLoop(
+    "layer_norm_backward", ["grad", "a"], columns={"weight": 1}, numbers=["mean", "rstd"],
+    fold=Fold(
+        {"plain": 0, "centred": 0}, lambda grad, a, weight, mean: (grad * weight, grad * weight * (a - mean))
+    ),
+    finish=lambda plain, centred, n, rstd: (plain / n, centred / n * rstd), finished=["shift", "slope"],
+    element=lambda grad, a, weight, mean, rstd, shift, slope:
+        rstd * (grad * weight - shift - (a - mean) * rstd * slope),
+)  # fmt: skip
+_RMS_NORM = RowLoop(
+    "rms_norm", ["a"], columns={"weight": 1}, constants=["eps"], fold=Fold({"squares": 0}, lambda a: a * a),
+    finish=lambda squares, n, eps: 1 / sqrt(squares / n + eps), finished=["rstd"], stored=["rstd"],
+    element=lambda a, weight, rstd: a * rstd * weight,
+)  # fmt: skip
+_RMS_NORM_BACKWARD = RowLoop(
+    "rms_norm_backward", ["grad", "a"], columns={"weight": 1}, numbers=["rstd"],
+    fold=Fold({"weighted": 0}, lambda grad, a, weight: grad * weight * a),
+    finish=lambda weighted, n, rstd: weighted / n * rstd, finished=["slope"],
+    element=lambda grad, a, weight, rstd, slope: rstd * (grad * weight - a * rstd * slope),
+)  # fmt: skip
+
+# What parameters' gradients are: folds down the columns, along which what were numbers of a row are columns.
+_LAYER_NORM_PARAMETERS = RowLoop(
+    "layer_norm_parameters", ["grad", "a"], columns={"mean": 0, "rstd": 1},
+    fold=Fold({"dweight": 0, "dbias": 0}, lambda grad, a, mean, rstd: (grad * ((a - mean) * rstd), grad)),
+    stored=["dweight", "dbias"],
+)  # fmt: skip
+_RMS_NORM_PARAMETERS = RowLoop(
+    "rms_norm_parameters", ["grad", "a"], columns={"rstd": 1},
+    fold=Fold({"dweight": 0}, lambda grad, a, rstd: grad * (a * rstd)), stored=["dweight"],
+)  # fmt: skip
+
+
+def _number(a: DeviceArray) -> Any:
+    """Return what makes the numbers that rows of an array are computed in."""
+    return CONVERSIONS[a.dtype.name]
+
+
+def _parameter(value: DeviceArray | None, n: int) -> DeviceArray | None:
+    return None if value is None else contiguous(value).reshape(n)
+
+
+def _rows(a: DeviceArray, n: int) -> Rows:
+    """Return the rows of the last n elements; none of no elements."""
+    return Rows(a.size // n if n else 0, n)
+
+
+def _parameter_gradients(loop: RowLoop, rows: Rows, operands: list[DeviceArray]) -> list[DeviceArray]:
+    """Return the gradients of parameters, each flat."""
+    parts = max(1, min(rows.units // _PARTIAL_ROWS, _MAX_PARTIALS))
+    partials = empty((len(loop.stored), parts, rows.n), _number(operands[0]))
+    run(loop, Rows(1, rows.units, rows.n, parts), operands, [partials[i] for i in range(len(loop.stored))])
+    sums = sum_over(partials, (1,)) if parts > 1 else partials[:, 0]
+    return [converted(sums[i], operands[0].dtype) for i in range(len(loop.stored))]
+
+
+def layer_norm(
+    a: DeviceArray, n: int, weight: DeviceArray | None, bias: DeviceArray | None, eps: float
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """Return (out, mean, rstd): each row of the last n elements at mean 0 and variance 1, then times weight plus bias.
+
+    Shapes: out as `a`; weight and bias of n elements; mean and rstd (rows,).
+    Source: Ba et al. 2016, "Layer normalization".
+    """
+    rows, number = _rows(a, n), _number(a)
+    out, mean, rstd = empty(a.shape, a.dtype), empty((rows.units,), number), empty((rows.units,), number)
+    operands = [contiguous(a), _parameter(weight, n), _parameter(bias, n), number(eps)]
+    run(_LAYER_NORM, rows, operands, [mean, rstd, out])
+    return out, mean, rstd
+
+
+def layer_norm_backward(
+    grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """Return (da, dweight, dbias); the last two flat and also defined where the forward pass had no weight or bias.
+
+    Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
+    """
+    n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
+    rows, da = _rows(a, n), empty(a.shape, a.dtype)
+    grad, a = contiguous(grad), contiguous(a)
+    run(_LAYER_NORM_BACKWARD, rows, [grad, a, _parameter(weight, n), mean, rstd], [da])
+    dweight, dbias = _parameter_gradients(_LAYER_NORM_PARAMETERS, rows, [grad, a, mean, rstd])
+    return da, dweight, dbias
+
+
+def rms_norm(a: DeviceArray, n: int, weight: DeviceArray | None, eps: float) -> tuple[DeviceArray, DeviceArray]:
+    """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
+
+    Shapes: out as `a`; weight of n elements; rstd (rows,).
+    Source: Zhang & Sennrich 2019, "Root mean square layer normalization".
+    """
+    rows, number = _rows(a, n), _number(a)
+    out, rstd = empty(a.shape, a.dtype), empty((rows.units,), number)
+    run(_RMS_NORM, rows, [contiguous(a), _parameter(weight, n), number(eps)], [rstd, out])
+    return out, rstd
+
+
+def rms_norm_backward(
+    grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, rstd: DeviceArray
+) -> tuple[DeviceArray, DeviceArray]:
+    """Return (da, dweight); dweight is flat and also defined where the forward pass had no weight.
+
+    Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
+    """
+    n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
+    rows, da = _rows(a, n), empty(a.shape, a.dtype)
+    grad, a = contiguous(grad), contiguous(a)
+    run(_RMS_NORM_BACKWARD, rows, [grad, a, _parameter(weight, n), rstd], [da])
+    (dweight,) = _parameter_gradients(_RMS_NORM_PARAMETERS, rows, [grad, a, rstd])
+    return da, dweight

@@ -1,0 +1,370 @@
+"""Loops over rows for a device: what a row folds into, then its numbers, then an element for each of its elements.
+
+Rows are those of an (outer, n, inner) array along n. A block of threads takes several rows, each with several threads:
+neighbouring threads go along the row where it is dense in memory, and from one row to the next where it is not. A
+thread moves several elements in one access of 16 bytes where rows are dense and begin at multiples of that. The second
+pass over a row finds in the cache what the first has read, as far as the rows at hand fit there. The order of a fold
+depends on the shape and on such alignment, not on the device.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import DeviceArray
+from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.elementwise import device_function
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
+from spillgrad_kernels.formula import CONVERSIONS, Formula, Symbol, Trace, parameters
+from spillgrad_kernels.walk import Shape
+
+# Accesses of a thread to its row at least, so that what threads share is little beside; and how many of one element
+# are under way at once.
+_THREAD_ACCESSES = 4
+# Rows beside each other that fill one access of 32 threads.
+_NEIGHBOURS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """What the elements of a row fold into: `start` names the accumulators, and says what they begin from.
+
+    `term` returns the accumulators of one element; `join` those of two parts of a row, of one's and the other's.
+    Accumulators that it does not take, the last ones, are sums.
+    """
+
+    start: Mapping[str, float]
+    term: Formula
+    join: Formula | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RowLoop:
+    """A computation over rows, made of formulas whose parameters are the names of what they take.
+
+    Those are operands; accumulators of the fold; what `finish` returns, by the names `finished`; `n`, the length of a
+    row; and `j`, the position of an element in it. Of the operands, `elements` have the shape of the rows, `columns` a
+    value for each position in a row (the given one, where there is no array), `numbers` one for each row and
+    `constants` one. Each of `picked` is the value of an element or column at one position, which is given or is one of
+    the `numbers`; it is NaN outside the row.
+    """
+
+    name: str
+    elements: Sequence[str]
+    columns: Mapping[str, float] = field(default_factory=dict)
+    numbers: Sequence[str] = ()
+    constants: Sequence[str] = ()
+    picked: Mapping[str, tuple[str, str | int]] = field(default_factory=dict)
+    fold: Fold | None = None
+    finish: Formula | None = None
+    finished: Sequence[str] = ()
+    stored: Sequence[str] = ()  # accumulators or finished numbers: a result each, with one for each row
+    element: Formula | None = None  # of the last result, which has the shape of the rows
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of operands, in the order in which they are given."""
+        return [*self.elements, *self.columns, *self.numbers, *self.constants]
+
+    @property
+    def results(self) -> list[str]:
+        """The names of results, in the order in which they are given."""
+        return [*(f"{name}_out" for name in self.stored), *(["element_out"] if self.element else [])]
+
+
+# A row has `width` threads, its members, 1 << beside from each other; those of the next row lie 1 << apart from them.
+_KERNEL = """
+def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {parameters}):
+    {shared}
+    n = number(extent)
+    at_once = quotient({threads}, width)
+    thread = cuda.threadIdx.x
+    member = (thread >> beside) & (width - 1)
+    groups = quotient(rows + at_once - 1, at_once) * parts
+    group = cuda.blockIdx.x
+    while group < groups:
+        group_of_rows = quotient(group, parts)
+        part = group - group_of_rows * parts
+        row = group_of_rows * at_once + ((thread >> apart) & (at_once - 1))
+        exists = row < rows
+        row = row if exists else rows - 1
+        begin = row * extent
+        {begin_between_neighbours}
+        last = (part + 1) * part_extent if (part + 1) * part_extent < extent else extent
+        last = last if exists else 0
+        {numbers}
+        {fold}
+        {finish}
+        if exists and member == 0:
+            pass
+            {store_numbers}
+        {write}
+        group += cuda.gridDim.x
+"""
+
+_FOLD = """
+{start}
+{own_part}
+{share}
+cuda.syncthreads()
+half = width >> 1
+while half > 0:
+    if member < half:
+        neighbour = thread + (half << beside)
+        {from_neighbour}
+        {join}
+        {share}
+    cuda.syncthreads()
+    half >>= 1
+first = thread - (member << beside)
+{from_first}
+cuda.syncthreads()
+"""
+
+
+def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
+    """Return the lines of a template; a line of its own takes lines, each with its indentation."""
+    lines: list[str] = []
+    for line in template.strip().splitlines():
+        part = parts.get(line.strip()[1:-1]) if line.strip().startswith("{") else None
+        if part is None or isinstance(part, str):
+            lines.append(line.format(**parts))
+        else:
+            indentation = line[: len(line) - len(line.lstrip())]
+            lines += [indentation + each for each in part]
+    return lines
+
+
+# From the calls of a formula and the positions that they are for, the code of what becomes of them.
+_Used = Callable[[list[str], list[str]], list[str]]
+
+
+class _Writer:
+    """The code of a kernel: of a loop, for operands and results of given dtypes, `lanes` elements in an access."""
+
+    def __init__(self, loop: RowLoop, dtypes: Sequence[np.dtype[Any] | None], lanes: int) -> None:
+        self.loop, self.lanes = loop, lanes
+        named = zip([*loop.operands, *loop.results], dtypes, strict=True)
+        self.dtypes = {name: dtype for name, dtype in named if dtype is not None}
+        self.number = CONVERSIONS[self.dtypes[loop.elements[0]].name]
+        self.namespace: dict[str, Any] = {
+            "cuda": cuda, "quotient": quotient, "number": self.number, "int64": np.int64,
+            "undefined": self.number(np.nan), "accumulated": getattr(types, self.number.__name__),
+        }  # fmt: skip
+        for name, default in loop.columns.items():
+            self.namespace[name] = self.number(default)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the kernel's parameters after those of the shape: addresses and constants, with their types."""
+        found = {}
+        for name, dtype in self.dtypes.items():
+            if name in self.loop.constants:
+                found[name] = getattr(types, dtype.name)
+            else:
+                found[f"at_{name}"] = types.int64
+        return found
+
+    def _size(self, name: str) -> int:
+        return self.dtypes[name].itemsize
+
+    def _place(self, name: str, position: str | int) -> str:
+        """Return where an element or column lies."""
+        if name in self.loop.columns:
+            return f"at_{name} + ({position}) * {self._size(name)}"
+        step = "" if self.lanes > 1 else " * inner"  # neighbours that move together lie in one row
+        return f"at_{name} + (begin + ({position}){step}) * {self._size(name)}"
+
+    def _loaded(self, name: str, place: str, lanes: int = 1) -> str:
+        self.namespace[f"load_{name}_{lanes}"] = loaders[self.dtypes[name].name, lanes]
+        return f"load_{name}_{lanes}({place})"
+
+    def _stored(self, name: str, place: str, values: Sequence[str]) -> str:
+        self.namespace[f"store_{name}"] = storers[self.dtypes[name].name, len(values)]
+        return f"store_{name}({place}, {', '.join(values)})"
+
+    def _moves(self, name: str) -> bool:
+        return name in self.loop.elements or (name in self.loop.columns and name in self.dtypes)
+
+    def _function(self, name: str, formula: Formula) -> None:
+        """Let the kernel call a formula by a name."""
+        record = Trace([f"in_{parameter}" for parameter in parameters(formula)])
+        result = record.apply(formula, [Symbol(record, parameter) for parameter in record.inputs], self.number)
+        record.results = tuple(map(record.name_of, result if isinstance(result, tuple) else (result,)))
+        self.namespace[name] = device_function(record)
+
+    def _pass(self, name: str, formula: Formula, used: _Used) -> list[str]:
+        """Return a pass over a thread's elements, and let the kernel call the formula by a name."""
+        self._function(name, formula)
+        one = [f"j + {lane}" for lane in range(self.lanes)] if self.lanes > 1 else ["j"]
+        lines = [f"j = part * part_extent + member * {self.lanes}"]
+        if self.lanes == 1:  # no access waits for the one before
+            several = ["j", *(f"j + width * {i}" for i in range(1, _THREAD_ACCESSES))]
+            lines += [f"while {several[-1]} < last:", *self._turn(name, formula, several, used)]
+        return [*lines, "while j < last:", *self._turn(name, formula, one, used)]
+
+    def _turn(self, name: str, formula: Formula, positions: list[str], used: _Used) -> list[str]:
+        """Return the body of a pass: what loads the elements at some positions, calls the formula and uses it."""
+        moving = [each for each in parameters(formula) if self._moves(each)]
+        lines, calls = [], []
+        for each in moving:
+            if self.lanes > 1:
+                values = ", ".join(f"{each}_{i}" for i in range(self.lanes))
+                lines.append(f"{values} = {self._loaded(each, self._place(each, 'j'), self.lanes)}")
+            else:
+                for i, position in enumerate(positions):
+                    lines.append(f"{each}_{i} = {self._loaded(each, self._place(each, position))}")
+        for i, position in enumerate(positions):
+            own = {**{each: f"{each}_{i}" for each in moving}, "j": position}
+            calls.append(f"{name}({', '.join(own.get(each, each) for each in parameters(formula))})")
+        lines += [*used(calls, positions), f"j += width * {len(positions)}"]
+        return [f"    {line}" for line in lines]
+
+    def _numbers(self) -> list[str]:
+        lines = []
+        for name in self.loop.numbers:
+            value = self._loaded(name, f"at_{name} + row * {self._size(name)}")
+            lines.append(f"{name} = int64({value})" if self.dtypes[name].kind in "iu" else f"{name} = {value}")
+        for name, (source, position) in self.loop.picked.items():
+            value = self._loaded(source, self._place(source, position)) if self._moves(source) else source
+            lines += [f"{name} = undefined", f"if 0 <= {position} < extent:", f"    {name} = {value}"]
+        return lines
+
+    def _fold(self, fold: Fold) -> list[str]:
+        names = list(fold.start)
+        self.namespace |= {f"start_{name}": self.number(value) for name, value in fold.start.items()}
+
+        def taken(calls: list[str], positions: list[str]) -> list[str]:
+            others = ", ".join(f"other_{name}" for name in names)
+            return [line for call in calls for line in (f"{others} = {call}", *self._joined(fold))]
+
+        return _filled(
+            _FOLD, start=[f"{name} = start_{name}" for name in names],
+            own_part=self._pass("term", fold.term, taken),
+            share=[f"shared_{name}[thread] = {name}" for name in names],
+            from_neighbour=[f"other_{name} = shared_{name}[neighbour]" for name in names], join=self._joined(fold),
+            from_first=[f"{name} = shared_{name}[first]" for name in names],
+        )  # fmt: skip
+
+    def _joined(self, fold: Fold) -> list[str]:
+        names, lines, joined = list(fold.start), [], 0
+        if fold.join is not None:
+            self._function("join", fold.join)
+            joined = len(parameters(fold.join)) // 2
+            taken = names[:joined]
+            lines.append(f"{', '.join(taken)} = join({', '.join([*taken, *(f'other_{name}' for name in taken)])})")
+        return [*lines, *(f"{name} = {name} + other_{name}" for name in names[joined:])]
+
+    def _finish(self, finish: Formula) -> list[str]:
+        self._function("finish", finish)
+        return [f"{', '.join(self.loop.finished)} = finish({', '.join(parameters(finish))})"]
+
+    def _write(self, element: Formula) -> list[str]:
+        def stored(calls: list[str], positions: list[str]) -> list[str]:
+            if self.lanes > 1:
+                return [self._stored("element_out", self._place("element_out", "j"), calls)]
+            return [
+                self._stored("element_out", self._place("element_out", position), [call])
+                for call, position in zip(calls, positions, strict=True)
+            ]
+
+        return self._pass("element", element, stored)
+
+    def source(self) -> str:
+        """Return the kernel's code, which is to run with the names of `namespace`."""
+        loop = self.loop
+        store_numbers = [
+            self._stored(f"{name}_out", f"at_{name}_out + (part * rows + row) * {self._size(f'{name}_out')}", [name])
+            for name in loop.stored
+        ]
+        between = ["outer = quotient(row, inner)", "begin = outer * extent * inner + row - outer * inner"]
+        lines = _filled(
+            _KERNEL, parameters=", ".join(self.parameters()), threads=str(THREADS),
+            shared=[f"shared_{name} = cuda.shared.array({THREADS}, accumulated)" for name in loop.fold.start]
+            if loop.fold else [],
+            begin_between_neighbours=[] if self.lanes > 1 else between,
+            numbers=self._numbers(), fold=self._fold(loop.fold) if loop.fold else [],
+            finish=self._finish(loop.finish) if loop.finish else [],
+            store_numbers=store_numbers, write=self._write(loop.element) if loop.element else [],
+        )  # fmt: skip
+        return "\n".join(lines)
+
+
+@functools.cache
+def kernel(loop: RowLoop, dtypes: tuple[np.dtype[Any] | None, ...], lanes: int) -> Kernel:
+    """Return the kernel of a loop for operands and results of these dtypes, None for a column that is not there."""
+    writer = _Writer(loop, dtypes, lanes)
+    exec(compile(writer.source(), f"<{loop.name}>", "exec"), writer.namespace)
+    function = writer.namespace["kernel"]
+    function.__name__ = loop.name
+    return Kernel(function, [*[types.int64] * 8, *writer.parameters().values()])
+
+
+class Rows(NamedTuple):
+    """The rows of an (outer, n, inner) array along n; each is folded in so many parts, and written where it is one."""
+
+    outer: int
+    n: int
+    inner: int = 1
+    parts: int = 1
+
+    @classmethod
+    def along(cls, shape: Shape, axis: int) -> "Rows":
+        """Return the rows of an array along an axis."""
+        axis %= len(shape)
+        return cls(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+    @property
+    def units(self) -> int:
+        """The number of rows."""
+        return self.outer * self.inner
+
+
+def threads_of_row(n: int, inner: int, lanes: int = 1) -> int:
+    """Return how many threads share a row, a power of two, as many at most as a block has."""
+    wanted = n // (_THREAD_ACCESSES * lanes)
+    if inner > 1:
+        wanted = min(wanted, THREADS // min(inner, _NEIGHBOURS))
+    return min(THREADS, 1 << max(0, wanted.bit_length() - 1))
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare(
+    loop: RowLoop, rows: Rows, dtypes: tuple[np.dtype[Any] | None, ...], is_aligned: bool
+) -> tuple[Kernel, int, tuple[int, ...]]:
+    """Return the kernel, how many blocks of it to run, and the words about the rows that it begins with."""
+    lanes = 1
+    if is_aligned and rows.inner == rows.parts == 1:
+        names = [*loop.operands, *loop.results]
+        moving = {*loop.elements, *loop.columns, "element_out"}
+        lanes = ACCESS_BYTES // max(d.itemsize for name, d in zip(names, dtypes, strict=True) if d and name in moving)
+        while rows.n % lanes:
+            lanes //= 2
+    part_length = -(-rows.n // rows.parts)
+    width = threads_of_row(part_length, rows.inner, lanes)
+    at_once = THREADS // width
+    beside, apart = (0, width.bit_length() - 1) if rows.inner == 1 else (at_once.bit_length() - 1, 0)
+    groups = -(-rows.units // at_once) * rows.parts
+    words = (rows.units, rows.n, rows.inner, rows.parts, part_length, width, beside, apart)
+    return kernel(loop, dtypes, lanes), blocks_for(groups * THREADS, THREADS), words
+
+
+def run(
+    loop: RowLoop, rows: Rows, operands: Sequence[DeviceArray | np.generic | None], results: Sequence[DeviceArray]
+) -> None:
+    """Compute the results of a loop over rows, given its operands in order; arrays have no gaps.
+
+    A number takes the place of a constant, None that of a column that is not there. Results with a number for each row
+    have one for each part, those of the first part before the others'.
+    """
+    if not rows.units:
+        return
+    given = [operand for operand in (*operands, *results) if operand is not None]
+    dtypes = tuple([None if operand is None else operand.dtype for operand in (*operands, *results)])
+    is_aligned = not any(x.address % ACCESS_BYTES for x in given if isinstance(x, DeviceArray))
+    prepared, blocks, words = _prepare(loop, rows, dtypes, is_aligned)
+    prepared.launch(blocks, *words, *[x.address if isinstance(x, DeviceArray) else x for x in given])
