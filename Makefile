@@ -4,6 +4,8 @@ PYTHON ?= python3
 ARGS ?=
 # pytest workers: one per core of the smallest supported machine.
 WORKERS ?= 2
+# 0 runs the CUDA kernels' tests on a GPU.
+SIMULATED ?= 1
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
@@ -14,7 +16,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-nojit test-page fuzz lint format clean
+.PHONY: help train bench test test-cuda test-nojit test-page fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -29,7 +31,11 @@ bench: $(VENV)/installed-torch  ## time kernels, training and the spill store be
 
 test: $(VENV)/installed-dev  ## run the tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS)
+	@$(MAKE) --no-print-directory test-cuda
+
+# A process has either the simulator or a GPU: these tests run apart from the others.
+test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU
+	NUMBA_ENABLE_CUDASIM=$(SIMULATED) $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS)
 
 # Uncompiled arithmetic warns where compiled arithmetic quietly gives NaN or infinity.
 test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and report which lines ran
