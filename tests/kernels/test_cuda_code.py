@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, reductions
+from spillgrad_kernels.cuda import elementwise, random, reductions
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 
@@ -52,3 +52,23 @@ def test_every_fold_compiles_for_every_generation(name, dtype):
     for kernel in (reductions.kernel(name, name, kind, result), reductions.kernel(name, None, kind, np.dtype("f8"))):
         for major, minor in CAPABILITIES:
             assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))
+
+
+@pytest.mark.parametrize("name, dtype", [
+    (name, dtype) for name in ("uniform", "normal") for dtype in ("float32", "float64", "float16", "bfloat16")
+] + [("words64", "int64"), ("randint", "int64")])  # fmt: skip
+def test_every_distribution_compiles_for_every_generation(name, dtype):
+    for major, minor in CAPABILITIES:
+        code = random.drawing(name, np.dtype(dtype)).ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert ".local" not in code  # the series' coefficients are in the code
+        assert re.search(r"st\.global\.v[24]", code)
+
+
+@pytest.mark.parametrize("lanes, adds", [(4, True), (2, False), (1, True)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_dropout_compiles_for_every_generation(dtype, lanes, adds):
+    kind = np.dtype(dtype)
+    if lanes * kind.itemsize <= 16:
+        for major, minor in CAPABILITIES:
+            assert f".target sm_{major}{minor}" in random.dropping(kind, lanes, adds).ptx((major, minor))

@@ -206,6 +206,11 @@ def contiguous(a: DeviceArray) -> DeviceArray:
     """Return the array, or a copy of it without gaps."""
     if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
         return a
+    return copy(a)
+
+
+def copy(a: DeviceArray) -> DeviceArray:
+    """Return a copy without gaps."""
     return compute(_same, "copy", [a], (a.dtype,))[0]
 
 
