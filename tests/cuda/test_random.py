@@ -34,6 +34,11 @@ def test_integers_of_a_range_are_the_cpu_s(low, high):
         random.randint(3, 3, (2,), 0, 0)
 
 
+@pytest.mark.parametrize("n", [0, 1, 70])
+def test_a_permutation_is_the_cpu_s(n):
+    assert np.array_equal(random.permutation(n, 3, 4).to_host(), host.permutation(n, 3, 4))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_normal_numbers_are_the_cpu_s_but_for_the_last_bits(shape, dtype):

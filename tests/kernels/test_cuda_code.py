@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, random, reductions
+from spillgrad_kernels.cuda import elementwise, indexing, random, reductions, sorting
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 
@@ -72,3 +72,33 @@ def test_dropout_compiles_for_every_generation(dtype, lanes, adds):
     if lanes * kind.itemsize <= 16:
         for major, minor in CAPABILITIES:
             assert f".target sm_{major}{minor}" in random.dropping(kind, lanes, adds).ptx((major, minor))
+
+
+@pytest.mark.parametrize("kernel", [sorting.count_digits, sorting.sum_up, sorting.move_keys], ids=repr)
+def test_the_sort_compiles_for_every_generation(kernel):
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert "atom." not in code and ".local" not in code
+
+
+@pytest.mark.parametrize("index", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize("nbytes", [1, 2, 4, 8, 16])
+def test_choosing_by_index_compiles_for_every_generation(nbytes, index):
+    for major, minor in CAPABILITIES:
+        assert f".target sm_{major}{minor}" in indexing.choosing(nbytes, index).ptx((major, minor))
+
+
+@pytest.mark.parametrize("dtype, lanes", [
+    ("float32", 4), ("float32", 1), ("float64", 2), ("float16", 4), ("bfloat16", 4), ("bfloat16", 1), ("int64", 2),
+])  # fmt: skip
+def test_sums_by_index_compile_for_every_generation(dtype, lanes):
+    kind = np.dtype(dtype)
+    kernels = [indexing.adding(kind, lanes), indexing.adding_partials(kind, lanes), indexing.numbering("int32")]
+    if kind == indexing._summed_in(kind):
+        kernels.append(indexing.adding_columns(kind, "int64"))
+    for kernel in kernels:
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code

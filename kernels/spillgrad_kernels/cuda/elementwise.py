@@ -209,9 +209,11 @@ def contiguous(a: DeviceArray) -> DeviceArray:
     return copy(a)
 
 
-def copy(a: DeviceArray) -> DeviceArray:
-    """Return a copy without gaps."""
-    return compute(_same, "copy", [a], (a.dtype,))[0]
+def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
+    """Return a copy without gaps, converted to another dtype if one is given; or write it to `out`, and return that."""
+    if out is not None:
+        return compute(_same, "copy", [a], (out.dtype,), (out,))[0]
+    return compute(_same, "copy", [a], (a.dtype if dtype is None else np.dtype(dtype),))[0]
 
 
 def _same(self: Any) -> Any:

@@ -16,6 +16,7 @@ from spillgrad_kernels.cuda.array import DeviceArray, empty, zeros
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
+from spillgrad_kernels.cuda.sorting import stable_order
 from spillgrad_kernels.random import (
     HALF,
     MASK32,
@@ -244,6 +245,11 @@ def randint(low: int, high: int, shape: Shape, seed: int, offset: int) -> Device
     """
     require_range(low, high)
     return _drawn("randint", shape, np.int64, np.int64, seed, offset, low, high - low)
+
+
+def permutation(n: int, seed: int, offset: int) -> DeviceArray:
+    """Return the numbers 0 to n - 1 in random order; int64."""
+    return stable_order(_drawn("words64", (n,), np.int64, np.int64, seed, offset), 64)[1]
 
 
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:
