@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, indexing, random, reductions, sorting
+from spillgrad_kernels.cuda import elementwise, indexing, optim, random, reductions, sorting
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
+from spillgrad_kernels.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 
@@ -102,3 +103,23 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
             code = kernel.ptx((major, minor))
             assert f".target sm_{major}{minor}" in code
             assert "atom." not in code and ".local" not in code
+
+
+@pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
+@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
+def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states, dtype, access):
+    kind = np.dtype(dtype)
+    array = ((1024,), (kind.itemsize,), kind)
+    numbers = len(parameters(rule.formula)) - 2 - states
+    operands, outs = (array,) * (2 + states) + (kind,) * numbers, (array,) * (1 + states)
+    kernel = elementwise.prepare(rule.formula, "update", (kind,) * len(outs), operands, outs, True).kernel
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sum_of_squares_compiles_for_every_generation(dtype):
+    for major, minor in CAPABILITIES:
+        assert f".target sm_{major}{minor}" in optim.squaring(np.dtype(dtype)).ptx((major, minor))
