@@ -155,6 +155,8 @@ def test_gather_and_scatter_add_take_any_strides():
     (lambda a: indexing.gather(a, 0, to_device(np.zeros((2, 6), int))), "gather: got an index of shape"),
     (lambda a: indexing.scatter_add(a, 0, to_device(np.zeros((2, 6), int)), a), "scatter_add: got an index of shape"),
     (lambda a: indexing.scatter_add(a, 0, to_device(np.zeros((3, 5), int)), a[:2]), "a value for every index"),
+    (lambda a: indexing.embedding_backward(a, to_device(np.zeros(5, int)), 9), "embedding_backward: got values of"),
+    (lambda a: indexing.index_add(a, to_device(np.zeros(3, int)), a), "index_add: got values of shape"),
 ])  # fmt: skip
 def test_shapes_that_do_not_fit_are_named(call, message):
     with pytest.raises(ValueError, match=message):

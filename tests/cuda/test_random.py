@@ -88,3 +88,9 @@ def test_dropout_takes_any_layout(begin, dtype):
 def test_a_dropout_probability_outside_zero_to_one_is_refused(p):
     with pytest.raises(ValueError, match="dropout: got p="):
         random.dropout(to_device(np.ones(3)), p, 0, 0)
+
+
+def test_a_residual_that_does_not_fit_is_refused():
+    for residual in (np.ones(2), np.ones(3, np.float32)):
+        with pytest.raises(ValueError, match="dropout: got a residual of shape"):
+            random.dropout(to_device(np.ones(3)), 0.5, 0, 0, to_device(residual))

@@ -271,9 +271,19 @@ def embedding(weight: DeviceArray, index: DeviceArray) -> DeviceArray:
     return out
 
 
-def _add_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int) -> None:
-    """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names."""
-    count = index.size
+def _add_rows(
+    who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int
+) -> None:
+    """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names.
+
+    Raises ValueError unless there is a row for every index.
+    """
+    index, count = _index(who, index), index.size
+    if values.size != count * width:
+        raise ValueError(
+            f"{who}: got values of shape {values.shape} for an index of shape {index.shape}; "
+            f"there must be {width} for each index"
+        )
     if not count or not out.size:
         return
     values = _as(out.dtype, values)
@@ -302,11 +312,11 @@ def _add_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: 
 def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> DeviceArray:
     """Return the gradient of `embedding` by its weight of `rows` rows; an index outside [0, rows) adds nothing.
 
-    Shapes: grad index.shape + (D,), result (rows, D).
+    Shapes: grad index.shape + (D,), result (rows, D). Raises ValueError for shapes that do not fit.
     """
     width = grad.shape[-1]
     out = zeros((rows, width), grad.dtype)
-    _add_rows(out, _index("embedding_backward", index), grad, 1, rows, width)
+    _add_rows("embedding_backward", out, index, grad, 1, rows, width)
     return out
 
 
@@ -314,9 +324,10 @@ def index_add(a: DeviceArray, index: DeviceArray, values: DeviceArray) -> Device
     """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up.
 
     Shapes: a (V, D), index (n,), values (n, D), result (V, D). An index outside [0, V) adds nothing.
+    Raises ValueError for shapes that do not fit.
     """
     out = copy(a)
-    _add_rows(out, _index("index_add", index), values, 1, *a.shape)
+    _add_rows("index_add", out, index, values, 1, *a.shape)
     return out
 
 
@@ -324,11 +335,11 @@ def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) ->
     """Add `values` to the elements of the flat `out` at `index`, in place; repeated indices add up.
 
     Shapes: out (size,) contiguous, index and values any, of equal size. An index outside [0, size) adds nothing.
-    Raises ValueError for an `out` that is not contiguous.
+    Raises ValueError for an `out` that is not contiguous, and for shapes that do not fit.
     """
     if contiguous(out) is not out:
         raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
-    _add_rows(out, _index("index_add_flat", index), values, 1, out.size, 1)
+    _add_rows("index_add_flat", out, index, values, 1, out.size, 1)
 
 
 def _sizes_around(axis: int, shape: Shape) -> tuple[int, int, int]:
@@ -368,7 +379,7 @@ def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArr
     outer, n, inner = _sizes_around(axis, part.shape)
     sums = contiguous(part)
     if inner == 1:
-        _add_rows(sums, index, used, outer, n, 1)
+        _add_rows("scatter_add", sums, index, used, outer, n, 1)
     else:
         sums = _as(_summed_in(sums.dtype), sums)
         used = _as(sums.dtype, used)

@@ -255,9 +255,15 @@ def permutation(n: int, seed: int, offset: int) -> DeviceArray:
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:
     """Return `a` with each element zeroed with probability `p`, whatever it held, and the others scaled by 1 / (1 - p).
 
-    A `residual`, of the shape and dtype of `a`, is added in the same pass. Raises ValueError unless 0 <= p <= 1.
+    A `residual`, of the shape and dtype of `a`, is added in the same pass. Raises ValueError unless 0 <= p <= 1,
+    and for a residual of another shape or dtype.
     """
     require_probability(p)
+    if residual is not None and (residual.shape, residual.dtype) != (a.shape, a.dtype):
+        raise ValueError(
+            f"dropout: got a residual of shape {residual.shape} and {residual.dtype} for an array of shape {a.shape} "
+            f"and {a.dtype}; both must be the same; broadcast and convert it first"
+        )
     if p == 1:  # 1 / (1 - p) has no value
         return zeros(a.shape, a.dtype) if residual is None else copy(residual)
     out = empty(a.shape, a.dtype)
