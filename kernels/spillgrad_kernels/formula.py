@@ -147,9 +147,9 @@ def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
 def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
     """Run `formula` on symbols and return its straight-line code; `number` makes its constants.
 
-    Raises TypeError where the formula branches on a value.
+    A formula may return several results, as a tuple. Raises TypeError where the formula branches on a value.
     """
     record = Trace([f"in_{name}" for name in parameters(formula)])  # the prefix keeps `min` and its like free
     result = record.apply(formula, [Symbol(record, name) for name in record.inputs], number)
-    record.results = (record.name_of(result),)
+    record.results = tuple([record.name_of(part) for part in (result if isinstance(result, tuple) else (result,))])
     return record

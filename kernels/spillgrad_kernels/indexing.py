@@ -148,8 +148,11 @@ def _around(axis: int, a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(a).reshape(outer, a.shape[axis], inner)
 
 
-def _aligned(who: str, a: np.ndarray, axis: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what an index of `shape` along `axis` can reach of `a`: the leading corner in all other dimensions."""
+def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
+    """Return what an index of `shape` along `axis` can reach of `a`: the leading corner in all other dimensions.
+
+    Raises ValueError where the index is larger.
+    """
     others = [i for i in range(a.ndim) if i != axis]
     if len(shape) != a.ndim or any(shape[i] > a.shape[i] for i in others):
         raise ValueError(
@@ -165,7 +168,7 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     Shapes: index as `a`, smaller or equal except along `axis`; result as index.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
     """
-    reachable = _aligned("gather", a, axis, index.shape)
+    reachable = reachable_part("gather", a, axis, index.shape)
     index = _checked("gather", index, a.shape[axis])
     out = memory.empty(index.shape, a.dtype)
     if out.size:
@@ -176,6 +179,15 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     return out
 
 
+def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
+    """Raise ValueError where a source of this shape has no value for every place of an index."""
+    if len(source) != len(index) or any(have < need for have, need in zip(source, index, strict=True)):
+        raise ValueError(
+            f"scatter_add: got an index of shape {index} and a source of shape {source}; "
+            "the source needs a value for every index"
+        )
+
+
 def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions.
 
@@ -183,13 +195,9 @@ def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray)
     index, the rest of it is not used.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
     """
-    reachable = _aligned("scatter_add", a, axis, index.shape)
+    reachable = reachable_part("scatter_add", a, axis, index.shape)
     index = _checked("scatter_add", index, a.shape[axis])
-    if source.ndim != index.ndim or any(have < need for have, need in zip(source.shape, index.shape, strict=True)):
-        raise ValueError(
-            f"scatter_add: got an index of shape {index.shape} and a source of shape {source.shape}; "
-            "the source needs a value for every index"
-        )
+    require_source(index.shape, source.shape)
     out = memory.empty(a.shape, a.dtype)
     out[...] = a
     if index.size:

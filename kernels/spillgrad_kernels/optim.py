@@ -8,30 +8,79 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad_kernels.compile import FLOATS, REASSOCIATE, jit
+from spillgrad_kernels.compile import FLOATS, REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.dispatch import Kernel, parallel_for
+from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.pointers import array_at, data_of
-from spillgrad_kernels.scalar_math import where
+from spillgrad_kernels.scalar_math import sqrt, where
 
 # Elements per unit of work: a multiple of every vector width, so that only the last unit has a tail.
 _CHUNK = 4096
 # Elements worth a thread of their own: 3 to 6 microseconds of work.
 _GRAIN = 2 * _CHUNK
 
-Rule = Callable[..., None]
+# In the host's memory, or all of an update's arrays on a device (see `cuda.optim`).
+Array = Any
+
+
+class Rule(NamedTuple):
+    """What an update does: `formula(param, grad, *state, *numbers)` returns an element's new value and state.
+
+    `loop` computes it over parts of four arrays (without a second state, or any, the last are not looked at).
+    """
+
+    loop: Callable[..., None]
+    formula: Formula
 
 
 class Update(NamedTuple):
-    """How to update one parameter in place: the rule, the parameter, its gradient, its state, and the rule's numbers.
-
-    A rule is called with part of each array (the second state's is empty where there is none) and the numbers.
-    """
+    """How to update a parameter in place: the rule, the parameter, its gradient, its state, and the rule's numbers."""
 
     rule: Rule
-    param: np.ndarray
-    grad: np.ndarray
-    state: tuple[np.ndarray, ...]
+    param: Array
+    grad: Array
+    state: tuple[Array, ...]
     numbers: tuple[float, ...]
+
+
+@register_jitable(inline="always")
+def _adam_element(
+    param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any,
+    keep: Any, coupled_decay: Any, rate1: Any, beta2: Any, rate2: Any, step_size: Any, eps: Any,
+) -> Any:  # fmt: skip
+    pull = grad + coupled_decay * param
+    average = exp_avg + rate1 * (pull - exp_avg)
+    square = beta2 * exp_avg_sq + rate2 * pull * pull
+    return keep * param - step_size * (average / (sqrt(square) + eps)), average, square
+
+
+@register_jitable(inline="always")
+def _lion_element(param: Any, grad: Any, exp_avg: Any, keep: Any, rate1: Any, rate2: Any, lr: Any) -> Any:
+    change = exp_avg + rate1 * (grad - exp_avg)
+    # lr times the sign; of zero and NaN, times themselves.
+    step = where(change > 0, lr, where(change < 0, -lr, lr * change))
+    return keep * param - step, exp_avg + rate2 * (grad - exp_avg)
+
+
+@register_jitable(inline="always")
+def _sgd_element(param: Any, grad: Any, lr: Any, weight_decay: Any) -> Any:
+    return param - lr * (grad + weight_decay * param)
+
+
+@register_jitable(inline="always")
+def _sgd_momentum_element(
+    param: Any, grad: Any, momentum_buffer: Any,
+    lr: Any, weight_decay: Any, momentum: Any, kept_grad: Any, nesterov: Any, first_step: Any,
+) -> Any:  # fmt: skip
+    pull = grad + weight_decay * param
+    # What the buffer holds before the first step does not count, even if it is NaN.
+    velocity = where(first_step > 0, pull, momentum * momentum_buffer + kept_grad * pull)
+    return param - lr * where(nesterov > 0, pull + momentum * velocity, velocity), velocity
+
+
+@register_jitable(inline="always")
+def _scale_element(param: Any, _: Any, factor: Any) -> Any:
+    return param * factor
 
 
 @jit
@@ -39,52 +88,49 @@ def _adam(p: Any, g: Any, m: Any, v: Any, numbers: Any) -> None:
     keep, coupled_decay, rate1, beta2 = numbers[0], numbers[1], numbers[2], numbers[3]
     rate2, step_size, eps = numbers[4], numbers[5], numbers[6]
     for j in range(p.size):
-        d = g[j] + coupled_decay * p[j]
-        average = m[j] + rate1 * (d - m[j])
-        square = beta2 * v[j] + rate2 * d * d
-        m[j] = average
-        v[j] = square
-        p[j] = keep * p[j] - step_size * (average / (np.sqrt(square) + eps))
+        p[j], m[j], v[j] = _adam_element(
+            p[j], g[j], m[j], v[j], keep, coupled_decay, rate1, beta2, rate2, step_size, eps
+        )
 
 
 @jit
 def _lion(p: Any, g: Any, m: Any, _: Any, numbers: Any) -> None:
     keep, rate1, rate2, lr = numbers[0], numbers[1], numbers[2], numbers[3]
-    one = p.dtype.type(1)
     for j in range(p.size):
-        change = m[j] + rate1 * (g[j] - m[j])
-        m[j] += rate2 * (g[j] - m[j])
-        # The sign; zero and NaN are their own.
-        p[j] = keep * p[j] - lr * where(change > 0, one, where(change < 0, -one, change))
+        p[j], m[j] = _lion_element(p[j], g[j], m[j], keep, rate1, rate2, lr)
 
 
 @jit
 def _sgd(p: Any, g: Any, _: Any, __: Any, numbers: Any) -> None:
     lr, weight_decay = numbers[0], numbers[1]
     for j in range(p.size):
-        p[j] -= lr * (g[j] + weight_decay * p[j])
+        p[j] = _sgd_element(p[j], g[j], lr, weight_decay)
 
 
 @jit
 def _sgd_momentum(p: Any, g: Any, b: Any, _: Any, numbers: Any) -> None:
-    lr, weight_decay, momentum, kept_grad, nesterov = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4] != 0
+    lr, weight_decay, momentum = numbers[0], numbers[1], numbers[2]
+    kept_grad, nesterov, first_step = numbers[3], numbers[4], numbers[5]
     for j in range(p.size):
-        d = g[j] + weight_decay * p[j]
-        velocity = momentum * b[j] + kept_grad * d
-        b[j] = velocity
-        p[j] -= lr * where(nesterov, d + momentum * velocity, velocity)
+        p[j], b[j] = _sgd_momentum_element(
+            p[j], g[j], b[j], lr, weight_decay, momentum, kept_grad, nesterov, first_step
+        )
 
 
 @jit
 def _scale(p: Any, _: Any, __: Any, ___: Any, numbers: Any) -> None:
     factor = numbers[0]
     for j in range(p.size):
-        p[j] *= factor
+        p[j] = _scale_element(p[j], p[j], factor)
+
+
+ADAM, LION, SGD = Rule(_adam, _adam_element), Rule(_lion, _lion_element), Rule(_sgd, _sgd_element)
+SGD_MOMENTUM, SCALE = Rule(_sgd_momentum, _sgd_momentum_element), Rule(_scale, _scale_element)
 
 
 @functools.cache
-def _over_arrays(rule: Any) -> Kernel:
-    """Return the kernel that applies a rule to chunks of many arrays.
+def _over_arrays(loop: Any) -> Kernel:
+    """Return the kernel that runs a rule's loop over chunks of many arrays.
 
     Rows of `table`: the first of the array's chunks, its size, and the ids of four arrays.
     """
@@ -97,7 +143,7 @@ def _over_arrays(rule: Any) -> Kernel:
                 row += 1
             begin = (chunk - table[row, 0]) * _CHUNK
             count = min(_CHUNK, table[row, 1] - begin)
-            rule(
+            loop(
                 array_at(like, data_of(table[row, 2]) + begin * width, count),
                 array_at(like, data_of(table[row, 3]) + begin * width, count),
                 array_at(like, data_of(table[row, 4]) + begin * width, count),
@@ -105,7 +151,7 @@ def _over_arrays(rule: Any) -> Kernel:
                 numbers[row],
             )
 
-    return jit(kernel, name=f"{getattr(rule, 'py_func', rule).kernel_name}.over_arrays")
+    return jit(kernel, name=f"{getattr(loop, 'py_func', loop).kernel_name}.over_arrays")
 
 
 def run(updates: Iterable[Update]) -> None:
@@ -125,7 +171,7 @@ def run(updates: Iterable[Update]) -> None:
         # In the arrays' own dtype, since a float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
-        parallel_for(_over_arrays(rule), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
+        parallel_for(_over_arrays(rule.loop), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
 
 
 @jit(fastmath=REASSOCIATE)
@@ -143,12 +189,19 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
         partials[chunk] = total
 
 
-def _update(
-    who: str, rule: Rule, param: np.ndarray, grad: np.ndarray, state: tuple[np.ndarray, ...], *numbers: float
-) -> Update:
-    # The kernel gets their ids: what holds for all of them must hold here.
-    for array in (param, *state):
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
+_OF_HOST = (np.ndarray, np.generic)
+
+
+def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
+    on_host = isinstance(param, _OF_HOST)
+    if any(isinstance(array, _OF_HOST) != on_host for array in (grad, *state)):
+        raise ValueError(
+            f"{who}: got arrays of the host and of a device; parameter, gradient and state must be in one place; "
+            "move them to the parameter's"
+        )
+    # A loop gets their ids: what holds for all of them must hold here. Not for a number of NumPy: it is not writeable.
+    for array in (param, *state) if on_host else ():
+        if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError(
                 f"{who}: got an array of shape {array.shape} and strides {array.strides}; an update in place needs "
                 "contiguous memory that may be written to; make the array contiguous first"
@@ -161,11 +214,13 @@ def _update(
     if param.dtype not in FLOATS or any(array.dtype != param.dtype for array in (grad, *state)):
         listed = ", ".join(str(a.dtype) for a in (param, grad, *state))
         raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
-    return Update(rule, param, grad if grad.flags.c_contiguous else np.ascontiguousarray(grad), state, numbers)
+    if on_host and not (isinstance(grad, np.ndarray) and grad.flags.c_contiguous):
+        grad = np.ascontiguousarray(grad)
+    return Update(rule, param, grad, state, numbers)
 
 
 def adamw(
-    param: np.ndarray, grad: np.ndarray, exp_avg: np.ndarray, exp_avg_sq: np.ndarray,
+    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
 ) -> Update:  # fmt: skip
     """Return the update of `param` and its two moments; the weights decay apart from the gradient. `step` is from 1.
@@ -174,11 +229,11 @@ def adamw(
     """
     keep = 1 - lr * weight_decay
     moments = _moments(lr, beta1, beta2, eps, step)
-    return _update("adamw", _adam, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
+    return _update("adamw", ADAM, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
 
 
 def adam(
-    param: np.ndarray, grad: np.ndarray, exp_avg: np.ndarray, exp_avg_sq: np.ndarray,
+    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
 ) -> Update:  # fmt: skip
     """Return the update of `param` and its two moments; the weight decay is part of the gradient. `step` is from 1.
@@ -186,7 +241,7 @@ def adam(
     Source: Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1.
     """
     moments = _moments(lr, beta1, beta2, eps, step)
-    return _update("adam", _adam, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
+    return _update("adam", ADAM, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
 
 
 @functools.lru_cache(maxsize=64)  # the parameters of a group share them
@@ -198,18 +253,18 @@ def _moments(lr: float, beta1: float, beta2: float, eps: float, step: int) -> tu
 
 
 def lion(
-    param: np.ndarray, grad: np.ndarray, exp_avg: np.ndarray, lr: float, beta1: float, beta2: float,
+    param: Array, grad: Array, exp_avg: Array, lr: float, beta1: float, beta2: float,
     weight_decay: float,
 ) -> Update:  # fmt: skip
     """Return the update of `param` and its momentum: a step of one size for every element, in the momentum's direction.
 
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
-    return _update("lion", _lion, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
+    return _update("lion", LION, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
 
 
 def sgd(
-    param: np.ndarray, grad: np.ndarray, momentum_buffer: np.ndarray | None,
+    param: Array, grad: Array, momentum_buffer: Array | None,
     lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, first_step: bool,
 ) -> Update:  # fmt: skip
     """Return the update of `param` and its momentum buffer; without a buffer there is no momentum.
@@ -217,19 +272,14 @@ def sgd(
     The first step fills the buffer with the undamped gradient, as torch.optim.SGD does.
     """
     if momentum_buffer is None:
-        return _update("sgd", _sgd, param, grad, (), lr, weight_decay)
-    kept_grad = 1.0 if first_step else 1.0 - dampening
-    update = _update(
-        "sgd", _sgd_momentum, param, grad, (momentum_buffer,), lr, weight_decay, momentum, kept_grad, bool(nesterov)
-    )
-    if first_step:
-        momentum_buffer.fill(0)
-    return update
+        return _update("sgd", SGD, param, grad, (), lr, weight_decay)
+    numbers = lr, weight_decay, momentum, 1.0 - dampening, float(nesterov), float(first_step)
+    return _update("sgd", SGD_MOMENTUM, param, grad, (momentum_buffer,), *numbers)
 
 
-def scaled(array: np.ndarray, factor: float) -> Update:
+def scaled(array: Array, factor: float) -> Update:
     """Return the update that multiplies an array by a number."""
-    return _update("scaled", _scale, array, array, (), factor)
+    return _update("scaled", SCALE, array, array, (), factor)
 
 
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:

@@ -12,16 +12,16 @@ import numpy as np
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import jit, register_jitable
 from spillgrad_kernels.dispatch import parallel_for
-from spillgrad_kernels.scalar_math import log, where
+from spillgrad_kernels.scalar_math import floor, log, sqrt, where
 
-_WORDS_PER_COUNTER = 4
+WORDS_PER_COUNTER = 4
 # Elements per unit of work: their random words (4 KiB) stay in the first-level cache.
 _CHUNK = 1024
 # Chunks worth a thread of their own: about 6 microseconds of drawing.
 _GRAIN_CHUNKS = 8
 
-_MASK32 = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
+MASK32 = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
 _MULTIPLIER0, _MULTIPLIER1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL0, _WEYL1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _F32_STEP = np.float32(2.0**-24)
@@ -37,23 +37,35 @@ def philox4x32(x0: Any, x1: Any, x2: Any, x3: Any, key0: Any, key1: Any) -> Any:
     """Return the four random words of a counter of four words under a key of two; each word is a uint64 below 2**32."""
     for _ in range(10):
         product0, product1 = _MULTIPLIER0 * x0, _MULTIPLIER1 * x2
-        x0, x1 = (product1 >> _HALF) ^ x1 ^ key0, product1 & _MASK32
-        x2, x3 = (product0 >> _HALF) ^ x3 ^ key1, product0 & _MASK32
-        key0, key1 = (key0 + _WEYL0) & _MASK32, (key1 + _WEYL1) & _MASK32
+        x0, x1 = (product1 >> HALF) ^ x1 ^ key0, product1 & MASK32
+        x2, x3 = (product0 >> HALF) ^ x3 ^ key1, product0 & MASK32
+        key0, key1 = (key0 + _WEYL0) & MASK32, (key1 + _WEYL1) & MASK32
     return x0, x1, x2, x3
 
 
 @jit
 def _draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
     """Fill a multiple of four words (uint32) from `counter` on."""
-    key0, key1 = seed & _MASK32, seed >> _HALF
+    key0, key1 = seed & MASK32, seed >> HALF
     for i in range(words.size // 4):
         at = counter + np.uint64(i)
-        x0, x1, x2, x3 = philox4x32(at & _MASK32, at >> _HALF, stream, np.uint64(0), key0, key1)
+        x0, x1, x2, x3 = philox4x32(at & MASK32, at >> HALF, stream, np.uint64(0), key0, key1)
         words[4 * i] = x0
         words[4 * i + 1] = x1
         words[4 * i + 2] = x2
         words[4 * i + 3] = x3
+
+
+@register_jitable(inline="always")
+def fraction32(word: Any) -> Any:
+    """Return the float32 in [0, 1) that a word (uint32) stands for: a multiple of 2**-24."""
+    return np.float32(np.int32(word >> np.uint32(8))) * _F32_STEP
+
+
+@register_jitable(inline="always")
+def fraction64(word: Any) -> Any:
+    """Return the float64 in [0, 1) that a word (uint64) stands for: a multiple of 2**-53."""
+    return np.float64(np.int64(word >> np.uint64(11))) * _F64_STEP
 
 
 @jit
@@ -62,18 +74,17 @@ def _draw_uniform(values: Any, high: Any, low: Any, counter: Any, seed: Any) -> 
     _draw(high, counter, np.uint64(0), seed)
     if values.itemsize == 4:
         for j in range(values.size):
-            values[j] = np.float32(np.int32(high[j] >> np.uint32(8))) * _F32_STEP
+            values[j] = fraction32(high[j])
     else:
         _draw(low, counter, np.uint64(1), seed)
         for j in range(values.size):
-            word = (np.uint64(high[j]) << _HALF) | np.uint64(low[j])
-            values[j] = np.float64(np.int64(word >> np.uint64(11))) * _F64_STEP
+            values[j] = fraction64((np.uint64(high[j]) << HALF) | np.uint64(low[j]))
 
 
 @register_jitable(inline="always")
-def _cos_sin_turns(turns: Any, number: Any) -> Any:
+def cos_sin_turns(turns: Any, number: Any) -> Any:
     """Return cosine and sine of `turns` full turns, 0 <= turns < 1; `number` is the dtype's scalar type."""
-    quarter = np.floor(turns * number(4.0) + number(0.5))
+    quarter = floor(turns * number(4.0) + number(0.5))
     angle = (turns - quarter * number(0.25)) * number(2.0 * math.pi)
     square = angle * angle
     sine, cosine = number(0.0), number(0.0)
@@ -87,6 +98,14 @@ def _cos_sin_turns(turns: Any, number: Any) -> Any:
     c = where((quarter == number(1.0)) | (quarter == number(2.0)), -c, c)
     s = where((quarter == number(2.0)) | (quarter == number(3.0)), -s, s)
     return c, s
+
+
+@register_jitable(inline="always")
+def normal_pair(radial: Any, turns: Any, number: Any) -> Any:
+    """Return two normal numbers from two in [0, 1); `number` is the dtype's scalar type."""
+    radius = sqrt(number(-2.0) * log(number(1.0) - radial))
+    cosine, sine = cos_sin_turns(turns, number)
+    return radius * cosine, radius * sine
 
 
 @jit
@@ -108,10 +127,7 @@ def _normal(start: int, stop: int, out: Any, seed: Any, offset: Any) -> None:
     for chunk in range(start, stop):
         _draw_uniform(values, high, low, offset + np.uint64(chunk * (_CHUNK // 4)), seed)
         for j in range(_CHUNK // 2):
-            radius = np.sqrt(number(-2.0) * log(number(1.0) - values[2 * j]))
-            cosine, sine = _cos_sin_turns(values[2 * j + 1], number)
-            values[2 * j] = radius * cosine
-            values[2 * j + 1] = radius * sine
+            values[2 * j], values[2 * j + 1] = normal_pair(values[2 * j], values[2 * j + 1], number)
         part = out[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         for j in range(part.size):
             part[j] = values[j]
@@ -126,7 +142,7 @@ def _words64(start: int, stop: int, out: Any, seed: Any, offset: Any) -> None:
         _draw(low, counter, np.uint64(1), seed)
         part = out[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         for j in range(part.size):
-            part[j] = (np.uint64(high[j]) << _HALF) | np.uint64(low[j])
+            part[j] = (np.uint64(high[j]) << HALF) | np.uint64(low[j])
 
 
 @jit
@@ -154,7 +170,7 @@ def _dropout_add(
 
 def counters_needed(count: int) -> int:
     """Return by how much drawing `count` elements advances the offset."""
-    return -(-count // _WORDS_PER_COUNTER)
+    return -(-count // WORDS_PER_COUNTER)
 
 
 def _run(kernel: Any, out: np.ndarray, *operands: Any) -> np.ndarray:
@@ -187,15 +203,20 @@ def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
     return _run(_words64, out, out.reshape(-1), _seed(seed), np.uint64(offset))
 
 
+def require_range(low: int, high: int) -> None:
+    """Raise ValueError for a range of integers that holds none."""
+    if not low < high:
+        raise ValueError(
+            f"randint: got low={low} and high={high}; high itself is never drawn and must be larger than low"
+        )
+
+
 def randint(low: int, high: int, shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
     """Return int64 uniform in [low, high), to one part in 2**64 / (high - low).
 
     Raises ValueError unless low < high.
     """
-    if not low < high:
-        raise ValueError(
-            f"randint: got low={low} and high={high}; high itself is never drawn and must be larger than low"
-        )
+    require_range(low, high)
     words = words64(shape, seed, offset)
     words %= np.uint64(high - low)
     words += np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: right for a negative low too
@@ -207,19 +228,29 @@ def permutation(n: int, seed: int, offset: int) -> np.ndarray:
     return np.argsort(words64((n,), seed, offset), kind="stable")
 
 
+def require_probability(p: float) -> None:
+    """Raise ValueError for a probability of dropout that is none."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout: got p={p}; a probability from 0 to 1 is needed")
+
+
+def threshold_and_scale(p: float) -> tuple[int, float]:
+    """Return from which word on an element is kept, and what it is then multiplied with, for p below 1."""
+    return min(round(p * 2**32), 2**32 - 1), 1 / (1 - p)
+
+
 def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
     """Return `a` with each element zeroed with probability `p`, whatever it held, and the others scaled by 1 / (1 - p).
 
     A `residual`, of the shape and dtype of `a`, is added in the same pass. Raises ValueError unless 0 <= p <= 1.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout: got p={p}; a probability from 0 to 1 is needed")
+    require_probability(p)
     out = memory.empty(a.shape, a.dtype)
     if p == 1:  # 1 / (1 - p) has no value
         np.copyto(out, 0 if residual is None else residual)
         return out
-    threshold, scale = np.uint32(min(round(p * 2**32), 2**32 - 1)), a.dtype.type(1 / (1 - p))
-    numbers = threshold, scale, _seed(seed), np.uint64(offset)
+    threshold, scale = threshold_and_scale(p)
+    numbers = np.uint32(threshold), a.dtype.type(scale), _seed(seed), np.uint64(offset)
     flat = np.ascontiguousarray(a).reshape(-1)
     if residual is None:
         return _run(_dropout, out, flat, out.reshape(-1), *numbers)

@@ -6,9 +6,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import attention, elementwise, losses, matmul, normalization, reductions, rows
+from spillgrad_kernels.cuda import (
+    attention,
+    elementwise,
+    indexing,
+    losses,
+    matmul,
+    normalization,
+    optim,
+    random,
+    reductions,
+    rows,
+    sorting,
+)
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
+from spillgrad_kernels.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 from spillgrad_kernels.walk import dense
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
@@ -130,3 +143,73 @@ def test_a_row_s_neighbours_move_in_one_access_of_16_bytes(name):
     moved = sum(x in (*loop.elements, *loop.columns) for formula in passes for x in parameters(formula))
     assert accesses.count("v4.f32") == moved + (loop.element is not None), accesses
     assert len(accesses) - accesses.count("v4.f32") <= len(loop.numbers) + len(loop.picked) + len(loop.stored)
+
+
+@pytest.mark.parametrize("name, dtype", [
+    (name, dtype) for name in ("uniform", "normal") for dtype in ("float32", "float64", "float16", "bfloat16")
+] + [("words64", "int64"), ("randint", "int64")])  # fmt: skip
+def test_every_distribution_compiles_for_every_generation(name, dtype):
+    for major, minor in CAPABILITIES:
+        code = random.drawing(name, np.dtype(dtype)).ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert ".local" not in code  # the series' coefficients are in the code
+        assert re.search(r"st\.global\.v[24]", code)
+
+
+@pytest.mark.parametrize("lanes, adds", [(4, True), (2, False), (1, True)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_dropout_compiles_for_every_generation(dtype, lanes, adds):
+    kind = np.dtype(dtype)
+    if lanes * kind.itemsize <= 16:
+        for major, minor in CAPABILITIES:
+            assert f".target sm_{major}{minor}" in random.dropping(kind, lanes, adds).ptx((major, minor))
+
+
+@pytest.mark.parametrize("kernel", [sorting.count_digits, sorting.sum_up, sorting.move_keys], ids=repr)
+def test_the_sort_compiles_for_every_generation(kernel):
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert "atom." not in code and ".local" not in code
+
+
+@pytest.mark.parametrize("index", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize("nbytes", [1, 2, 4, 8, 16])
+def test_choosing_by_index_compiles_for_every_generation(nbytes, index):
+    for major, minor in CAPABILITIES:
+        assert f".target sm_{major}{minor}" in indexing.choosing(nbytes, index).ptx((major, minor))
+
+
+@pytest.mark.parametrize("dtype, lanes", [
+    ("float32", 4), ("float32", 1), ("float64", 2), ("float16", 4), ("bfloat16", 4), ("bfloat16", 1), ("int64", 2),
+])  # fmt: skip
+def test_sums_by_index_compile_for_every_generation(dtype, lanes):
+    kind = np.dtype(dtype)
+    kernels = [indexing.adding(kind, lanes), indexing.adding_partials(kind, lanes), indexing.numbering("int32")]
+    if kind == indexing._summed_in(kind):
+        kernels.append(indexing.adding_columns(kind, "int64"))
+    for kernel in kernels:
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code
+
+
+@pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
+@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
+def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states, dtype, access):
+    kind = np.dtype(dtype)
+    array = ((1024,), (kind.itemsize,), kind)
+    numbers = len(parameters(rule.formula)) - 2 - states
+    operands, outs = (array,) * (2 + states) + (kind,) * numbers, (array,) * (1 + states)
+    kernel = elementwise.prepare(rule.formula, "update", (kind,) * len(outs), operands, outs, True).kernel
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sum_of_squares_compiles_for_every_generation(dtype):
+    for major, minor in CAPABILITIES:
+        assert f".target sm_{major}{minor}" in optim.squaring(np.dtype(dtype)).ptx((major, minor))

@@ -127,6 +127,14 @@ def test_an_update_of_memory_that_is_not_contiguous_is_refused():
     np.testing.assert_array_equal(b, 1)
 
 
+def test_numbers_of_numpy_are_no_parameters_but_may_be_gradients():
+    param = np.ones(())
+    optim.run([optim.sgd(param, np.float64(2), None, 0.25, 0.0, 0.0, 0.0, False, False)])
+    assert param == 0.5
+    with pytest.raises(ValueError, match=r"sgd: got an array of shape .* may be written to"):
+        optim.sgd(np.float64(1), np.float64(2), None, 0.25, 0.0, 0.0, 0.0, False, False)
+
+
 def test_state_of_another_shape_is_refused():
     a, b = np.ones((4, 3)), np.ones((3, 4))
     with pytest.raises(ValueError, match=r"adamw: got shapes \(4, 3\), \(4, 3\), \(3, 4\), \(4, 3\)"):

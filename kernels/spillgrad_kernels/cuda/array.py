@@ -110,6 +110,14 @@ def empty(shape: Shape, dtype: Any) -> DeviceArray:
     return DeviceArray(memory.view(dtype).reshape(shape))
 
 
+def zeros(shape: Shape, dtype: Any) -> DeviceArray:
+    """Return an array of zeros without gaps. Raises OutOfMemory."""
+    made = empty(shape, dtype)
+    if made.size:
+        driver.fill_with_zeros(made.address, made.nbytes)
+    return made
+
+
 def to_device(array: np.ndarray) -> DeviceArray:
     """Return a copy in the device's memory, without gaps."""
     array = np.asarray(array, order="C")

@@ -37,6 +37,10 @@ if SIMULATED:
         """Fill device memory from a dense host array of bytes."""
         ctypes.memmove(address, source.ctypes.data, source.nbytes)
 
+    def fill_with_zeros(address: int, nbytes: int) -> None:
+        """Set bytes of device memory to 0, in order with kernels."""
+        ctypes.memset(address, 0, nbytes)
+
 else:
     from cuda.bindings import driver as _cuda
 
@@ -67,6 +71,10 @@ else:
     def copy_to_device(address: int, source: np.ndarray) -> None:
         """Fill device memory from a dense host array of bytes."""
         _checked(_cuda.cuMemcpyHtoD(address, source.ctypes.data, source.nbytes))
+
+    def fill_with_zeros(address: int, nbytes: int) -> None:
+        """Set bytes of device memory to 0, in order with kernels."""
+        _checked(_cuda.cuMemsetD8(address, 0, nbytes))
 
 
 @functools.cache

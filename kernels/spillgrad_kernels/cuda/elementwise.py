@@ -209,7 +209,14 @@ def contiguous(a: DeviceArray) -> DeviceArray:
     """Return the array, or a copy of it without gaps."""
     if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
         return a
-    return compute(_same, "copy", [a], (a.dtype,))[0]
+    return copy(a)
+
+
+def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
+    """Return a copy without gaps, converted to another dtype if one is given; or write it to `out`, and return that."""
+    if out is not None:
+        return compute(_same, "copy", [a], (out.dtype,), (out,))[0]
+    return compute(_same, "copy", [a], (a.dtype if dtype is None else np.dtype(dtype),))[0]
 
 
 def converted(a: DeviceArray, dtype: Any) -> DeviceArray:

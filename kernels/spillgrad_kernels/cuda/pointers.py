@@ -34,6 +34,11 @@ def _lanes_of(itemsize: int) -> list[int]:
     return [2**k for k in range(5) if 2**k * itemsize <= ACCESS_BYTES]
 
 
+def widest(itemsize: int, *places: int) -> int:
+    """Return how many lanes of so many bytes an access may have where addresses and bytes between them are `places`."""
+    return max(lanes for lanes in _lanes_of(itemsize) if not any(place % (lanes * itemsize) for place in places))
+
+
 if SIMULATED:
 
     def _memory(dtype: np.dtype[Any], lanes: int, address: int) -> np.ndarray:

@@ -1,0 +1,392 @@
+"""Rows and elements chosen by integer index on a device, and sums back into them.
+
+An index outside its dimension cannot be refused without waiting for the device: nothing is read or added there, and
+what was to be read is NaN, or 0 in dtypes without one. Sums have a fixed order, so results do not depend on the device:
+indices are sorted, and one thread adds up what goes to one element, a part of a fixed length at a time.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import DeviceArray, empty, zeros
+from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.elementwise import contiguous, copy
+from spillgrad_kernels.cuda.pointers import HALF, kernel_types, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.sorting import stable_order
+from spillgrad_kernels.indexing import reachable_part, require_source
+from spillgrad_kernels.walk import Shape
+
+# Sorted values that one thread adds up before another goes on: a row that many indices name is shared by threads.
+_PART_VALUES = 64
+_WORD = 8  # bytes
+
+
+@functools.cache
+def _mover(nbytes: int) -> tuple[Callable[[int, int], None], Callable[[int, int], None]]:
+    """Return what copies so many bytes from one address to another, and what fills them with a pattern's bits."""
+    lanes = max(1, nbytes // _WORD)
+    name = f"int{8 * nbytes // lanes}"
+    load, store, number = loaders[name, lanes], storers[name, lanes], getattr(np, name)
+
+    if lanes == 1:
+
+        @device
+        def move(to: int, source: int) -> None:
+            store(to, load(source))
+
+        @device
+        def mark(to: int, pattern: int) -> None:
+            store(to, number(pattern))
+
+    else:
+
+        @device
+        def move(to: int, source: int) -> None:
+            first, second = load(source)
+            store(to, first, second)
+
+        @device
+        def mark(to: int, pattern: int) -> None:
+            store(to, number(pattern), number(pattern))
+
+    return move, mark
+
+
+def _pattern(dtype: np.dtype[Any], nbytes: int) -> int:
+    """Return the bits, of eight bytes at most, that stand for what was not read."""
+    nothing = np.full(_WORD, np.nan if dtype.kind == "f" or dtype.name in HALF else 0, np.float32).astype(dtype)
+    return int.from_bytes(nothing.tobytes()[: min(nbytes, _WORD)], "little")
+
+
+@functools.cache
+def choosing(nbytes: int, index: str) -> Kernel:
+    """Return the kernel that copies pieces of so many bytes from where an index of that dtype says.
+
+    Of (outer, n, inner) pieces it takes (outer, span / inner, inner); each index stands for `width` of them.
+    """
+    move, mark = _mover(nbytes)
+    load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
+
+    def choose(
+        count: int, span: int, n: int, inner: int, width: int, a: int, chosen: int, out: int, pattern: int
+    ) -> None:  # fmt: skip
+        turn = cuda.grid(1)
+        while turn < count:
+            o = quotient(turn, span)
+            c = turn - quotient(turn, inner) * inner
+            at = np.int64(load(chosen + quotient(turn, width) * index_bytes))
+            if 0 <= at < n:
+                move(out + turn * nbytes, a + ((o * n + at) * inner + c) * nbytes)
+            else:
+                mark(out + turn * nbytes, pattern)
+            turn += cuda.gridsize(1)
+
+    choose.__name__ = f"choose_{nbytes}_by_{index}"
+    return Kernel(choose, [types.int64] * 9)
+
+
+@functools.cache
+def numbering(index: str) -> Kernel:
+    """Return the kernel that writes which of outer * n places each index of (outer, length) names, as int64.
+
+    What names none gets the number after the last.
+    """
+    load, store, index_bytes = loaders[index, 1], storers["int64", 1], np.dtype(index).itemsize
+
+    def number(count: int, length: int, n: int, places: int, chosen: int, keys: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            at = np.int64(load(chosen + turn * index_bytes))
+            store(keys + turn * _WORD, quotient(turn, length) * n + at if 0 <= at < n else places)
+            turn += cuda.gridsize(1)
+
+    number.__name__ = f"number_{index}"
+    return Kernel(number, [types.int64] * 6)
+
+
+def _adder(dtype: np.dtype[Any], lanes: int) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
+    """Return load(address) of neighbours as a tuple, add(sums, address) to such a tuple, and store(address, sums)."""
+    x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
+    source = f"""
+def load(at):
+    {", ".join(x)} = load_lanes(at)
+    return ({", ".join(x)},)
+def add(sums, at):
+    {", ".join(x)}, = sums
+    {", ".join(y)} = load_lanes(at)
+    return ({", ".join(f"{a} + {b}" for a, b in zip(x, y, strict=True))},)
+def store(at, sums):
+    {", ".join(x)}, = sums
+    store_lanes(at, {", ".join(x)})
+"""
+    made: dict[str, Any] = {"load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes]}
+    exec(compile(source, f"<{lanes} of {dtype.name}>", "exec"), made)
+    return device(made["load"]), device(made["add"]), device(made["store"])
+
+
+def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sums are kept in until they are done."""
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
+
+
+@functools.cache
+def adding(dtype: np.dtype[Any], lanes: int) -> Kernel:
+    """Return the kernel that adds values to the rows that their sorted keys name, a thread for each row in each part.
+
+    What goes to the row that the part before ends with is summed up in `partials`, which have a row for each part.
+    """
+    load, add, store = _adder(dtype, lanes)
+    summed_in = _summed_in(dtype)
+    _, _, store_partial = _adder(summed_in, lanes)
+    load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * summed_in.itemsize
+
+    def add_rows(
+        count: int, n: int, rows: int, width: int, keys: int, places: int, values: int, out: int, partials: int
+    ) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            first = quotient(turn, width)
+            c = turn - first * width
+            key = load_word(keys + first * _WORD)
+            goes_on = first > 0 and load_word(keys + (first - 1) * _WORD) == key
+            part = quotient(first, _PART_VALUES)
+            if key < rows and (not goes_on or first == part * _PART_VALUES):
+                end = (part + 1) * _PART_VALUES if (part + 1) * _PART_VALUES < n else n
+                last = first + 1
+                while last < end and load_word(keys + last * _WORD) == key:
+                    last += 1
+                to = out + (key * width + c) * nbytes
+                begun = first + 1 if goes_on else first
+                sums = load(values + (load_word(places + first * _WORD) * width + c) * nbytes if goes_on else to)
+                for i in range(begun, last):
+                    sums = add(sums, values + (load_word(places + i * _WORD) * width + c) * nbytes)
+                if goes_on:
+                    store_partial(partials + (part * width + c) * partial_bytes, sums)
+                else:
+                    store(to, sums)
+            turn += cuda.gridsize(1)
+
+    add_rows.__name__ = f"add_rows_{dtype.name}_x{lanes}"
+    return Kernel(add_rows, [types.int64] * 9)
+
+
+@functools.cache
+def adding_partials(dtype: np.dtype[Any], lanes: int) -> Kernel:
+    """Return the kernel that adds to each row what parts have summed up for it, in their order."""
+    load, _, store = _adder(dtype, lanes)
+    summed_in = _summed_in(dtype)
+    _, add_partial, _ = _adder(summed_in, lanes)
+    load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * summed_in.itemsize
+    part_words = _PART_VALUES * _WORD
+
+    @device
+    def continues(keys: int, part: int) -> bool:
+        """Say whether a part begins with the key that the one before ends with."""
+        at = keys + part * part_words
+        return part > 0 and load_word(at) == load_word(at - _WORD)
+
+    def add_partials(count: int, parts: int, rows: int, width: int, keys: int, out: int, partials: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            part = quotient(turn, width)
+            c = turn - part * width
+            key = load_word(keys + part * part_words)
+            # The first part that goes on with a key adds up those of all that follow.
+            is_first = not continues(keys, part - 1) or load_word(keys + (part - 1) * part_words) != key
+            if key < rows and continues(keys, part) and is_first:
+                to = out + (key * width + c) * nbytes
+                sums = load(to)
+                while part < parts and load_word(keys + part * part_words) == key:
+                    sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
+                    part += 1
+                store(to, sums)
+            turn += cuda.gridsize(1)
+
+    add_partials.__name__ = f"add_partials_{dtype.name}_x{lanes}"
+    return Kernel(add_partials, [types.int64] * 7)
+
+
+@functools.cache
+def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
+    """Return the kernel that adds (outer, length, inner) values to (outer, n, inner) sums, a thread for each column."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
+
+    def add_columns(count: int, length: int, n: int, inner: int, out: int, chosen: int, values: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            o = quotient(turn, inner)
+            c = turn - o * inner
+            for j in range(length):
+                i = (o * length + j) * inner + c
+                at = np.int64(load_index(chosen + i * index_bytes))
+                if 0 <= at < n:
+                    to = out + ((o * n + at) * inner + c) * size
+                    store(to, load(to) + load(values + i * size))
+            turn += cuda.gridsize(1)
+
+    add_columns.__name__ = f"add_columns_{dtype.name}_by_{index}"
+    return Kernel(add_columns, [types.int64] * 7)
+
+
+def _index(who: str, index: DeviceArray) -> DeviceArray:
+    """Return `index` without gaps. Raises TypeError for what holds no integers."""
+    if index.dtype.kind not in "iu" or index.dtype.name not in kernel_types:
+        raise TypeError(f"{who}: got an index of {index.dtype}; wanted int64, int32, int16, int8 or uint8; convert it")
+    return contiguous(index)
+
+
+def _as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
+    """Return an array without gaps of another dtype; itself where it is one."""
+    return contiguous(a) if a.dtype == dtype else copy(a, dtype)
+
+
+def _choose(a: DeviceArray, index: DeviceArray, out: DeviceArray, span: int, n: int, inner: int, width: int) -> None:
+    """Run the kernel that fills `out`; `span`, `inner` and `width` are in elements."""
+    size = a.dtype.itemsize
+    lanes = widest(size, a.address, width * size)
+    kernel = choosing(lanes * size, index.dtype.name)
+    count = out.size // lanes
+    kernel.launch(
+        blocks_for(count, kernel.threads), count, span // lanes, n, inner // lanes, width // lanes, a.address,
+        index.address, out.address, _pattern(a.dtype, lanes * size),
+    )  # fmt: skip
+
+
+def embedding(weight: DeviceArray, index: DeviceArray) -> DeviceArray:
+    """Return the rows of `weight` at `index`; NaN for an index outside [0, V), or 0 where the dtype has no NaN.
+
+    Shapes: weight (V, D), index any, result index.shape + (D,).
+    """
+    rows, width = weight.shape
+    index = _index("embedding", index)
+    out = empty((*index.shape, width), weight.dtype)
+    if out.size:
+        _choose(contiguous(weight), index, out, out.size, rows, width, width)
+    return out
+
+
+def _add_rows(
+    who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int
+) -> None:
+    """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names.
+
+    Raises ValueError unless there is a row for every index.
+    """
+    index, count = _index(who, index), index.size
+    if values.size != count * width:
+        raise ValueError(
+            f"{who}: got values of shape {values.shape} for an index of shape {index.shape}; "
+            f"there must be {width} for each index"
+        )
+    if not count or not out.size:
+        return
+    values = _as(out.dtype, values)
+    rows = outer * n
+    keys = empty((count,), np.int64)
+    kernel = numbering(index.dtype.name)
+    blocks = blocks_for(count, kernel.threads)
+    kernel.launch(blocks, count, count // outer, n, rows, index.address, keys.address)
+    keys, places = stable_order(keys, rows.bit_length())
+    size, summed_in = out.dtype.itemsize, _summed_in(out.dtype)
+    lanes = min(widest(size, out.address, values.address, width * size), widest(summed_in.itemsize))
+    parts = -(-count // _PART_VALUES)
+    partials = empty((parts, width), summed_in)
+    width //= lanes
+    kernel = adding(out.dtype, lanes)
+    kernel.launch(
+        blocks_for(count * width, kernel.threads), count * width, count, rows, width, keys.address, places.address,
+        values.address, out.address, partials.address,
+    )  # fmt: skip
+    if parts > 1:
+        kernel = adding_partials(out.dtype, lanes)
+        blocks = blocks_for(parts * width, kernel.threads)
+        kernel.launch(blocks, parts * width, parts, rows, width, keys.address, out.address, partials.address)
+
+
+def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> DeviceArray:
+    """Return the gradient of `embedding` by its weight of `rows` rows; an index outside [0, rows) adds nothing.
+
+    Shapes: grad index.shape + (D,), result (rows, D). Raises ValueError for shapes that do not fit.
+    """
+    width = grad.shape[-1]
+    out = zeros((rows, width), grad.dtype)
+    _add_rows("embedding_backward", out, index, grad, 1, rows, width)
+    return out
+
+
+def index_add(a: DeviceArray, index: DeviceArray, values: DeviceArray) -> DeviceArray:
+    """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up.
+
+    Shapes: a (V, D), index (n,), values (n, D), result (V, D). An index outside [0, V) adds nothing.
+    Raises ValueError for shapes that do not fit.
+    """
+    out = copy(a)
+    _add_rows("index_add", out, index, values, 1, *a.shape)
+    return out
+
+
+def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) -> None:
+    """Add `values` to the elements of the flat `out` at `index`, in place; repeated indices add up.
+
+    Shapes: out (size,) contiguous, index and values any, of equal size. An index outside [0, size) adds nothing.
+    Raises ValueError for an `out` that is not contiguous, and for shapes that do not fit.
+    """
+    if contiguous(out) is not out:
+        raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
+    _add_rows("index_add_flat", out, index, values, 1, out.size, 1)
+
+
+def _sizes_around(axis: int, shape: Shape) -> tuple[int, int, int]:
+    """Return the shape as (outer, n, inner) with `axis` in the middle."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
+    """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions.
+
+    Shapes: index as `a`, smaller or equal except along `axis`; result as index. Where an index is outside the dimension
+    the result is NaN, or 0 where the dtype has no NaN. Raises ValueError for shapes that do not fit.
+    """
+    reachable = reachable_part("gather", a, axis, index.shape)
+    index = _index("gather", index)
+    out = empty(index.shape, a.dtype)
+    if out.size:
+        _, length, inner = _sizes_around(axis, index.shape)
+        _choose(contiguous(reachable), index, out, length * inner, a.shape[axis], inner, 1)
+    return out
+
+
+def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArray) -> DeviceArray:
+    """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions.
+
+    Shapes: index as `a`, smaller or equal except along `axis`; source at least as large as index, the rest of it is not
+    used. An index outside the dimension adds nothing. Raises ValueError for shapes that do not fit.
+    """
+    reachable_part("scatter_add", a, axis, index.shape)
+    require_source(index.shape, source.shape)
+    index = _index("scatter_add", index)
+    out = copy(a)
+    if not index.size:
+        return out
+    part = reachable_part("scatter_add", out, axis, index.shape)
+    used = source[tuple(slice(size) for size in index.shape)]
+    outer, n, inner = _sizes_around(axis, part.shape)
+    sums = contiguous(part)
+    if inner == 1:
+        _add_rows("scatter_add", sums, index, used, outer, n, 1)
+    else:
+        sums = _as(_summed_in(sums.dtype), sums)
+        used = _as(sums.dtype, used)
+        kernel = adding_columns(sums.dtype, index.dtype.name)
+        columns, length = outer * inner, index.shape[axis]
+        blocks = blocks_for(columns, kernel.threads)
+        kernel.launch(blocks, columns, length, n, inner, sums.address, index.address, used.address)
+    if sums is not part:
+        copy(sums, out=part)
+    return out
