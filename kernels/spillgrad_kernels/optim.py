@@ -88,9 +88,12 @@ def _adam(p: Any, g: Any, m: Any, v: Any, numbers: Any) -> None:
     keep, coupled_decay, rate1, beta2 = numbers[0], numbers[1], numbers[2], numbers[3]
     rate2, step_size, eps = numbers[4], numbers[5], numbers[6]
     for j in range(p.size):
-        p[j], m[j], v[j] = _adam_element(
+        value, average, square = _adam_element(
             p[j], g[j], m[j], v[j], keep, coupled_decay, rate1, beta2, rate2, step_size, eps
         )
+        m[j] = average
+        v[j] = square
+        p[j] = value
 
 
 @jit
@@ -194,11 +197,12 @@ _OF_HOST = (np.ndarray, np.generic)
 
 def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
     on_host = isinstance(param, _OF_HOST)
-    if any(isinstance(array, _OF_HOST) != on_host for array in (grad, *state)):
-        raise ValueError(
-            f"{who}: got arrays of the host and of a device; parameter, gradient and state must be in one place; "
-            "move them to the parameter's"
-        )
+    for array in (grad, *state):
+        if isinstance(array, _OF_HOST) != on_host:
+            raise ValueError(
+                f"{who}: got arrays of the host and of a device; parameter, gradient and state must be in one place; "
+                "move them to the parameter's"
+            )
     # A loop gets their ids: what holds for all of them must hold here. Not for a number of NumPy: it is not writeable.
     for array in (param, *state) if on_host else ():
         if not array.flags.c_contiguous or not array.flags.writeable:
