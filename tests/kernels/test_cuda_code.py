@@ -1,6 +1,9 @@
 """The code of CUDA kernels, made without a GPU."""
 
+import os
 import re
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -213,3 +216,17 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
 def test_the_sum_of_squares_compiles_for_every_generation(dtype):
     for major, minor in CAPABILITIES:
         assert f".target sm_{major}{minor}" in optim.squaring(np.dtype(dtype)).ptx((major, minor))
+
+
+def test_what_the_cpu_compiled_before_is_not_taken_for_a_device_s(tmp_path):
+    """In a process of its own, with an empty cache: what is found compiled is no danger."""
+    program = """
+import numpy as np
+from spillgrad_kernels import random as host
+host.normal((8,), np.float32, 1, 2)
+from spillgrad_kernels.cuda import random
+random.drawing("normal", np.dtype("float32")).ptx((8, 0))
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")

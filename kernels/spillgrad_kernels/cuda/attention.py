@@ -30,9 +30,10 @@ from spillgrad_kernels.cuda.pointers import (
     shared_loaders,
     storers,
 )
+from spillgrad_kernels.cuda.random import philox4x32
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.random import counters_needed, philox4x32
+from spillgrad_kernels.random import counters_needed
 from spillgrad_kernels.scalar_math import exp, log
 from spillgrad_kernels.walk import Shape
 
@@ -45,7 +46,6 @@ _SHARED_BYTES = 44 << 10
 NO_MASK, CHOICE, BIAS = 0, 1, 2
 
 _MASK32, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-device(philox4x32)
 
 
 class Variant(NamedTuple):

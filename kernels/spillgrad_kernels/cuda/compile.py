@@ -59,6 +59,18 @@ else:
     dispatcher.get_current_device = _device_to_compile_for
 
 
+def twin(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
+    """Return what stands for a function of the CPU's kernels in those of a device; `names` are twins of what it calls.
+
+    Numba-cuda also knows what is registered for the CPU. Where that is inlined by Numba, and this process compiled it
+    for the CPU before, it would take that code, which is none of its own.
+    """
+    if SIMULATED:
+        return function
+    namespace = {**function.__globals__, **names}
+    return device(python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__))
+
+
 @contextmanager
 def _compiling_for(capability: Capability) -> Iterator[None]:
     _target.capability = capability

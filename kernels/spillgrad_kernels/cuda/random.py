@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
+from spillgrad_kernels import random as host
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
 from spillgrad_kernels.cuda.array import DeviceArray, empty, zeros
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device, twin
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
 from spillgrad_kernels.cuda.sorting import stable_order
@@ -21,12 +22,7 @@ from spillgrad_kernels.random import (
     HALF,
     MASK32,
     WORDS_PER_COUNTER,
-    cos_sin_turns,
     counters_needed,
-    fraction32,
-    fraction64,
-    normal_pair,
-    philox4x32,
     require_probability,
     require_range,
     threshold_and_scale,
@@ -34,8 +30,8 @@ from spillgrad_kernels.random import (
 from spillgrad_kernels.scalar_math import where
 from spillgrad_kernels.walk import Shape
 
-for _function in (philox4x32, fraction32, fraction64, cos_sin_turns, normal_pair):
-    device(_function)
+philox4x32, fraction32, fraction64 = twin(host.philox4x32), twin(host.fraction32), twin(host.fraction64)
+normal_pair = twin(host.normal_pair, cos_sin_turns=twin(host.cos_sin_turns))
 
 
 @device
