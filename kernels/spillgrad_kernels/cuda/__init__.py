@@ -1,1 +1,4 @@
-"""Kernels for NVIDIA GPUs, made of the same rows and formulas as those for the CPU. Importing it imports numba-cuda."""
+"""Kernels for NVIDIA GPUs, made of the same rows, rules and formulas as those for the CPU.
+
+Its modules, but for `memory`, import numba-cuda.
+"""

@@ -481,7 +481,7 @@ def attention_backward(
         made = attention_backward(
             gradient, x, y, z, result, flat_lse, scale, causal, _mask_of_four(mask, q, k), dropout
         )
-        return tuple([each.reshape(*array.shape) for each, array in zip(made, (q, k, v), strict=True)])  # type: ignore[return-value]
+        return made[0].reshape(*q.shape), made[1].reshape(*k.shape), made[2].reshape(*v.shape)
     dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))
     variant, numbers, mask = _common(q, k, v, scale, causal, mask, dropout)
     # The mean of a query's gradients over its keys, weighted as their values are.

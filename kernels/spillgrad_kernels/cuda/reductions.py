@@ -59,6 +59,7 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
     identity = _identity(name, dtype)
     accumulated = getattr(types, type(identity).__name__)
     load, store = loaders[dtype.name, 1], storers[result.name, 1]
+    shifted, no_shift = rule.shifted, (np.float32 if dtype.name in HALF else dtype.type)(0)
     size, result_size, threads = dtype.itemsize, result.itemsize, THREADS
 
     def fold(
@@ -80,7 +81,7 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
             if unit < units:
                 o = quotient(unit, inner)
                 base = a + (o * n * inner + unit - o * inner) * size
-                own_shift = load(shift + unit * size)
+                own_shift = load(shift + unit * size) if shifted else no_shift
                 last = (part + 1) * length if (part + 1) * length < n else n
                 j = part * length + lane
                 while j < last:
