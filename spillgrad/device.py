@@ -1,35 +1,85 @@
-"""Where a tensor's memory is."""
+"""Where a tensor's memory is, and memory on either device."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from spillgrad.errors import DeviceError
+from spillgrad_kernels import memory
+from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.device_array import DeviceArray, empty_on_device, to_device
+
+# A tensor's memory.
+Array = Any  # np.ndarray | DeviceArray
 
 
 @dataclass(frozen=True, repr=False)
 class Device:
-    """A device, equal to its name: `x.device == "cpu"`."""
+    """A device, equal to its names: `x.device == "cuda"`, `x.device == "cuda:0"`."""
 
     type: str
+    index: int | None = None
 
     def __repr__(self) -> str:
-        return f"device(type={self.type!r})"
+        index = "" if self.index is None else f", index={self.index}"
+        return f"device(type={self.type!r}{index})"
 
     def __str__(self) -> str:
-        return self.type
+        return self.type if self.index is None else f"{self.type}:{self.index}"
 
     def __eq__(self, other: object) -> bool:
-        return str(other) == self.type
+        # There is one device of each type: naming its number or not makes no difference.
+        return str(other) in (self.type, f"{self.type}:0")
 
     def __hash__(self) -> int:
         return hash(self.type)
 
 
 CPU = Device("cpu")
+CUDA = Device("cuda", 0)
 
 
 def as_device(device: Any) -> Device:
-    """Return the device that a name or device means. Raises DeviceError for one that does not exist here."""
-    if device is None or str(device) in ("cpu", "cpu:0"):
+    """Return the device that a name, number or device means; the CPU for None.
+
+    Raises DeviceError for one that does not exist here, and says what is missing.
+    """
+    if device is None or device is CPU:
         return CPU
-    raise DeviceError(f"device: got {str(device)!r}; this version computes on 'cpu' only")
+    if device is CUDA:
+        return CUDA
+    name = f"cuda:{device}" if type(device) is int else str(device)
+    if name in ("cpu", "cpu:0"):
+        return CPU
+    kind, _, number = name.partition(":")
+    if kind != "cuda":
+        raise DeviceError(f"device: got {name!r}; wanted 'cpu' or 'cuda'")
+    if number not in ("", "0"):
+        raise DeviceError(f"device: got {name!r}; of several GPUs the first is used: wanted 'cuda' or 'cuda:0'")
+    lack = missing()
+    if lack is not None:
+        raise DeviceError(f"device: got {name!r}; {lack}")
+    return CUDA
+
+
+def device_of(array: Array) -> Device:
+    """Return where an array's memory is."""
+    return CUDA if type(array) is DeviceArray else CPU
+
+
+def moved(array: Array, device: Device) -> Array:
+    """Return an array itself where it is on a device, else a copy of it there."""
+    if device_of(array) is device:
+        return array
+    return array.to_host() if device is CPU else to_device(array)
+
+
+def empty(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an uninitialised array on a device, without gaps."""
+    return memory.empty(shape, dtype) if device is CPU else empty_on_device(shape, dtype)
+
+
+def filled(device: Device, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
+    """Return an array on a device with one value everywhere."""
+    array = empty(device, shape, dtype)
+    array.fill(value)
+    return array

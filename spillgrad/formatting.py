@@ -29,8 +29,8 @@ class _Column:
         return self.write(value).rjust(self.width)
 
 
-def format_tensor(array: np.ndarray, graph_suffix: str | None) -> str:
-    """Return `tensor(...)` for an array; `graph_suffix` (such as `requires_grad=True`) goes last."""
+def format_tensor(array: np.ndarray, *further: str) -> str:
+    """Return `tensor(...)` for an array; what else there is to say (such as `requires_grad=True`) goes last."""
     prefix = "tensor("
     default = dtypes.get_default_dtype()
     suffixes = []
@@ -44,9 +44,7 @@ def format_tensor(array: np.ndarray, graph_suffix: str | None) -> str:
         body = _nested(array, len(prefix))
     if array.dtype not in inferable:
         suffixes.append(f"dtype={array.dtype}")
-    if graph_suffix is not None:
-        suffixes.append(graph_suffix)
-    return _with_suffixes(prefix + body, suffixes, len(prefix)) + ")"
+    return _with_suffixes(prefix + body, [*suffixes, *further], len(prefix)) + ")"
 
 
 def _with_suffixes(text: str, suffixes: list[str], indent: int) -> str:

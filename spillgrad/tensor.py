@@ -14,9 +14,18 @@ from spillgrad import dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
-from spillgrad.device import CPU, Device
-from spillgrad.errors import ArgumentError, DtypeError, ExportError, GraphError, HookTypeError, OperandError
+from spillgrad.device import Device, as_device, device_of, moved
+from spillgrad.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    ExportError,
+    GraphError,
+    HookTypeError,
+    OperandError,
+)
 from spillgrad.formatting import format_tensor
+from spillgrad_kernels.device_array import DeviceArray, address_of
 
 _uids = itertools.count()
 _new = object.__new__
@@ -134,8 +143,12 @@ class Tensor:
 
     @property
     def array(self) -> np.ndarray:
-        """The NumPy array over the tensor's memory, for internal use; `numpy()` is the user's door."""
+        """The array over the tensor's memory, for internal use; `numpy()` is the user's door."""
         return self._array
+
+    def host_array(self) -> np.ndarray:
+        """Return the array, or a copy of one on a device once that has computed it."""
+        return self._array.to_host() if type(self._array) is DeviceArray else self._array
 
     def array_to_overwrite(self) -> np.ndarray:
         """Return the array to begin a change of which every element is replaced: its present values may be missing."""
@@ -154,7 +167,7 @@ class Tensor:
     @property
     def device(self) -> Device:
         """Where the memory is."""
-        return CPU
+        return device_of(self._array)
 
     @property
     def ndim(self) -> int:
@@ -202,12 +215,11 @@ class Tensor:
 
     def storage_offset(self) -> int:
         """Return how many elements into its storage the tensor begins."""
-        start = self._array.__array_interface__["data"][0] - self._storage.array.__array_interface__["data"][0]
-        return int(start) // self.itemsize
+        return (address_of(self._array) - address_of(self._storage.array)) // self.itemsize
 
     def data_ptr(self) -> int:
         """Return the address of the first element."""
-        return int(self._array.__array_interface__["data"][0])
+        return address_of(self._array)
 
     def is_contiguous(self) -> bool:
         """Return whether elements lie in memory in row-major order without gaps."""
@@ -232,7 +244,7 @@ class Tensor:
     @property
     def is_cuda(self) -> bool:
         """Whether the memory is on a CUDA device."""
-        return False
+        return type(self._array) is DeviceArray
 
     def bump_version(self) -> None:
         """Count one in-place change of the memory."""
@@ -248,8 +260,13 @@ class Tensor:
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
 
-        Writes through it cannot be tracked: change no value that backward still needs.
+        Writes through it cannot be tracked: change no value that backward still needs. Raises DeviceError for a tensor
+        on a CUDA device, which `force` copies to the host.
         """
+        if type(self._array) is DeviceArray:
+            if force:
+                return self.host_array()
+            raise DeviceError(f"numpy: got a tensor on {self.device}; NumPy takes the host's memory: use cpu() first")
         self._storage.lend()
         return self._array
 
@@ -283,13 +300,13 @@ class Tensor:
             raise ArgumentError(
                 f"item: a tensor of shape {self.shape} has {self._array.size} elements; only one can become a number"
             )
-        value = self._array.reshape(())[()]
+        value = self.host_array().reshape(())[()]
         return float(value) if self.dtype == dtypes.bfloat16 else value.item()
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python numbers."""
-        array = self._array.astype(np.float32) if self.dtype == dtypes.bfloat16 else self._array
-        return array.tolist()
+        array = self.host_array()
+        return (array.astype(np.float32) if self.dtype == dtypes.bfloat16 else array).tolist()
 
     def __bool__(self) -> bool:
         if self._array.size != 1:
@@ -298,7 +315,7 @@ class Tensor:
                 f"bool: Boolean value of Tensor with {count} is ambiguous: got shape {self.shape}; use any(), all() or "
                 "compare one element"
             )
-        return bool(self._array.reshape(())[()])
+        return bool(self.host_array().reshape(())[()])
 
     def __int__(self) -> int:
         return int(self.item())
@@ -322,10 +339,13 @@ class Tensor:
         return id(self)
 
     def __repr__(self) -> str:
+        suffixes = [f"device='{self.device}'"] if self.is_cuda else []
         grad_fn = self.grad_fn
         if grad_fn is not None:
-            return format_tensor(self._array, f"grad_fn=<{grad_fn.name()}>")
-        return format_tensor(self._array, "requires_grad=True" if self.requires_grad else None)
+            suffixes.append(f"grad_fn=<{grad_fn.name()}>")
+        elif self.requires_grad:
+            suffixes.append("requires_grad=True")
+        return format_tensor(self.host_array(), *suffixes)
 
     def __format__(self, specification: str) -> str:
         return object.__format__(self, specification) if self.ndim else format(self.item(), specification)
@@ -333,7 +353,7 @@ class Tensor:
     def __contains__(self, value: Any) -> bool:
         if not isinstance(value, Tensor | bool | int | float | complex | np.generic):
             raise OperandError(f"in: got {type(value).__name__}; wanted a tensor or a number")
-        return bool((self._array == (value._array if isinstance(value, Tensor) else value)).any())
+        return bool((self.host_array() == (value.host_array() if isinstance(value, Tensor) else value)).any())
 
     def __copy__(self) -> "Tensor":
         """Return another tensor of the same class over the same storage."""
@@ -345,7 +365,8 @@ class Tensor:
         return copied
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self._array, self._requires_grad and self.is_leaf, self.__dict__.get("name"))
+        requires_grad = self._requires_grad and self.is_leaf
+        return _rebuild, (type(self), self.host_array(), requires_grad, self.__dict__.get("name"), self.device.type)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tensor":
         if not self.is_leaf:
@@ -430,9 +451,10 @@ class Tensor:
         if value is not None:
             if not isinstance(value, Tensor):
                 raise HookTypeError(f"grad: got {type(value).__name__}; wanted a Tensor or None")
-            if value.shape != self.shape or value.dtype != self.dtype:
+            if value.shape != self.shape or value.dtype != self.dtype or value.device is not self.device:
                 raise GraphError(
-                    f"grad: got {value.shape} {value.dtype}; a gradient is of its tensor's {self.shape} {self.dtype}"
+                    f"grad: got {value.shape} {value.dtype} on '{value.device}'; a gradient is like its tensor: "
+                    f"{self.shape} {self.dtype} on '{self.device}'"
                 )
         self._grad = value
 
@@ -668,9 +690,13 @@ def native(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(dtype)
 
 
-def _rebuild(kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None) -> Tensor:
-    """Make a tensor of class `kind` over `array`: what pickling and deep copies go through."""
+def _rebuild(
+    kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None, device: str = "cpu"
+) -> Tensor:
+    """Make a tensor of class `kind` over `array`, copied to a device: what pickling and deep copies go through."""
     tensor = kind.__new__(kind)
+    if type(array) is not DeviceArray:
+        array = moved(array, as_device(device))
     tensor._set(array, Storage(array))
     if requires_grad:
         tensor.requires_grad = True

@@ -14,6 +14,7 @@ from llvmlite import ir
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, FLOATS, REASSOCIATE, intrinsic, jit, overload
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, like_of, multiply_strided, prefetch, tile_columns
 from spillgrad_kernels.packing import pack, round_up
@@ -519,6 +520,7 @@ def _backward(
             _store_rows(like, columns, value_width, value_grads, v_pitch, dv + k0 * dv_row, dv_row, dv_col, one)
 
 
+@on_device("attention")
 def attention_forward(
     q: np.ndarray,
     k: np.ndarray,
@@ -565,6 +567,7 @@ def attention_forward(
     return out, lse
 
 
+@on_device("attention")
 def attention_backward(
     grad_out: np.ndarray,
     q: np.ndarray,

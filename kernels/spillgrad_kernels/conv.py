@@ -14,6 +14,7 @@ import numpy as np
 
 from spillgrad_kernels import memory, reductions
 from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.microkernel import TILE_ROWS, VECTOR_BYTES, like_of
 from spillgrad_kernels.packing import round_up
@@ -340,6 +341,7 @@ def _pair(values: Pair) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+@on_device("conv")
 def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int) -> np.ndarray:
     """Return the sum of each window's elements times the weights, for every output channel, plus its bias.
 
@@ -365,6 +367,7 @@ def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Wi
     return out
 
 
+@on_device("conv")
 def conv_input(
     grad: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
 ) -> np.ndarray:
@@ -429,6 +432,7 @@ def _run(
     )  # fmt: skip
 
 
+@on_device("conv")
 def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
     """Return the gradient of `conv` by its weight.
 

@@ -17,6 +17,7 @@ from spillgrad_kernels.atomics import WORD_BYTES
 from spillgrad_kernels.by_address import call, code_address
 from spillgrad_kernels.compile import jit
 from spillgrad_kernels.copying import copy
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import Kernel, entry_point, parallel_for
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.memory import allocator
@@ -210,6 +211,7 @@ def _own_order(order: Shape, ndim: int, shape: Shape) -> Shape:
     return tuple([d - lead for d in order if d >= lead])
 
 
+@on_device("elementwise")
 def compute(
     formula: Formula | Trace, name: str, operands: Sequence[np.ndarray], dtypes: tuple[Any, ...],
     outs: tuple[np.ndarray, ...] = (),
@@ -224,6 +226,7 @@ def compute(
     return call.run(operands, outs)
 
 
+@on_device("elementwise")
 def elementwise(
     formula: Formula, name: str, operands: Sequence[np.ndarray], dtype: Any, out: np.ndarray | None = None
 ) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import jit
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 
 # Elements worth a thread of their own: 3 to 6 microseconds of work.
@@ -89,6 +90,7 @@ def _grain(work: int) -> int:
     return max(1, _GRAIN_ELEMENTS // max(work, 1))
 
 
+@on_device("indexing")
 def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return the rows of `weight` at `index`.
 
@@ -103,6 +105,7 @@ def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
     return out
 
 
+@on_device("indexing")
 def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.ndarray:
     """Return the gradient of `embedding` by its weight of `rows` rows.
 
@@ -112,6 +115,7 @@ def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.nda
     return _sum_rows(np.empty((0, 0), grad.dtype), _checked("embedding_backward", index, rows), grad, out)
 
 
+@on_device("indexing")
 def index_add(a: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up.
 
@@ -130,6 +134,7 @@ def _sum_rows(base: np.ndarray, index: np.ndarray, values: np.ndarray, out: np.n
     return out
 
 
+@on_device("indexing")
 def index_add_flat(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> None:
     """Add `values` to the elements of the flat `out` at `index`, in place; repeated indices add up.
 
@@ -162,6 +167,7 @@ def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
     return a[tuple(slice(None) if i == axis else slice(shape[i]) for i in range(a.ndim))]
 
 
+@on_device("indexing")
 def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions.
 
@@ -188,6 +194,7 @@ def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
         )
 
 
+@on_device("indexing")
 def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions.
 

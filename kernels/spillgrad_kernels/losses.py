@@ -12,6 +12,7 @@ import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import REASSOCIATE, jit
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.matmul import matmul
 from spillgrad_kernels.reductions import RUN, row_dot, row_exponentials, row_max, row_sum
@@ -153,6 +154,7 @@ def _grain(classes: int) -> int:
     return max(1, _GRAIN_ELEMENTS // max(classes, 1))
 
 
+@on_device("losses")
 def cross_entropy(
     logits: np.ndarray,
     target: np.ndarray,
@@ -176,6 +178,7 @@ def cross_entropy(
     return losses, lse
 
 
+@on_device("losses")
 def cross_entropy_backward(
     grad: np.ndarray, logits: np.ndarray, target: np.ndarray, lse: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0, weight: np.ndarray | None = None,
@@ -194,6 +197,7 @@ def cross_entropy_backward(
     return out
 
 
+@on_device("losses")
 def linear_cross_entropy(
     a: np.ndarray,
     weight: np.ndarray,
@@ -214,6 +218,7 @@ def linear_cross_entropy(
     return losses
 
 
+@on_device("losses")
 def linear_cross_entropy_with_gradients(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray,
     ignore_index: int, label_smoothing: float = 0.0, needs: tuple[bool, ...] = (True, True, True),

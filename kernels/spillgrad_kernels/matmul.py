@@ -14,6 +14,7 @@ import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import Kernel, entry_point, get_num_threads, parallel_for
 from spillgrad_kernels.epilogue import epilogue
 from spillgrad_kernels.formula import Formula
@@ -61,6 +62,7 @@ _SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 
 
+@on_device("matmul")
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
     """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
 
@@ -77,6 +79,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
     return call.run(a, b, out, addend=out if accumulate else None)
 
 
+@on_device("matmul")
 def linear(
     rows: np.ndarray,
     weight: np.ndarray,

@@ -11,6 +11,7 @@ import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.reductions import RUN, larger_number, row_dot, row_squares, row_sum
 from spillgrad_kernels.scalar_math import normal_exp
@@ -143,21 +144,25 @@ def _grain(n: int) -> int:
     return max(1, _GRAIN_ELEMENTS // max(n, 1))
 
 
+@on_device("normalization")
 def softmax(a: np.ndarray, axis: int) -> np.ndarray:
     """Return exp(a) / sum(exp(a)) along `axis`, without overflow."""
     return _row_by_row(_softmax, axis, a)
 
 
+@on_device("normalization")
 def softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
     """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
     return _row_by_row(_softmax_backward, axis, grad, result)
 
 
+@on_device("normalization")
 def log_softmax(a: np.ndarray, axis: int) -> np.ndarray:
     """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
     return _row_by_row(_log_softmax, axis, a)
 
 
+@on_device("normalization")
 def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
     """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
     return _row_by_row(_log_softmax_backward, axis, grad, result)
@@ -287,6 +292,7 @@ def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.nd
     return memory.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)
 
 
+@on_device("normalization")
 def layer_norm(
     a: np.ndarray, n: int, weight: np.ndarray | None, bias: np.ndarray | None, eps: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -304,6 +310,7 @@ def layer_norm(
     return out, mean, rstd
 
 
+@on_device("normalization")
 def layer_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -325,6 +332,7 @@ def layer_norm_backward(
     return da, dweight[:, :n].sum(axis=0), dbias[:, :n].sum(axis=0)
 
 
+@on_device("normalization")
 def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
 
@@ -338,6 +346,7 @@ def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tu
     return out, rstd
 
 
+@on_device("normalization")
 def rms_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

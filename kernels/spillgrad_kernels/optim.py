@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad_kernels.compile import FLOATS, REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.device_array import DeviceArray, on_device, twin
 from spillgrad_kernels.dispatch import Kernel, parallel_for
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.pointers import array_at, data_of
@@ -157,11 +158,15 @@ def _over_arrays(loop: Any) -> Kernel:
     return jit(kernel, name=f"{getattr(loop, 'py_func', loop).kernel_name}.over_arrays")
 
 
+@on_device("optim")
 def run(updates: Iterable[Update]) -> None:
     """Update all parameters, in one launch for each rule and dtype."""
     groups: dict[tuple[Rule, Any], list[Update]] = {}
+    elsewhere = []
     for update in updates:
-        if update.param.size:
+        if type(update.param) is DeviceArray:
+            elsewhere.append(update)
+        elif update.param.size:
             groups.setdefault((update.rule, update.param.dtype), []).append(update)
     for (rule, dtype), group in groups.items():
         rows, chunks, elements = [], 0, 0
@@ -175,6 +180,8 @@ def run(updates: Iterable[Update]) -> None:
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
         parallel_for(_over_arrays(rule.loop), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
+    if elsewhere:
+        twin(run)(elsewhere)
 
 
 @jit(fastmath=REASSOCIATE)
@@ -286,6 +293,7 @@ def scaled(array: Array, factor: float) -> Update:
     return _update("scaled", SCALE, array, array, (), factor)
 
 
+@on_device("optim")
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
     """Return the sum of the squared elements of each array, accumulated in float64; all have one dtype."""
     flat = [np.ascontiguousarray(a) for a in arrays]

@@ -10,6 +10,7 @@ import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import jit
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.scalar_math import where
 from spillgrad_kernels.windows import Pair, Windows
@@ -145,6 +146,7 @@ def _grain(down: Ranges, across: Ranges) -> int:
     return max(1, _GRAIN_ELEMENTS // max(int(work), 1))
 
 
+@on_device("pooling")
 def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest element of each window and its place in the image, as int64; the first of equal ones,
     the last of several NaN.
@@ -161,6 +163,7 @@ def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, n
     return out, indices
 
 
+@on_device("pooling")
 def mean_pool(x: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray) -> np.ndarray:
     """Return the sum of each window times the scales of its row and column.
 
@@ -172,6 +175,7 @@ def mean_pool(x: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray,
     return out
 
 
+@on_device("pooling")
 def mean_pool_backward(
     grad: np.ndarray, image: Pair, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
 ) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import jit, register_jitable
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import parallel_for
 from spillgrad_kernels.scalar_math import floor, log, sqrt, where
 
@@ -182,12 +183,14 @@ def _seed(seed: int) -> np.uint64:
     return np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
 
 
+@on_device("random")
 def uniform(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Return numbers uniform in [0, 1): multiples of 2**-24 in float32, of 2**-53 in float64."""
     out = memory.empty(shape, dtype)
     return _run(_uniform, out, out.reshape(-1), _seed(seed), np.uint64(offset))
 
 
+@on_device("random")
 def normal(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Return numbers of the standard normal distribution, none beyond 5.8 in float32 (8.6 in float64).
 
@@ -197,6 +200,7 @@ def normal(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.nda
     return _run(_normal, out, out.reshape(-1), _seed(seed), np.uint64(offset))
 
 
+@on_device("random")
 def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
     """Return uniform random uint64."""
     out = memory.empty(shape, np.uint64)
@@ -211,6 +215,7 @@ def require_range(low: int, high: int) -> None:
         )
 
 
+@on_device("random")
 def randint(low: int, high: int, shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
     """Return int64 uniform in [low, high), to one part in 2**64 / (high - low).
 
@@ -223,6 +228,7 @@ def randint(low: int, high: int, shape: tuple[int, ...], seed: int, offset: int)
     return words.view(np.int64)
 
 
+@on_device("random")
 def permutation(n: int, seed: int, offset: int) -> np.ndarray:
     """Return the numbers 0 to n - 1 in random order; int64."""
     return np.argsort(words64((n,), seed, offset), kind="stable")
@@ -239,6 +245,7 @@ def threshold_and_scale(p: float) -> tuple[int, float]:
     return min(round(p * 2**32), 2**32 - 1), 1 / (1 - p)
 
 
+@on_device("random")
 def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
     """Return `a` with each element zeroed with probability `p`, whatever it held, and the others scaled by 1 / (1 - p).
 

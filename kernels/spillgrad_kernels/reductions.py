@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from spillgrad_kernels import memory
 from spillgrad_kernels.compile import CONTRACT, DISABLE_JIT, REASSOCIATE, intrinsic, jit, overload, register_jitable
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.dispatch import Kernel, entry_point, parallel_for
 from spillgrad_kernels.pointers import aligned, array_at, data_of
 from spillgrad_kernels.scalar_math import exp, where
@@ -433,21 +434,25 @@ def _reduce(name: str, axes: tuple[int, ...], keepdims: bool, *operands: np.ndar
     return out
 
 
+@on_device("reductions")
 def sum(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the sum over `axes`; 0 over no elements."""
     return _reduce("sum", axes, keepdims, a)
 
 
+@on_device("reductions")
 def mean(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the average over `axes`; NaN over no elements."""
     return _reduce("mean", axes, keepdims, a)
 
 
+@on_device("reductions")
 def prod(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the product over `axes`; 1 over no elements."""
     return _reduce("prod", axes, keepdims, a)
 
 
+@on_device("reductions")
 def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the largest element over `axes`, NaN where there is one.
 
@@ -457,6 +462,7 @@ def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
     return _reduce("max", axes, keepdims, a)
 
 
+@on_device("reductions")
 def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the smallest element over `axes`, NaN where there is one.
 
@@ -466,6 +472,7 @@ def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
     return _reduce("min", axes, keepdims, a)
 
 
+@on_device("reductions")
 def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
     """Return the position of the first largest element along `axis`, of the first NaN where there is one; int64.
 
@@ -475,6 +482,7 @@ def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
     return _reduce("position", (axis,), keepdims, a, max(a, (axis,)))
 
 
+@on_device("reductions")
 def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
     """Return the position of the first smallest element along `axis`, of the first NaN where there is one; int64.
 
@@ -484,6 +492,7 @@ def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
     return _reduce("position", (axis,), keepdims, a, min(a, (axis,)))
 
 
+@on_device("reductions")
 def var(
     a: np.ndarray, axes: tuple[int, ...], correction: float = 1, keepdims: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -496,6 +505,7 @@ def var(
     return variance, centre
 
 
+@on_device("reductions")
 def norm(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return the square root of the sum of squares over `axes`."""
     centre = np.zeros(reduced_shape(a.shape, axes, keepdims), a.dtype)
@@ -504,6 +514,7 @@ def norm(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.nda
     return result
 
 
+@on_device("reductions")
 def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """Return log(sum(exp(a))) over `axes` without overflow; -inf over no elements."""
     with np.errstate(all="ignore"):
@@ -544,6 +555,7 @@ def _cumsum_columns(start: int, stop: int, a: Any, out: Any, n: int, inner: int)
                 result[c] = accumulators[c]
 
 
+@on_device("reductions")
 def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
     """Return the running sums along `axis`."""
     out = memory.empty(a.shape, a.dtype)

@@ -8,6 +8,7 @@ import numpy as np
 
 from spillgrad.autograd.engine import run_backward
 from spillgrad.autograd.node import Edge, GradientEdge, OutputMeta
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.shape import stack
@@ -55,7 +56,7 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
                     f"{name}: grad can be implicitly created only for scalar outputs, got shape {like.shape}; "
                     "sum() it or pass the gradient"
                 )
-            grad = Tensor.wrap(np.ones(like.shape, like.dtype))
+            grad = Tensor.wrap(filled(like.device, like.shape, like.dtype, 1))
         else:
             if not isinstance(grad, Tensor):
                 grad = Tensor.wrap(np.asarray(grad, like.dtype))
@@ -175,7 +176,7 @@ def grad(
         results = gradients(grad_outputs, keep)
     for i, ((_, like), result) in enumerate(zip(places, results, strict=True)):
         if result is None and materialize_grads:
-            results[i] = Tensor.wrap(np.zeros((*batch, *like.shape), like.dtype))
+            results[i] = Tensor.wrap(filled(like.device, (*batch, *like.shape), like.dtype, 0))
         elif result is None and not allow_unused:
             raise GraphError(
                 f"grad: the differentiated tensor at index {i} appears to not have been used in the graph; set "
@@ -206,4 +207,5 @@ def _stacked(parts: Sequence[Any]) -> Any:
     known = next((part for part in parts if part is not None), None)
     if known is None:
         return None
-    return stack([Tensor.wrap(np.zeros(known.shape, known.dtype)) if part is None else part for part in parts])
+    zeros = Tensor.wrap(filled(known.device, known.shape, known.dtype, 0))
+    return stack([zeros if part is None else part for part in parts])

@@ -15,6 +15,7 @@ import numpy as np
 
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.ops.shape import reshape, stack, view
 from spillgrad.tensor import Tensor
@@ -135,11 +136,11 @@ def _fresh(tensor: Tensor, create_graph: bool) -> Tensor:
 
 
 def _zeros(like: Tensor) -> Tensor:
-    return Tensor.wrap(np.zeros(like.shape, like.dtype))
+    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 0))
 
 
 def _ones(like: Tensor) -> Tensor:
-    return Tensor.wrap(np.ones(like.shape, like.dtype))
+    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 1))
 
 
 def _unit(like: Tensor, place: int) -> Tensor:

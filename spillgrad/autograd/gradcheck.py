@@ -8,6 +8,7 @@ import numpy as np
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.engine import run_backward
 from spillgrad.autograd.grad_mode import enable_grad
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.tensor import Tensor
 
@@ -109,7 +110,8 @@ class _Check:
         for undefined in cases:
             roots = [o.gradient_edge() for o in self.outputs.values()]
             grads = [
-                None if i in undefined else Tensor.wrap(np.zeros(o.shape, o.dtype)) for i, o in self.outputs.items()
+                None if i in undefined else Tensor.wrap(filled(o.device, o.shape, o.dtype, 0))
+                for i, o in self.outputs.items()
             ]
             edges = [source.gradient_edge() for source in self.sources.values()]
             which = ", ".join(map(str, undefined))

@@ -11,6 +11,7 @@ import numpy as np
 
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, OperandError
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, stack
@@ -115,7 +116,7 @@ def _gradient(ys: Tensor, xs: Tensor, weights: Tensor | None = None) -> Tensor:
     found = None
     if ys.requires_grad:
         found = grad(ys, xs, weights, retain_graph=True, create_graph=True, allow_unused=True)[0]
-    return Tensor.wrap(np.zeros(xs.shape, xs.dtype)) if found is None else found
+    return Tensor.wrap(filled(xs.device, xs.shape, xs.dtype, 0)) if found is None else found
 
 
 def _completed(index: Any, ndim: int) -> tuple[Any, ...] | None:

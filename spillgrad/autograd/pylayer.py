@@ -18,6 +18,7 @@ import numpy as np
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.saved import FREED, SavedNone, SavedTensor
+from spillgrad.device import filled
 from spillgrad.errors import GradientMismatchError, GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import view_of
@@ -186,7 +187,7 @@ class CustomNode(Node):
             grad = grads[slot]
             if grad is None and self._ctx._materialize:
                 meta = self.outputs[slot]
-                grad = Tensor.wrap(np.zeros(meta.shape, meta.dtype))
+                grad = Tensor.wrap(filled(meta.device, meta.shape, meta.dtype, 0))
             arriving.append(None if grad is None else grad.mark_shared())
         if self._kind.boxed_grads_call and not self._posthooks:  # backward's list alone holds them then
             grads[:] = [None] * len(grads)

@@ -159,7 +159,7 @@ class Transformer(Module):
         init.normal_(self.wpe.weight, std=0.02)
 
     def forward(self, idx: Tensor) -> Tensor:
-        x = self.drop(self.wte(idx) + self.wpe(creation.arange(idx.shape[1])))
+        x = self.drop(self.wte(idx) + self.wpe(creation.arange(idx.shape[1], device=idx.device)))
         for block in self.h:
             x = block(x)
         result: Tensor = self.ln_f(x)

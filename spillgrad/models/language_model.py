@@ -34,7 +34,7 @@ class LanguageModel(Module):
         hidden = self.hidden_states(self._tokens(idx))
         if targets is None:
             return self.lm_head(hidden), None
-        return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, creation.as_tensor(targets))
+        return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, self._placed(targets))
 
     def generate(
         self,
@@ -52,7 +52,7 @@ class LanguageModel(Module):
             raise ArgumentError(
                 f"generate: got temperature {temperature} and top_k {top_k}; wanted at least 0, and None or at least 1"
             )
-        tokens = np.array(creation.as_tensor(idx).numpy(), np.int64)
+        tokens = np.array(creation.as_tensor(idx).numpy(force=True), np.int64)
         uniform = np.random.Generator(np.random.Philox(seed))
         was_training = self.training
         self.eval()
@@ -60,15 +60,19 @@ class LanguageModel(Module):
             with no_grad():
                 for _ in range(max_new_tokens):
                     hidden = self.hidden_states(self._tokens(tokens[:, -self.config.context :]))
-                    logits = self.lm_head(hidden[:, -1]).numpy().astype(np.float64)
+                    logits = self.lm_head(hidden[:, -1]).numpy(force=True).astype(np.float64)
                     following = _sample(logits, temperature, top_k, uniform.random(len(logits)))
                     tokens = np.concatenate([tokens, following[:, None]], axis=1)
         finally:
             self.train(was_training)
-        return creation.tensor(tokens)
+        return self._placed(tokens)
+
+    def _placed(self, data: Tensor | np.ndarray) -> Tensor:
+        """Return a tensor as it is, a NumPy array as one on the model's device."""
+        return data if isinstance(data, Tensor) else creation.as_tensor(data, device=self.lm_head.weight.device)
 
     def _tokens(self, idx: Tensor | np.ndarray) -> Tensor:
-        idx = creation.as_tensor(idx)
+        idx = self._placed(idx)
         if idx.ndim != 2 or not 1 <= idx.shape[1] <= self.config.context:
             raise ShapeError(
                 f"{type(self).__name__}: got tokens of shape {tuple(idx.shape)}, wanted (batch, 1 to "

@@ -603,7 +603,7 @@ class Module:
         return self.to("bfloat16")
 
     def cuda(self, device: Any = None) -> Self:
-        """Raise DeviceError: parameters are in the host's memory."""
+        """Move parameters and buffers to a CUDA device. Raises DeviceError where there is none."""
         return self.to("cuda" if device is None else device)
 
     def share_memory(self) -> Self:
@@ -617,8 +617,8 @@ class Module:
         return self
 
     def cpu(self) -> Self:
-        """Return the module, which is in the host's memory already."""
-        return self
+        """Move parameters and buffers to the host's memory."""
+        return self.to("cpu")
 
     def type(self, dst_type: Any) -> Self:
         """Convert floating-point parameters and buffers to a dtype."""
@@ -628,9 +628,11 @@ class Module:
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
                 if tensor.is_floating_point():
+                    grad, tensor.grad = tensor.grad, None
                     tensor.data = convert(tensor.data)
-                    if tensor.grad is not None:
-                        tensor.grad = convert(tensor.grad)
+                    tensor.grad = None if grad is None else convert(grad)
+                else:  # it keeps its dtype
+                    tensor.data = tensor.data.to(convert(tensor.new_empty(0)).device)
         return self
 
     # -- display

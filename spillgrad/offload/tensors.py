@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from spillgrad.autograd.node import NO_EDGE, Edge
+from spillgrad.device import CPU, Device
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor
@@ -214,6 +215,10 @@ class Offloaded(Tensor):
     @property
     def ndim(self) -> int:
         return len(self._storage._shape)
+
+    @property
+    def device(self) -> Device:
+        return CPU
 
     @property
     def nbytes(self) -> int:

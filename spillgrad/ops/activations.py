@@ -4,9 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
@@ -208,7 +207,7 @@ def rrelu(
 
 
 def _uniform_like(input: Tensor) -> Tensor:
-    return Tensor.wrap(draw("uniform", kernels.uniform, input.shape, input.dtype, None))
+    return Tensor.wrap(draw("uniform", kernels.uniform, input.shape, input.dtype, None, input.device))
 
 
 def glu(input: Tensor, dim: int = -1, *, axis: int | None = None) -> Tensor:
@@ -242,7 +241,7 @@ def gumbel_softmax(
     if not hard:
         return soft
     place = argmax(soft.detach(), dim)
-    one_hot = scatter(Tensor.wrap(np.zeros(soft.shape, soft.dtype)), dim, unsqueeze(place, dim), 1.0)
+    one_hot = scatter(Tensor.wrap(filled(soft.device, soft.shape, soft.dtype, 0)), dim, unsqueeze(place, dim), 1.0)
     return add(sub(one_hot, soft.detach()), soft)
 
 

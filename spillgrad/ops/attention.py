@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import Device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import mul
@@ -56,7 +57,7 @@ def _attention_composed(
     by_weights: Any = matmul(g, transpose(value, -2, -1))
     kept: Any = weights
     if dropout is not None:
-        factors = Tensor.wrap(_dropout_factors(weights.shape, weights.dtype, dropout))
+        factors = Tensor.wrap(_dropout_factors(weights.shape, weights.dtype, weights.device, dropout))
         by_weights, kept = by_weights * factors, weights * factors
     by_scores = weights * (by_weights - sum(by_weights * weights, -1, True)) * scale
     by_key = matmul(transpose(by_scores, -2, -1), query)
@@ -69,11 +70,13 @@ _attention: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
-def _dropout_factors(shape: tuple[int, ...], dtype: dtypes.DType, dropout: kernels.Dropout) -> np.ndarray:
+def _dropout_factors(
+    shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: kernels.Dropout
+) -> np.ndarray:
     """Return what the kernel multiplies each weight by."""
     # A row's words start at a counter of its own: rows are as long as whole counters.
     row = 4 * counters_needed(shape[-1])
-    ones = np.ones((*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype)
+    ones = filled(device, (*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype, 1)
     return zero_some(ones, *dropout)[..., : shape[-1]].astype(dtype)
 
 
@@ -81,7 +84,8 @@ def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, scale: float,
     """Return the softmax of the scores, 0 for a query that sees no key."""
     scores = mul(matmul(query, transpose(key, -2, -1)), scale)
     if is_causal:
-        scores = masked_fill(scores, Tensor.wrap(~np.tri(*scores.shape[-2:], dtype=np.bool_)), -math.inf)
+        hidden = moved(~np.tri(*scores.shape[-2:], dtype=np.bool_), scores.device)
+        scores = masked_fill(scores, Tensor.wrap(hidden), -math.inf)
     if attn_mask is None:
         return softmax(scores, -1)
     scores, hidden = _masked(scores, attn_mask)

@@ -185,10 +185,11 @@ def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
 
 
 def _new(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def method(self: Tensor, *arguments: Any, dtype: Any = None, **options: Any) -> Tensor:
-        return function(*arguments, dtype=self.dtype if dtype is None else dtype, **options)
+    def method(self: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, **options: Any) -> Tensor:
+        dtype, device = self.dtype if dtype is None else dtype, self.device if device is None else device
+        return function(*arguments, dtype=dtype, device=device, **options)
 
-    method.__doc__ = f"Do `{function.__name__}`, in this tensor's dtype if none is given."
+    method.__doc__ = f"Do `{function.__name__}`, in this tensor's dtype and on its device if none are given."
     return method
 
 
@@ -201,8 +202,8 @@ def _conversion(dtype: dtypes.DType) -> Callable[[Tensor], Tensor]:
 
 
 def _cpu(self: Tensor) -> Tensor:
-    """Return the tensor in the host's memory, where it is."""
-    return self
+    """Return the tensor in the host's memory; itself where it is there."""
+    return convert.to(self, device="cpu")
 
 
 def _type_as(self: Tensor, other: Tensor) -> Tensor:
@@ -241,13 +242,13 @@ def _hermitian(self: Tensor) -> Tensor:
 
 
 def _on_cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
-    """Raise DeviceError: tensors are in the host's memory."""
+    """Return the tensor on a CUDA device; itself where it is there. Raises DeviceError where there is none."""
     return convert.to(self, device="cuda" if device is None else device)
 
 
 def _is_here(self: Tensor) -> bool:
     """Whether the memory is the host's."""
-    return True
+    return not self.is_cuda
 
 
 def _pinned(self: Tensor) -> Tensor:

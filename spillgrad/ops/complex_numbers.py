@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops import arithmetic, choice, elementwise, inplace, rounding, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast
@@ -25,7 +26,7 @@ def _joined(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
 
 
 def _zeros(like: Tensor) -> Tensor:
-    return Tensor.wrap(np.zeros(like.shape, like.dtype))
+    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 0))
 
 
 _complex: Callable[..., Tensor] = operation("complex", _joined, real=lambda g: _real(g), imag=lambda g: _imag(g))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad import dtypes
-from spillgrad.device import Device, as_device
+from spillgrad.device import CPU, CUDA, Device, as_device, moved
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import cast
 from spillgrad.tensor import Tensor
@@ -16,6 +16,20 @@ def _cast_back(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
 
 _to: Callable[..., Tensor] = operation("to_copy", lambda self, dtype: cast(self, dtype), self=_cast_back)
 _clone: Callable[..., Tensor] = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: g)
+
+
+_to_device: Callable[..., Tensor] = operation(
+    "to_copy", lambda self, device: moved(self, device), self=lambda g, device: to_device(g, _other(device))
+)
+
+
+def _other(device: Device) -> Device:
+    return CUDA if device is CPU else CPU
+
+
+def to_device(tensor: Tensor, device: Device) -> Tensor:
+    """Return the tensor's values on a device; the tensor itself where it is there."""
+    return tensor if tensor.device is device else _to_device(tensor, device)
 
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
@@ -36,6 +50,10 @@ def contiguous(input: Tensor) -> Tensor:
     return input if input.is_contiguous() else clone(input)
 
 
+def _names_device(argument: Any) -> bool:
+    return isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda")
+
+
 def to(
     input: Tensor,
     *arguments: Any,
@@ -51,12 +69,12 @@ def to(
     for argument in arguments:
         if isinstance(argument, Tensor):
             dtype, device = argument.dtype, argument.device
-        elif isinstance(argument, Device) or (isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda")):
-            device = argument
         elif isinstance(argument, bool):
             continue  # PyTorch's positional non_blocking
+        elif isinstance(argument, Device) or _names_device(argument):
+            device = argument
         else:
             dtype = argument
-    as_device(device)
-    result = input if dtype is None else to_dtype(input, dtype)
+    result = input if device is None else to_device(input, as_device(device))
+    result = result if dtype is None else to_dtype(result, dtype)
     return clone(input) if copy and result is input else result

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import as_device
+from spillgrad.device import CPU, CUDA, Array, as_device, filled, moved
+from spillgrad.device import empty as empty_array
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
 from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native
-from spillgrad_kernels import memory
 from spillgrad_kernels import random as kernels
+from spillgrad_kernels.device_array import twin
 
 
-def _finish(array: np.ndarray, requires_grad: bool, device: Any) -> Tensor:
-    as_device(device)
-    result = Tensor.wrap(array)
+def _finish(array: Array, requires_grad: bool, device: Any) -> Tensor:
+    result = Tensor.wrap(moved(array, as_device(device)))
     if requires_grad:
         result.requires_grad = True
     return result
@@ -33,6 +33,9 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     Python floats become the default float dtype, Python integers int64; arrays keep their dtype. Raises OperandError
     for data that is not numeric or not rectangular, ArgumentError for numbers that an integer dtype cannot hold.
     """
+    if isinstance(data, Tensor):
+        wanted = data.dtype if dtype is None else dtypes.as_dtype(dtype)
+        return _finish(cast(data.array, wanted), requires_grad, data.device if device is None else device)
     is_array = hasattr(data, "__array__")
     array = np.asarray(data) if is_array else _from_python(data)
     wanted = dtypes.as_dtype(dtype if dtype is not None else array.dtype if is_array else _natural_dtype(data))
@@ -44,7 +47,7 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
 def _from_python(data: Any) -> np.ndarray:
     try:
         if isinstance(data, list | tuple) and any(isinstance(item, Tensor) for item in data):
-            data = [item.array if isinstance(item, Tensor) else item for item in data]
+            data = [item.host_array() if isinstance(item, Tensor) else item for item in data]
         array = np.asarray(data)
     except ValueError as error:
         raise ShapeError(f"tensor: got nested data that is not rectangular or not numeric ({error})") from error
@@ -94,9 +97,9 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     """Return `data` as a tensor, over the same memory where it is a tensor or array of that dtype."""
     wanted = None if dtype is None else dtypes.as_dtype(dtype)
-    if isinstance(data, Tensor) and wanted in (None, data.dtype):
+    if isinstance(data, Tensor) and wanted in (None, data.dtype) and device in (None, data.device):
         return data
-    if isinstance(data, np.ndarray) and wanted in (None, data.dtype):
+    if isinstance(data, np.ndarray) and wanted in (None, data.dtype) and as_device(device) is CPU:
         return from_numpy(data)
     return tensor(data, dtype, device)
 
@@ -154,7 +157,7 @@ def empty(
 ) -> Tensor:
     """Return a tensor of uninitialised memory; the shape as separate sizes or one list."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
-    array = memory.empty(_sizes("empty", sizes, size, shape), _dtype_or_default(dtype))
+    array = empty_array(as_device(device), _sizes("empty", sizes, size, shape), _dtype_or_default(dtype))
     return _finish(array, requires_grad, device)
 
 
@@ -174,9 +177,9 @@ def full(
     value = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
     wanted = dtypes.of_scalar(value) if dtype is None else dtypes.as_dtype(dtype)
     _check_range(np.asarray(value), wanted)
-    array = memory.empty(_sizes("full", () if size is None else (size,), shape), wanted)
+    sizes = _sizes("full", () if size is None else (size,), shape)
     with np.errstate(over="ignore"):
-        array.fill(value)
+        array = filled(as_device(device), sizes, wanted, value)
     return _finish(array, requires_grad, device)
 
 
@@ -246,7 +249,8 @@ def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, req
 def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
     def function(input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
         wanted = input.dtype if dtype is None else dtype
-        return make(input.shape, dtype=wanted, device=device, requires_grad=requires_grad)
+        place = input.device if device is None else device
+        return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad)
 
     function.__name__ = function.__qualname__ = f"{make.__name__}_like"
     function.__doc__ = doc
@@ -262,19 +266,21 @@ def full_like(
     input: Tensor, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """Return a tensor in the shape and dtype of `input` filled with one value."""
-    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, device, requires_grad)
+    place = input.device if device is None else device
+    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, place, requires_grad)
 
 
 def draw(
-    name: str, kernel: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None
-) -> np.ndarray:
-    """Return draws of a kernel in any floating dtype, the default one if none is given."""
+    name: str, kernel: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None,
+    device: Any = None,
+) -> Array:  # fmt: skip
+    """Return draws of a kernel, the same on all devices, in any floating dtype, the default one if none is given."""
     wanted = _dtype_or_default(dtype)
     if not dtypes.is_floating_point(wanted):
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
     seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(shape)))
     drawn = wanted if wanted == dtypes.float64 else dtypes.float32
-    array = kernel(shape, drawn, seed, offset)
+    array = (twin(kernel) if as_device(device) is CUDA else kernel)(shape, drawn, seed, offset)
     return array if drawn == wanted else cast(array, wanted)
 
 
@@ -289,7 +295,7 @@ def rand(
 ) -> Tensor:
     """Return values drawn uniformly from [0, 1)."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
-    drawn = draw("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator)
+    drawn = draw("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator, device)
     return _finish(drawn, requires_grad, device)
 
 
@@ -304,7 +310,7 @@ def randn(
 ) -> Tensor:
     """Return values drawn from the standard normal distribution."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
-    drawn = draw("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator)
+    drawn = draw("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator, device)
     return _finish(drawn, requires_grad, device)
 
 
@@ -314,13 +320,13 @@ randn_like = _like(randn, "Return normal random values in the shape and dtype of
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
-    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator))
+    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
-    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator))
+    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(std).add_(mean))
 
 
@@ -344,11 +350,13 @@ def randint(
     sizes = _sizes("randint", (shape,) if size is None else (size,))
     seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(sizes)))
     wanted = dtypes.int64 if dtype is None else dtypes.as_dtype(dtype)
-    return _finish(cast(kernels.randint(low, high, sizes, seed, offset), wanted), False, device)
+    randint = twin(kernels.randint) if as_device(device) is CUDA else kernels.randint
+    return _finish(cast(randint(low, high, sizes, seed, offset), wanted), False, device)
 
 
-def randperm(n: int, generator: Generator | None = None) -> Tensor:
+def randperm(n: int, generator: Generator | None = None, *, device: Any = None) -> Tensor:
     """Return the integers 0 to n - 1 in random order."""
     (n,) = _sizes("randperm", (n,))
     seed, offset = (generator or default_generator).take(kernels.counters_needed(n))
-    return Tensor.wrap(kernels.permutation(n, seed, offset))
+    permutation = twin(kernels.permutation) if as_device(device) is CUDA else kernels.permutation
+    return Tensor.wrap(permutation(n, seed, offset))

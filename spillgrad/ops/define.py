@@ -26,13 +26,15 @@ from spillgrad.autograd import anomaly_mode, grad_mode, hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
 from spillgrad.autograd.saved import SavedNone, SavedTensor
-from spillgrad.device import CPU
+from spillgrad.device import device_of, filled
 from spillgrad.dtypes import is_differentiable
 from spillgrad.ops import generate
+from spillgrad.ops.placement import compute_on_host, refuse_view, require_one_device
 from spillgrad.ops.planned import Planned
 from spillgrad.ops.saved_names import KNOWN
 from spillgrad.ops.symbol import Unrecorded, record
 from spillgrad.tensor import Storage, Tensor
+from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
 
 def _share_memory(result: np.ndarray, array: np.ndarray) -> bool:
     """Return whether an operation's result looks at its operand's memory."""
-    base = result.base
+    base = result.base  # None for arrays on a device
     if base is not None and (base is array or base is array.base) and result.size:
         return True
     return np.may_share_memory(result, array)
@@ -154,10 +156,9 @@ class Operation:
     def results(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[np.ndarray]]:
         """Return promoted arguments and all the forward function's results, auxiliaries included."""
         arguments = self.promoted(arguments)
-        arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
         if isinstance(self.forward, Planned):
-            return arguments, [self.forward.result(*arrays)]
-        found = self.forward(*arrays)
+            return arguments, [self._result(arguments)]
+        found = self.forward(*[a._array if isinstance(a, Tensor) else a for a in arguments])
         return arguments, found if isinstance(found, tuple | list) else [found]
 
     def again(self, arguments: Sequence[Any], results: Sequence[np.ndarray]) -> Any:
@@ -205,8 +206,18 @@ class Operation:
         """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
         assert isinstance(self.forward, Planned)
         arguments = self.forward.promoted(*arguments)
+        return self.computed(arguments, self._result(arguments))
+
+    def _result(self, arguments: Sequence[Any]) -> Any:
+        """Return what the planned forward function gives for promoted arguments."""
+        assert isinstance(self.forward, Planned)
         arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
-        return self.computed(arguments, self.forward.result(*arrays))
+        if any([type(array) is DeviceArray for array in arrays]):
+            require_one_device(self.name, arrays)
+        try:
+            return self.forward.result(*arrays)
+        except NotOnDevice as reason:
+            return compute_on_host(self.name, reason, self.forward.result, *arrays)
 
 
 class OperationNode(Node):
@@ -243,7 +254,7 @@ class OperationNode(Node):
     def zeros(self, output_nr: int) -> Tensor:
         """Return the gradient of an output that nothing used."""
         meta = self.outputs[output_nr]
-        return Tensor.wrap(np.zeros(meta.shape, meta.dtype))
+        return Tensor.wrap(filled(meta.device, meta.shape, meta.dtype, 0))
 
     def release(self) -> None:
         for saved in self._saved.values():
@@ -311,11 +322,12 @@ def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: Ite
 
 # What generated code names, whatever the operation.
 _NAMES: dict[str, Any] = {
-    "CPU": CPU, "NO_EDGE": NO_EDGE, "SavedTensor": SavedTensor, "Storage": Storage, "Tensor": Tensor,
-    "Unrecorded": Unrecorded, "hold": _hold, "hold_all": _hold_all, "hooks": hooks.stack,
-    "is_differentiable": is_differentiable, "mode": grad_mode.state, "ndarray": np.ndarray, "new": object.__new__,
-    "new_output": new_output, "next_sequence": next_sequence, "share_memory": _share_memory, "view_of": view_of,
-    "wrap": Tensor.wrap,
+    "ARRAYS": ARRAYS, "DeviceArray": DeviceArray, "NO_EDGE": NO_EDGE, "NotOnDevice": NotOnDevice,
+    "SavedTensor": SavedTensor, "Storage": Storage, "Tensor": Tensor, "Unrecorded": Unrecorded, "device_of": device_of,
+    "hold": _hold, "hold_all": _hold_all, "hooks": hooks.stack, "is_differentiable": is_differentiable,
+    "mode": grad_mode.state, "new": object.__new__, "new_output": new_output, "next_sequence": next_sequence,
+    "on_host": compute_on_host, "refuse": refuse_view, "require_one_device": require_one_device,
+    "share_memory": _share_memory, "view_of": view_of, "wrap": Tensor.wrap,
 }  # fmt: skip
 
 

@@ -18,22 +18,23 @@ from spillgrad.errors import GraphError, OperandError, ShapeError
 from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Derivative, Operation
-from spillgrad.ops.numeric import run_formula
+from spillgrad.ops.numeric import as_own, run_formula
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
+from spillgrad_kernels.device_array import ARRAYS, address_of
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
 from spillgrad_kernels.formula import trace as traced
-from spillgrad_kernels.walk import Layout, Shape
+from spillgrad_kernels.walk import Layout, Shape, layout_of
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
     for operand in operands:
-        if isinstance(operand, np.ndarray) and operand.dtype != dtypes.bool_:
+        if isinstance(operand, ARRAYS) and operand.dtype != dtypes.bool_:
             return operand.dtype  # type: ignore[no-any-return]
-    return next((o.dtype for o in operands if isinstance(o, np.ndarray)), dtypes.get_default_dtype())
+    return next((o.dtype for o in operands if isinstance(o, ARRAYS)), dtypes.get_default_dtype())
 
 
 class Loop(Planned):
@@ -77,7 +78,7 @@ def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
 
 
 def _shapes(operands: Iterable[Any]) -> list[Shape]:
-    return [operand.shape for operand in operands if isinstance(operand, np.ndarray)]
+    return [operand.shape for operand in operands if isinstance(operand, ARRAYS)]
 
 
 def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
@@ -165,14 +166,14 @@ def row_function(name: str, doc: str) -> Callable[..., Tensor]:
 def by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
     """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
     try:
-        return Tensor.wrap(np.asarray(function(*values)))
+        return Tensor.wrap(as_own(function(*values)))
     except ValueError as error:
         raise _shape_error(name, _shapes(values)) from error
 
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
     arrays = tuple([o._array if isinstance(o, Tensor) else o for o in operands])
-    shapes = {a.shape for a in arrays if isinstance(a, np.ndarray)}
+    shapes = {a.shape for a in arrays if isinstance(a, ARRAYS)}
     try:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
     except ValueError as error:
@@ -211,9 +212,9 @@ def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iter
 
 def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
     """Return whether each element of the operand is read before, or never, overwritten."""
-    if operand is out or not isinstance(operand, np.ndarray) or not np.may_share_memory(out, operand):
+    if operand is out or not isinstance(operand, ARRAYS) or not np.may_share_memory(out, operand):
         return True
-    return out.__array_interface__ == operand.__array_interface__
+    return (address_of(out), layout_of(out)) == (address_of(operand), layout_of(operand))
 
 
 def deliver(name: str, result: Tensor, out: Any) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype
@@ -114,7 +115,7 @@ def _complex_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, d
     for d, size in zip(dims, sizes or (), strict=False):
         x = _resized(x, d, size)
     if not x.is_complex():
-        x = complex_numbers.complex(x, Tensor.wrap(np.zeros(x.shape, x.dtype)))
+        x = complex_numbers.complex(x, Tensor.wrap(filled(x.device, x.shape, x.dtype, 0)))
     return _fft_c2c(x, dims, norm, inverse)
 
 
@@ -130,7 +131,7 @@ def _half_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, defa
 def _real_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
     x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
     if not x.is_complex():
-        x = complex_numbers.complex(x, Tensor.wrap(np.zeros(x.shape, x.dtype)))
+        x = complex_numbers.complex(x, Tensor.wrap(filled(x.device, x.shape, x.dtype, 0)))
     for d, size in zip(dims[:-1], sizes or (), strict=False):
         x = _resized(x, d, size)
     size = 2 * (x.shape[dims[-1]] - 1) if sizes is None else sizes[-1]

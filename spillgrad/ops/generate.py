@@ -46,14 +46,22 @@ the code is written per operation, as the kernels' loops are. That of `mul`, who
         held = set(map(id, [*grads, *values.values()]))
         results = [None] * 2
         if node.edges[0][0] is not None:
-            results[0] = hold(derivative0(g, values["other"], node._inputs[0][0]), held)
+            try:
+                found = derivative0(g, values["other"], node._inputs[0][0])
+            except NotOnDevice as reason:
+                found = on_host(node.name(), reason, derivative0, g, values["other"], node._inputs[0][0])
+            results[0] = hold(found, held)
         if node.edges[1][0] is not None:
-            results[1] = hold(derivative1(g, values["self"], node._inputs[1][0]), held)
+            try:
+                found = derivative1(g, values["self"], node._inputs[1][0])
+            except NotOnDevice as reason:
+                found = on_host(node.name(), reason, derivative1, g, values["self"], node._inputs[1][0])
+            results[1] = hold(found, held)
         return results
 
 p are parameters, a their arrays, r the forward function's results, o output tensors; n says who needs a gradient, e is
-where it flows. Of more than UNROLLED parameters, as `cat` may have, each of these is a list: writing out costs some
-microseconds a line, once.
+where it flows. What a device has no kernel for, the host computes. Of more than UNROLLED parameters, as `cat` may have,
+each of these is a list: writing out costs some microseconds a line, once.
 """
 
 import functools
@@ -151,7 +159,15 @@ def _forward(structure: Structure) -> list[str]:
     if structure.planned:
         anew = f"    return anew({structure.all_of('p')})"
         return [f"found = forward({arrays})", "if found is None:", anew, "r0, plan = found"]
-    return [f"{structure.results} = forward({arrays})"]
+    first = "r0" if structure.single else "r[0]"
+    return [
+        "try:",
+        f"    {structure.results} = forward({arrays})",
+        "except NotOnDevice as reason:",
+        f"    {structure.results} = {'refuse' if structure.view else 'on_host'}(name, reason, forward, {arrays})",
+        f"if type({first}) is DeviceArray:",
+        f"    require_one_device(name, ({arrays},))",
+    ]
 
 
 def _wrapped(structure: Structure) -> list[str]:
@@ -214,10 +230,10 @@ def _metadata(structure: Structure, planned: bool) -> Iterator[str]:
         yield "node._inputs = plan.inputs"
         return
     if structure.single:
-        yield "node.outputs = (new_output((r0.shape, r0.dtype, CPU)),)"
+        yield "node.outputs = (new_output((r0.shape, r0.dtype, device_of(r0))),)"
     else:
-        yield "node.outputs = tuple([new_output((x.shape, x.dtype, CPU)) for x in o])"
-    of_input, arrays = "({0}.shape, {0}.dtype) if isinstance({0}, ndarray) else ((), None)", structure.of("a")
+        yield "node.outputs = tuple([new_output((x.shape, x.dtype, x.device)) for x in o])"
+    of_input, arrays = "({0}.shape, {0}.dtype) if isinstance({0}, ARRAYS) else ((), None)", structure.of("a")
     yield f"node._inputs = {_tuple([of_input.format(arrays[i]) for i in structure.metadata])}"
 
 
@@ -265,12 +281,19 @@ def apply_source(structure: Structure) -> str:
         lines.append("grads = tuple([node.zeros(i) if x is None else x for i, x in enumerate(grads)])")
     lines.append(f"results = {nothing}")
     for number, (inputs, parameters) in enumerate(structure.derivatives):
-        call = f"derivative{number}({', '.join([_value(structure, name) for name in parameters])})"
+        arguments = ", ".join([_value(structure, name) for name in parameters])
+        call = [
+            "    try:",
+            f"        found = derivative{number}({arguments})",
+            "    except NotOnDevice as reason:",
+            f"        found = on_host(node.name(), reason, derivative{number}, {arguments})",
+        ]
         if len(inputs) > 1 or "needs" in parameters:
             lines.append(f"needs = tuple([node.edges[i][0] is not None for i in {_positions(inputs)}])")
-            lines += ["if True in needs:", f"    hold_all({call}, held, results, {_positions(inputs)})"]
+            lines += ["if True in needs:", *call, f"    hold_all(found, held, results, {_positions(inputs)})"]
         else:
-            lines += [f"if node.edges[{inputs[0]}][0] is not None:", f"    results[{inputs[0]}] = hold({call}, held)"]
+            lines += [f"if node.edges[{inputs[0]}][0] is not None:", *call]
+            lines.append(f"    results[{inputs[0]}] = hold(found, held)")
     return "\n".join(["def apply(node, grads):", *_indented([*lines, "return results"])])
 
 

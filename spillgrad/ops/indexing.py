@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.broadcast import expand_to, sum_to
@@ -14,14 +15,14 @@ from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import cast, contiguous, on_floats
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.memory import empty, zeros
+from spillgrad_kernels.device_array import DeviceArray, zeros_beside
 
 Shape = tuple[int, ...]
 
@@ -33,6 +34,8 @@ def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> Non
     values = index.array
     if values.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got an index of {values.dtype}; wanted integers: convert it with .to(int64)")
+    if type(values) is DeviceArray:  # to look at them would wait for the device: kernels leave out what is not there
+        return
     if values.size and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]
         raise DimensionError(
@@ -52,7 +55,7 @@ def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
         return kernels.embedding(a, index)
 
     picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
-    return np.ascontiguousarray(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
+    return contiguous(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
 
 
 def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
@@ -66,9 +69,9 @@ def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> 
         sums: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
         sums = sums.reshape(size, *slices.shape[1:])
     else:
-        sums = zeros((size, *slices.shape[1:]), self.dtype)
+        sums = zeros_beside(self, (size, *slices.shape[1:]), self.dtype)
         np.add.at(sums, index, slices)
-    return np.ascontiguousarray(np.moveaxis(sums, 0, dim))
+    return contiguous(np.moveaxis(sums, 0, dim))
 
 
 def _added_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
@@ -81,7 +84,7 @@ def _added_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndar
     sums: np.ndarray = on_floats(
         lambda a, b: kernels.index_add(a, index, b), slices.reshape(shape), added.reshape(len(index), shape[1])
     )
-    return np.ascontiguousarray(np.moveaxis(sums.reshape(slices.shape), 0, dim))
+    return contiguous(np.moveaxis(sums.reshape(slices.shape), 0, dim))
 
 
 _index_select: Callable[..., Tensor] = operation(
@@ -162,8 +165,7 @@ def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np
 
 
 def _overwritten(self: np.ndarray, dim: int, index: np.ndarray, src: Any) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
+    out = cast(self, self.dtype)
     np.put_along_axis(corner(out, dim, index.shape), index, src, dim)
     return out
 
@@ -184,7 +186,8 @@ _scatter: Callable[..., Tensor] = operation(
 
 def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) -> Tensor:
     """Return zeros of `shape` with values added at `index` along `dim`: the derivative of `gather`."""
-    return _scatter_add(Tensor.wrap(np.broadcast_to(np.zeros((), values.dtype), shape)), dim, index, values)
+    zero = filled(values.device, (), values.dtype, 0)
+    return _scatter_add(Tensor.wrap(np.broadcast_to(zero, shape)), dim, index, values)
 
 
 def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
@@ -355,7 +358,7 @@ def _diagonal_view(self: np.ndarray, offset: int, dim1: int, dim2: int) -> np.nd
 
 
 def _diagonal_placed(self: np.ndarray, offset: int, dim1: int, dim2: int, shape: Shape) -> np.ndarray:
-    out = zeros(shape, self.dtype)
+    out = zeros_beside(self, shape, self.dtype)
     _diagonal_view(out, offset, dim1, dim2)[...] = self
     return out
 

@@ -15,15 +15,16 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import Edge, Node, OutputMeta
+from spillgrad.device import filled, moved
 from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import assign, cast, on_floats
+from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.device_array import address_of, as_strided_array, beside, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat
-from spillgrad_kernels.memory import empty, zeros
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 
@@ -177,7 +178,7 @@ def geometry(view: Tensor, base: Tensor) -> Geometry:
         raise GraphError("in-place: the view's base got other memory, by assigning its data; make the view again")
     if not base.is_contiguous():
         raise GraphError("in-place: cannot record a change of a view whose base is not contiguous; clone() it first")
-    start = view.array.__array_interface__["data"][0] - base.array.__array_interface__["data"][0]
+    start = address_of(view.array) - address_of(base.array)
     return view.shape, view.stride(), start // base.itemsize
 
 
@@ -207,13 +208,12 @@ class ChangedSlice(Node):
 def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
     """Return the elements of a dense array at a place."""
     shape, strides, offset = place
-    flat = np.ascontiguousarray(self).reshape(-1)[offset:]
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * self.itemsize for s in strides))
+    flat = contiguous(self).reshape(-1)[offset:]
+    return as_strided_array(flat, shape, tuple(s * self.itemsize for s in strides))
 
 
 def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
+    out = cast(self, self.dtype)
     strided(out, place)[...] = part
     return out
 
@@ -223,8 +223,8 @@ def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.nda
     positions = strided(np.arange(math.prod(shape)).reshape(shape), place)
 
     def add_up(values: np.ndarray) -> np.ndarray:
-        out = zeros(shape, values.dtype)
-        index_add_flat(out.reshape(-1), positions, values)
+        out = zeros_beside(values, shape, values.dtype)
+        index_add_flat(out.reshape(-1), beside(values, positions), values)
         return out
 
     return on_floats(add_up, self)
@@ -236,11 +236,12 @@ def strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) ->
     single = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
     if repeats_places(single, strides):
         return _sum_strided(sum_to(g, single), (single, strides, offset), self_shape)
-    return _put_strided(Tensor.wrap(np.zeros(self_shape, g.dtype)), sum_to(g, single), (single, strides, offset))
+    zeros = Tensor.wrap(filled(g.device, self_shape, g.dtype, 0))
+    return _put_strided(zeros, sum_to(g, single), (single, strides, offset))
 
 
 def _rest_gradient(g: Tensor, place: Geometry) -> Tensor:
-    return _put_strided(g, Tensor.wrap(np.zeros(place[0], g.dtype)), place)
+    return _put_strided(g, Tensor.wrap(filled(g.device, place[0], g.dtype, 0)), place)
 
 
 _sum_strided: Callable[..., Tensor] = operation("sum_strided", _summed, self=lambda g, place: as_strided(g, place))
@@ -294,7 +295,7 @@ def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
     begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
-    assign(tensor.array, from_array.array)
+    assign(tensor.array, moved(from_array.array, tensor.device))
     return tensor
 
 
@@ -314,7 +315,7 @@ def _copy_gradient(g: Tensor, source_shape: tuple[int, ...], source_dtype: dtype
 
 
 def _overwritten(g: Tensor) -> Tensor:
-    return Tensor.wrap(np.zeros(g.shape, g.dtype))
+    return Tensor.wrap(filled(g.device, g.shape, g.dtype, 0))
 
 
 _copy = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradient)

@@ -24,9 +24,9 @@ from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.device_array import DeviceArray, empty_beside
 from spillgrad_kernels.dispatch import get_num_threads
 from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.memory import empty
 from spillgrad_kernels.walk import Layout, Shape
 
 
@@ -57,6 +57,8 @@ class _Product(Planned):
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         a, b = arguments
+        if type(a) is DeviceArray and a.dtype.kind not in "biu":
+            return kernels.matmul(a, b)
         if a.dtype.kind in "biu":
             return np.matmul(a, b)  # type: ignore[no-any-return]
         if a.dtype == dtypes.bfloat16:
@@ -259,7 +261,9 @@ class _Linear(_Product):
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         input, weight, *bias = arguments
         rows = _as_rows(input)
-        if input.dtype.kind in "biu":
+        if type(input) is DeviceArray and input.dtype.kind not in "biu":
+            product = kernels.linear(rows, weight, *bias)
+        elif input.dtype.kind in "biu":
             product = np.add(rows @ weight.T, *bias) if bias else rows @ weight.T
         elif input.dtype == dtypes.bfloat16:
             wide_bias = [numeric.cast(b, dtypes.float32) for b in bias]
@@ -355,7 +359,7 @@ def _fused_linear(
     # The product leaves the cache only where a derivative needs it.
     product = None
     if recorded and any("self" in saved for saved in following.saves):
-        product = empty((len(rows), weight.shape[0]), input.dtype)
+        product = empty_beside(rows, (rows.shape[0], weight.shape[0]), input.dtype)
     result = kernels.linear(
         rows, weight.array, None if bias is None else bias.array,
         other=None if other is None else _as_rows(other.array), formula=formula, name=name, product=product,

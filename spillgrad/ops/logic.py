@@ -7,7 +7,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
 from spillgrad.ops.elementwise import by_numpy, deliver
-from spillgrad.ops.numeric import as_array
+from spillgrad.ops.numeric import as_array, as_own
 from spillgrad.ops.promotion import Operand, as_operand, common_dtype
 from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor
@@ -51,7 +51,7 @@ def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return whether elements are zero."""
     if type(input) is Symbol:
         return record("logical_not", (input,))  # type: ignore[no-any-return]
-    return deliver("logical_not", Tensor.wrap(np.asarray(np.logical_not(input.array))), out)
+    return deliver("logical_not", Tensor.wrap(as_own(np.logical_not(input.array))), out)
 
 
 bitwise_and = _bitwise(
@@ -69,7 +69,7 @@ def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
         return record("bitwise_not", (input,))  # type: ignore[no-any-return]
     if dtypes.category(input.dtype) > 1:
         raise DtypeError(f"bitwise_not: got a tensor of {input.dtype}; wanted integers or bool")
-    return deliver("bitwise_not", Tensor.wrap(np.asarray(np.invert(input.array))), out)
+    return deliver("bitwise_not", Tensor.wrap(as_own(np.invert(input.array))), out)
 
 
 bitwise_left_shift = _bitwise(

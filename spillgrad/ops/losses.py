@@ -19,12 +19,13 @@ from spillgrad.ops.fuse import fuse
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.linalg import linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.numeric import as_own, on_floats, require_floats
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
+from spillgrad_kernels.device_array import DeviceArray, empty_beside
 
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
@@ -40,7 +41,7 @@ def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | Non
         raise ArgumentError(f'{name}: got reduction={reduction!r}; accepted are "mean", "sum" and "none"')
     if weights is None:
         return mean(losses)
-    return div(sum(losses), Tensor.wrap(np.asarray(weights.sum(dtype=np.float64)).astype(losses.dtype)))
+    return div(sum(losses), Tensor.wrap(as_own(weights.sum(dtype=np.float64)).astype(losses.dtype)))
 
 
 # --- Classification --------------------------------------------------------------------------------------------------
@@ -112,6 +113,9 @@ def cross_entropy(
     return reduced("cross_entropy", reshape(losses, target.shape), reduction, weights)
 
 
+# How many targets count: a number, or an array of the device, for which nobody waits.
+_Count = Any
+
 # The gradients of a mean or sum are known before backward begins, up to one factor: the gradient that arrives. Making
 # them while the logits are at hand spares backward making the logits again: three products instead of four. Where hooks
 # see what is saved, they would see a gradient as large as the weight: there backward takes the fourth, unless they
@@ -120,7 +124,7 @@ MADE_AHEAD = ("grad_input", "grad_weight", "grad_bias")
 
 
 def _linear_cross_entropy_losses(
-    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: float | None,
+    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count | None,
     ignore_index: int, label_smoothing: float,
 ) -> np.ndarray:  # fmt: skip
     """Return each row's loss, or, given a divisor, their sum divided by it."""
@@ -133,7 +137,7 @@ def _linear_cross_entropy_losses(
 
 
 def _linear_cross_entropy_ahead(
-    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: float,
+    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count,
     ignore_index: int, label_smoothing: float, needs_ahead: tuple[bool, ...],
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Return the sum of losses divided by the divisor, and its gradients; those not needed are empty."""
@@ -142,20 +146,32 @@ def _linear_cross_entropy_ahead(
         rows, *gradients = kernels.linear_cross_entropy_with_gradients(
             _row_gradients(input, divisor), input, weight, bias, target, ignore_index, label_smoothing, needs_ahead
         )
-        return _total(rows, divisor), *(np.empty(0, rows.dtype) if part is None else part for part in gradients)
+        none = empty_beside(rows, (0,), rows.dtype)
+        return _total(rows, divisor), *(none if part is None else part for part in gradients)
 
     # Of half precision, unscaled gradients would underflow: they are rounded once the arriving gradient is known.
     return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)
 
 
-def _total(losses: np.ndarray, divisor: float) -> np.ndarray:
+def _count_of_targets(target: np.ndarray, ignore_index: int) -> _Count:
+    count = np.count_nonzero(target != ignore_index)
+    return count.astype(np.float64) if type(count) is DeviceArray else float(count)
+
+
+def _total(losses: np.ndarray, divisor: _Count) -> np.ndarray:
     with np.errstate(all="ignore"):  # the mean over no targets is NaN
-        return np.asarray(losses.sum(dtype=np.float64) / np.float64(divisor)).astype(losses.dtype)
+        return as_own(losses.sum(dtype=np.float64) / _as_float64(divisor)).astype(losses.dtype)
 
 
-def _row_gradients(input: np.ndarray, divisor: float) -> np.ndarray:
+def _row_gradients(input: np.ndarray, divisor: _Count) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.full(input.shape[0], 1 / np.float64(divisor)).astype(input.dtype)
+        gradients: np.ndarray = np.empty_like(input, shape=input.shape[:1])
+        gradients[...] = 1 / _as_float64(divisor)
+        return gradients
+
+
+def _as_float64(divisor: _Count) -> Any:
+    return divisor if type(divisor) is DeviceArray else np.float64(divisor)
 
 
 def _gradients_made_ahead(
@@ -169,7 +185,7 @@ def _scaled(gradients: Sequence[Any], g: Tensor, needs: tuple[bool, ...]) -> tup
 
 
 def _linear_cross_entropy_fused(
-    g: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, divisor: float | None,
+    g: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, divisor: _Count | None,
     ignore_index: int, label_smoothing: float, needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     def gradients(
@@ -188,9 +204,11 @@ def _linear_cross_entropy_fused(
 
 
 def _linear_cross_entropy_composed(
-    g: Any, input: Any, weight: Any, bias: Tensor | None, target: Tensor, divisor: float | None,
+    g: Any, input: Any, weight: Any, bias: Tensor | None, target: Tensor, divisor: _Count | None,
     ignore_index: int, label_smoothing: float, needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if type(divisor) is DeviceArray:
+        divisor = Tensor.wrap(divisor.astype(g.dtype))
     rows = g if divisor is None else expand_to(div(g, divisor), target.shape)
     logits = linear(input, weight, bias)
     by_logits = _cross_entropy_composed(rows, logits, target, None, ignore_index, label_smoothing)
@@ -248,7 +266,7 @@ def linear_cross_entropy(
     if reduction == "none":
         losses = _linear_cross_entropy(rows, weight, bias, places, None, *options)
         return reshape(losses, target.shape)
-    divisor = float(np.count_nonzero(places.array != ignore_index)) if reduction == "mean" else 1.0
+    divisor = _count_of_targets(places.array, ignore_index) if reduction == "mean" else 1.0
     needs = tuple(operand is not None and operand.requires_grad for operand in (rows, weight, bias))
     if is_grad_enabled() and any(needs) and not hooks.see_gradients():
         return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)
@@ -327,6 +345,8 @@ def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
     if target.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got a target of {target.dtype}; wanted class indices: convert it with .to(int64)")
     values = target.array
+    if type(values) is DeviceArray:  # to look at them would wait for the device: what is outside has a loss of NaN
+        return
     outside = values[((values < 0) | (values >= classes)) & (values != ignore_index)]
     if outside.size:
         raise DimensionError(

@@ -11,6 +11,7 @@ from spillgrad.errors import DtypeError
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.copying import copy
 from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.device_array import ARRAYS, DeviceArray
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.memory import empty
 
@@ -27,6 +28,8 @@ _FLOATING = dtypes.HALF | FLOATS
 
 def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     """Return a copy as `dtype`; what does not fit becomes infinite or wraps around, silently as in PyTorch."""
+    if type(array) is DeviceArray:
+        return array.astype(dtype)
     out = empty(array.shape, dtype)
     assign(out, array)
     return out
@@ -37,6 +40,9 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
 
     The target is writeable and has no element twice. Raises ValueError when the source does not broadcast to it.
     """
+    if type(target) is DeviceArray:
+        target[...] = source
+        return
     is_native = target.dtype.isnative and source.dtype.isnative
     of_half = source.dtype != target.dtype and not dtypes.HALF.isdisjoint((source.dtype, target.dtype))
     large = target.size >= _HALF_MIN_NUMBERS if of_half else target.nbytes >= _SHARED_MIN_BYTES
@@ -55,6 +61,16 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
 
 def _itself(self: Any) -> Any:
     return self
+
+
+def contiguous(array: Any) -> Any:
+    """Return an array itself where it lies in order without gaps, else a copy that does."""
+    return array if array.flags.c_contiguous else cast(array, array.dtype)
+
+
+def as_own(value: Any) -> Any:
+    """Return what a function of NumPy gave as an array: NumPy makes numbers of arrays without dimensions."""
+    return value if isinstance(value, ARRAYS) else np.asarray(value)
 
 
 def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
@@ -85,18 +101,18 @@ def on_floats(kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = Fal
     """
     if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in FLOATS:
         return kernel(*arrays)
-    floating = (a.dtype for a in arrays if isinstance(a, np.ndarray) and dtypes.is_floating_point(a.dtype))
+    floating = (a.dtype for a in arrays if isinstance(a, ARRAYS) and dtypes.is_floating_point(a.dtype))
     dtype = next(floating, None)
     if dtype is None:
-        found = ", ".join(str(a.dtype) for a in arrays if isinstance(a, np.ndarray))
+        found = ", ".join(str(a.dtype) for a in arrays if isinstance(a, ARRAYS))
         raise DtypeError(f"got {found}; wanted floating-point numbers: convert with .to(dtype)")
     if dtype not in dtypes.HALF:
         return kernel(*arrays)
-    widened = [cast(a, dtypes.float32) if isinstance(a, np.ndarray) and a.dtype in dtypes.HALF else a for a in arrays]
+    widened = [cast(a, dtypes.float32) if isinstance(a, ARRAYS) and a.dtype in dtypes.HALF else a for a in arrays]
     results: Any = kernel(*widened)
 
     def narrowed(result: Any) -> Any:
-        return cast(result, dtype) if isinstance(result, np.ndarray) and result.dtype == np.float32 else result
+        return cast(result, dtype) if isinstance(result, ARRAYS) and result.dtype == np.float32 else result
 
     if not isinstance(results, tuple):
         results = narrowed(results)
@@ -109,8 +125,11 @@ def run_formula(
     formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
     out: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Compute an elementwise formula: by kernels for floating dtypes, by NumPy for the others."""
+    """Compute an elementwise formula: by kernels for floating dtypes, on a device for all, by NumPy for the others."""
     computed = compute_dtype(dtype)
+    if any([type(v) is DeviceArray for v in operands]):
+        arrays = [v if type(v) is DeviceArray and v.dtype == dtype else as_array(v, computed) for v in operands]
+        return elementwise(formula, name, arrays, result_dtype, out)
     if not dtypes.is_floating_point(computed):
         # Comparisons see Python numbers as they are: 300 is above every uint8.
         exact = result_dtype == dtypes.bool_
@@ -125,7 +144,7 @@ def run_formula(
 
 def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:
     """Return an array or Python number as an array of `dtype`; bool arrays stay, they may be conditions."""
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, ARRAYS):
         # 0 and -0 are one key.
         return _number(value, dtype) if type(value) in (int, float) and value != 0 else _new_number(value, dtype)
     return value if value.dtype is dtype or value.dtype in (dtype, dtypes.bool_) else cast(value, dtype)

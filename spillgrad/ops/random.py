@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import add, mul
@@ -64,6 +65,10 @@ def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool 
     return _dropout_add(input, residual, float(p), seed, offset)
 
 
+def _ones(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return Tensor.wrap(filled(like.device, shape, like.dtype, 1))
+
+
 def _dropped_channels(
     name: str, input: Tensor, p: float, training: bool, inplace: bool, ndims: tuple[int, ...], unbatched: int | None
 ) -> Tensor:
@@ -76,7 +81,7 @@ def _dropped_channels(
     if not training or p == 0:
         return input
     lead = 1 if input.ndim == unbatched else 2
-    mask = dropout(Tensor.wrap(np.ones((*input.shape[:lead], *(1,) * (input.ndim - lead)), input.dtype)), p)
+    mask = dropout(_ones(input, (*input.shape[:lead], *(1,) * (input.ndim - lead))), p)
     return change(input, name, mul, mask) if inplace else mul(input, mask)
 
 
@@ -106,7 +111,7 @@ def _alpha_dropped(name: str, input: Tensor, p: float, training: bool, inplace: 
         return input
     if p == 1:
         return change(input, name, mul, 0.0) if inplace else mul(input, 0.0)
-    kept = Tensor.wrap((dropout(Tensor.wrap(np.ones(shape, input.dtype)), p).array != 0).astype(input.dtype))
+    kept = Tensor.wrap((dropout(_ones(input, shape), p).array != 0).astype(input.dtype))
     scale = ((_SELU_LOWEST**2 * p + 1) * (1 - p)) ** -0.5
 
     def dropped(input: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.arithmetic import abs, div, mul, pow
 from spillgrad.ops.autocast import float32_in_autocast
@@ -22,7 +23,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.logic import logical_not
-from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
+from spillgrad.ops.numeric import as_own, compute_dtype, on_floats, require_floats
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.shape import (
     as_tuple,
@@ -97,7 +98,7 @@ class _Folded(Planned):
         array, dims, keepdim = arguments
         if dtypes.is_floating_point(compute_dtype(array.dtype)):
             return on_floats(getattr(kernels, self.name), array, dims, keepdim)
-        return np.asarray(self._numpy_function(array, axis=dims, keepdims=keepdim))
+        return as_own(self._numpy_function(array, axis=dims, keepdims=keepdim))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
@@ -127,7 +128,7 @@ def _products_of_others(factors: Tensor) -> Tensor:
     """
     count = factors.shape[-1]
     if count <= 1:
-        return Tensor.wrap(np.ones(factors.shape, factors.dtype))
+        return Tensor.wrap(filled(factors.device, factors.shape, factors.dtype, 1))
     pairs = unflatten(constant_pad(factors, ((0, 0),) * (factors.ndim - 1) + ((0, count % 2),), 1.0), -1, (-1, 2))
     others = _products_of_others(reshape(mul(narrow(pairs, -1, 0, 1), narrow(pairs, -1, 1, 1)), pairs.shape[:-1]))
     return narrow(flatten(mul(unsqueeze(others, -1), flip(pairs, -1)), -2), -1, 0, count)
@@ -279,7 +280,7 @@ _max_of_all.node_name, _min_of_all.node_name = "MaxBackward1", "MinBackward1"  #
 def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     def position(self: np.ndarray, dim: int, keepdim: bool) -> np.ndarray:
         if not dtypes.is_floating_point(compute_dtype(self.dtype)):
-            return np.asarray(numpy_function(self, axis=dim, keepdims=keepdim))
+            return as_own(numpy_function(self, axis=dim, keepdims=keepdim))
         return on_floats(lambda a: kernel(a, dim, keepdim), self)
 
     return position
@@ -445,7 +446,7 @@ def norm(
     if math.isinf(order):
         return (amax if order > 0 else amin)(abs(input), dims, keepdim)
     if order == 0:
-        return to_dtype(Tensor.wrap(np.asarray(np.count_nonzero(input.array, dims, keepdims=keepdim))), input.dtype)
+        return to_dtype(Tensor.wrap(as_own(np.count_nonzero(input.array, dims, keepdims=keepdim))), input.dtype)
     if order == 1:
         return sum(abs(input), dims, keepdim)
     return pow(sum(pow(abs(input), order), dims, keepdim), 1 / order)
@@ -456,12 +457,12 @@ def norm(
 
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether all elements over dimensions are not zero."""
-    return Tensor.wrap(np.asarray(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim), np.bool_))
+    return Tensor.wrap(as_own(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim)))
 
 
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether any element over dimensions is not zero."""
-    return Tensor.wrap(np.asarray(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim), np.bool_))
+    return Tensor.wrap(as_own(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim)))
 
 
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:

@@ -16,7 +16,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.device_array import empty_beside
 
 Shape = tuple[int, ...]
 
@@ -279,7 +279,7 @@ def _joined(*arrays_and_sizes: Any) -> np.ndarray:
     *arrays, sizes, dim = arrays_and_sizes
     shape = list(arrays[0].shape)
     shape[dim] = sum(sizes)
-    out = empty(tuple(shape), arrays[0].dtype)
+    out = empty_beside(arrays[0], tuple(shape), arrays[0].dtype)
     np.concatenate(arrays, dim, out=out)
     return out
 
@@ -287,7 +287,7 @@ def _joined(*arrays_and_sizes: Any) -> np.ndarray:
 def _stacked(*arrays_and_dim: Any) -> np.ndarray:
     *arrays, dim = arrays_and_dim
     shape = arrays[0].shape
-    out = empty((*shape[:dim], len(arrays), *shape[dim:]), arrays[0].dtype)
+    out = empty_beside(arrays[0], (*shape[:dim], len(arrays), *shape[dim:]), arrays[0].dtype)
     np.stack(arrays, dim, out=out)
     return out
 
@@ -410,7 +410,7 @@ def _narrowed(self: np.ndarray, dim: int, start: int, length: int) -> np.ndarray
 def _widened(self: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
     """Put an array at `start` of a dimension of `size`, zeros around it."""
     shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
-    out = empty(shape, self.dtype)
+    out = empty_beside(self, shape, self.dtype)
     out[(slice(None),) * dim + (slice(0, start),)] = 0
     out[(slice(None),) * dim + (slice(start, start + self.shape[dim]),)] = self
     out[(slice(None),) * dim + (slice(start + self.shape[dim], None),)] = 0
@@ -514,7 +514,7 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
+    out = empty_beside(self, self.shape, self.dtype)
     np.copyto(out, np.flip(self, dims))
     return out
 
@@ -530,7 +530,7 @@ def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None)
 
 
 def _rolled(self: np.ndarray, shifts: Shape, dims: Shape | None) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
+    out = empty_beside(self, self.shape, self.dtype)
     np.copyto(out, np.roll(self, shifts, dims))
     return out
 
@@ -556,7 +556,8 @@ def roll(
 
 
 def _padded(self: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
-    out = empty(tuple(s + before + after for s, (before, after) in zip(self.shape, widths, strict=True)), self.dtype)
+    shape = tuple(s + before + after for s, (before, after) in zip(self.shape, widths, strict=True))
+    out = empty_beside(self, shape, self.dtype)
     out.fill(value)
     out[_interior(self.shape, widths)] = self
     return out
@@ -584,7 +585,8 @@ def _with_counts(counts: Shape, shape: Shape) -> tuple[Shape, Shape]:
 
 def _repeated(self: np.ndarray, repeats: Shape) -> np.ndarray:
     spread, single = _with_counts(repeats, self.shape)
-    out = empty(tuple(count * size for count, size in zip(spread[::2], spread[1::2], strict=True)), self.dtype)
+    shape = tuple(count * size for count, size in zip(spread[::2], spread[1::2], strict=True))
+    out = empty_beside(self, shape, self.dtype)
     np.copyto(out.reshape(spread), self.reshape(single))
     return out
 

@@ -9,22 +9,23 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.device import filled
 from spillgrad.errors import DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.memory import empty, zeros
+from spillgrad_kernels.device_array import ARRAYS, zeros_beside
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
     """Return the index as NumPy takes it, and whether it is basic. Raises DimensionError for what is no index."""
     parts = [_part(p) for p in (index if isinstance(index, tuple) else (index,))]
-    return tuple(parts), not any(isinstance(p, np.ndarray) for p in parts)
+    return tuple(parts), not any(isinstance(p, ARRAYS) for p in parts)
 
 
 def _part(part: Any) -> Any:
@@ -36,11 +37,11 @@ def _part(part: Any) -> Any:
     if isinstance(part, Tensor):
         part = part.array
     if isinstance(part, list | range):
-        part = np.asarray([p.array if isinstance(p, Tensor) else p for p in part])
+        part = np.asarray([p.host_array() if isinstance(p, Tensor) else p for p in part])
         part = part.astype(np.int64) if part.size == 0 else part
     elif isinstance(part, bool | np.bool_):
         part = np.asarray(part)
-    if isinstance(part, np.ndarray):
+    if isinstance(part, ARRAYS):
         if part.dtype.kind not in "iub":
             raise DimensionError(f"index: got an index tensor of {part.dtype}; wanted integers or bool")
         return int(part) if part.ndim == 0 and part.dtype.kind != "b" else part
@@ -56,7 +57,7 @@ def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...],
 
     NumPy counts integers among the index arrays, which moves dimensions to the front; PyTorch applies them before.
     """
-    taken = sum(p.ndim if isinstance(p, np.ndarray) and p.dtype == np.bool_ else 1 for p in index if p is not None)
+    taken = sum(p.ndim if isinstance(p, ARRAYS) and p.dtype == np.bool_ else 1 for p in index if p is not None)
     first: list[Any] = []
     rest: list[Any] = []
     for part in index:
@@ -66,7 +67,7 @@ def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...],
             first.extend([slice(None)] * (ndim - taken + 1))
             rest.append(part)
         else:
-            is_mask = isinstance(part, np.ndarray) and part.dtype == np.bool_
+            is_mask = isinstance(part, ARRAYS) and part.dtype == np.bool_
             first.extend([slice(None)] * (0 if part is None else part.ndim if is_mask else 1))
             rest.append(part)
     return tuple(first), tuple(rest)
@@ -77,7 +78,7 @@ def _picked(self: np.ndarray, index: Any) -> np.ndarray:
 
 
 def _view_forward(self: np.ndarray, index: Any) -> np.ndarray:
-    return np.asarray(self[index]) if Ellipsis in index else np.asarray(self[(*index, Ellipsis)])
+    return as_own(self[index] if Ellipsis in index else self[(*index, Ellipsis)])
 
 
 def _basic_gradient(g: Tensor, index: Any, self_shape: tuple[int, ...]) -> Tensor:
@@ -85,7 +86,7 @@ def _basic_gradient(g: Tensor, index: Any, self_shape: tuple[int, ...]) -> Tenso
 
 
 def _placed(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
-    out = zeros(shape, self.dtype)
+    out = zeros_beside(self, shape, self.dtype)
     out[index] = self
     return out
 
@@ -110,7 +111,7 @@ def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ..
     parts = index[:end]
     if any(part is Ellipsis for part in parts):
         return parts, ndim - (len(index) - end)
-    return parts, sum(p.ndim if isinstance(p, np.ndarray) and p.dtype == np.bool_ else p is not None for p in parts)
+    return parts, sum(p.ndim if isinstance(p, ARRAYS) and p.dtype == np.bool_ else p is not None for p in parts)
 
 
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -120,18 +121,18 @@ def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.nda
     positions = np.arange(rows).reshape(shape[:lead])[chosen].reshape(-1)
 
     if not dtypes.is_floating_point(self.dtype):
-        sums = zeros(shape, self.dtype)
+        sums = zeros_beside(self, shape, self.dtype)
         np.add.at(sums, index, self)
         return sums
 
     def add_up(values: np.ndarray) -> np.ndarray:
         if lead < len(shape):
             return kernels.embedding_backward(values.reshape(positions.size, width), positions, rows).reshape(shape)
-        out = zeros(shape, values.dtype)
+        out = zeros_beside(values, shape, values.dtype)
         kernels.index_add_flat(out.reshape(-1), positions, values.reshape(-1))
         return out
 
-    return on_floats(add_up, np.ascontiguousarray(self))
+    return on_floats(add_up, contiguous(self))
 
 
 _accumulate: Callable[..., Tensor] = operation(
@@ -146,7 +147,7 @@ def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
     """Return the index, copied if backward will need it: its owner may change it meanwhile."""
     if not (is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return index
-    return tuple(p.copy() if isinstance(p, np.ndarray) else p for p in index)
+    return tuple(p.copy() if isinstance(p, ARRAYS) else p for p in index)
 
 
 def getitem(tensor: Tensor, index: Any) -> Tensor:
@@ -171,14 +172,13 @@ def getitem(tensor: Tensor, index: Any) -> Tensor:
 
 
 def _assigned(self: np.ndarray, value: np.ndarray, index: Any) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
+    out = cast(self, self.dtype)
     out[index] = value
     return out
 
 
 def _kept_gradient(g: Tensor, index: Any) -> Tensor:
-    return _assign(g, Tensor.wrap(np.zeros((), g.dtype)), index)
+    return _assign(g, Tensor.wrap(filled(g.device, (), g.dtype, 0)), index)
 
 
 def _value_gradient(g: Tensor, index: Any, value_shape: tuple[int, ...]) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives formulas' functions their meaning here)
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import DeviceArray, empty, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
@@ -142,7 +142,7 @@ def prepare(
     ValueError when shapes do not broadcast together, or to those of `outs`.
     """
     layouts = [operand if isinstance(operand, tuple) else ((), (), operand) for operand in operands]
-    shape = np.broadcast_shapes(*[layout[0] for layout in layouts])
+    shape = np.broadcast_shapes(*[layout[0] for layout in layouts]) or (outs[0][0] if outs else ())
     for out in outs:
         if out[0] != shape:
             raise ValueError(f"{name}: got out of shape {out[0]}; the result has shape {shape}")
@@ -194,8 +194,8 @@ def compute(
 ) -> tuple[DeviceArray, ...]:  # fmt: skip
     """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
 
-    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. One of `outs` may
-    be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
+    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides; numbers fill them.
+    One of `outs` may be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
     """
     is_aligned = not any(x.address % ACCESS_BYTES for x in (*operands, *outs) if isinstance(x, DeviceArray))
     call = prepare(
@@ -203,6 +203,27 @@ def compute(
         is_aligned,
     )  # fmt: skip
     return call.run(operands, outs)
+
+
+def elementwise(
+    formula: Formula, name: str, operands: Sequence[Operand | np.ndarray], dtype: Any, out: DeviceArray | None = None
+) -> DeviceArray:
+    """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
+
+    Arrays of the host without dimensions are numbers. Constants in the formula take the first floating operand's dtype;
+    where there is none, integers wrap around in what the operands promote to.
+    """
+    given = [_number(x) if isinstance(x, np.ndarray | np.generic) else x for x in operands]
+    return compute(formula, name, given, (dtype,), () if out is None else (out,))[0]
+
+
+def _number(value: np.ndarray | np.generic) -> np.generic:
+    """Return a number as kernels take it. Raises TypeError for an array of the host that has dimensions."""
+    if value.ndim:
+        raise TypeError(
+            f"elementwise: got an array of shape {value.shape} in the host's memory; wanted it on the device; copy it"
+        )
+    return value[()]
 
 
 def contiguous(a: DeviceArray) -> DeviceArray:
@@ -222,6 +243,22 @@ def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> D
 def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
     """Return the array, or a copy of it in another dtype."""
     return a if a.dtype == dtype else compute(_same, "copy", [a], (dtype,))[0]
+
+
+def assign(target: DeviceArray, value: Any) -> None:
+    """Overwrite an array with a number or another array, broadcast and converted; the two may overlap.
+
+    An array of the host is copied to the device first. Raises ValueError when the value does not broadcast.
+    """
+    if isinstance(value, np.ndarray):
+        value = value[()] if not value.ndim else to_device(value)
+    if not isinstance(value, DeviceArray):
+        value = np.asarray(value).astype(target.dtype)[()]
+    elif np.may_share_memory(value._lying, target._lying):
+        value = copy(value)
+    if isinstance(value, DeviceArray):
+        value = value.broadcast_to(target.shape)
+    compute(_same, "copy", [value], (target.dtype,), (target,))
 
 
 def _same(self: Any) -> Any:

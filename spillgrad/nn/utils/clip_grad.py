@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import creation
 from spillgrad.optim.arrays import pending, run
@@ -43,6 +44,7 @@ def factor(total: float, max_norm: float) -> float | None:
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
     if norm_type != 2:
+        arrays = [moved(a, CPU) for a in arrays]
         return [float(np.linalg.norm(a.reshape(-1).astype(np.float64), norm_type)) if a.size else 0.0 for a in arrays]
     norms = [0.0] * len(arrays)
     together = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]

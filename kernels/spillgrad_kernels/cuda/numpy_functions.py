@@ -1,0 +1,185 @@
+"""NumPy's functions on device arrays: those that operations use and the device has kernels for."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.cuda import indexing, reductions
+from spillgrad_kernels.cuda.array import empty, to_device, zeros
+from spillgrad_kernels.cuda.elementwise import assign, elementwise
+from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, Shape
+from spillgrad_kernels.elementwise import ROWS
+
+Axes = int | tuple[int, ...] | None
+
+
+def _on_view(function: Callable[..., Any]) -> Callable[..., DeviceArray]:
+    """Return a function of NumPy that makes views, of how a device array lies in memory."""
+
+    @functools.wraps(function)
+    def viewed(array: DeviceArray, *arguments: Any, **options: Any) -> DeviceArray:
+        return DeviceArray(function(array._lying, *arguments, **options))
+
+    return viewed
+
+
+_VIEWING = (
+    np.atleast_1d, np.broadcast_to, np.diagonal, np.expand_dims, np.flip, np.moveaxis, np.rot90, np.squeeze,
+    np.swapaxes, np.transpose,
+)  # fmt: skip
+
+
+def _may_share_memory(a: Any, b: Any) -> bool:
+    if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray)):
+        return False  # one is the host's
+    return np.may_share_memory(a._lying, b._lying)
+
+
+def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
+    if where is not True:
+        raise NotOnDevice("numpy.copyto: no kernel of the device takes `where`")
+    assign(target, source)
+
+
+def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
+    dtype = _common_dtype((x, y))
+    return elementwise(ROWS["where"].forward, "where", _on_device(condition, x, y), dtype)
+
+
+def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
+    """Concatenate, array by array into its place."""
+    first = arrays[0]
+    axis %= first.ndim
+    sizes = [array.shape[axis] for array in arrays]
+    if out is None:
+        shape = (*first.shape[:axis], sum(sizes), *first.shape[axis + 1 :])
+        out = empty(shape, np.result_type(*[array.dtype for array in arrays]))
+    begin = 0
+    for array, size in zip(arrays, sizes, strict=True):
+        assign(out[(slice(None),) * axis + (slice(begin, begin + size),)], array)
+        begin += size
+    return out
+
+
+def _stacked(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
+    axis %= arrays[0].ndim + 1
+    return _joined([array[(slice(None),) * axis + (None,)] for array in arrays], axis, out)
+
+
+def _full_like(
+    prototype: DeviceArray, fill_value: Any, dtype: Any = None, shape: Shape | None = None, **options: Any
+) -> DeviceArray:
+    made = _empty_like(prototype, dtype, shape=shape)
+    made.fill(fill_value)
+    return made
+
+
+def _empty_like(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
+    return empty(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else np.dtype(dtype))
+
+
+def _zeros_like(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
+    return zeros(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else np.dtype(dtype))
+
+
+def _ones_like(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
+    return _full_like(prototype, 1, dtype, shape)
+
+
+def _fold(name: str) -> Callable[..., DeviceArray]:
+    def folded(a: DeviceArray, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> DeviceArray:
+        fold: Callable[..., DeviceArray] = getattr(reductions, name)
+        axes = tuple(range(a.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+        if dtype is not None and np.dtype(dtype).kind == "f":
+            a = a.astype(dtype, copy=False)
+        result = fold(a, tuple([one % a.ndim for one in axes]), keepdims)
+        return result if dtype is None else result.astype(dtype, copy=False)
+
+    return folded
+
+
+def _count_nonzero(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
+    return np.sum(np.not_equal(a, 0).view(np.uint8), axis, np.int64, keepdims=keepdims)  # type: ignore[no-any-return]
+
+
+def _any(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
+    truth: DeviceArray = np.max(np.not_equal(a, 0).view(np.uint8), axis, keepdims=keepdims)
+    return truth.view(np.bool_)
+
+
+def _all(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
+    truth: DeviceArray = np.min(np.not_equal(a, 0).view(np.uint8), axis, keepdims=keepdims)
+    return truth.view(np.bool_)
+
+
+def _place(name: str) -> Callable[..., DeviceArray]:
+    def found(a: DeviceArray, axis: int | None = None, *, keepdims: bool = False) -> DeviceArray:
+        fold: Callable[..., DeviceArray] = getattr(reductions, name)
+        return fold(a.reshape(-1), 0, False) if axis is None else fold(a, axis % a.ndim, keepdims)
+
+    return found
+
+
+def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> DeviceArray:
+    return indexing.gather(arr, axis % arr.ndim, indices)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **{function: _on_view(function) for function in _VIEWING},
+    np.may_share_memory: _may_share_memory,
+    np.copyto: _copyto,
+    np.where: _where,
+    np.concatenate: _joined,
+    np.stack: _stacked,
+    np.empty_like: _empty_like,
+    np.zeros_like: _zeros_like,
+    np.ones_like: _ones_like,
+    np.full_like: _full_like,
+    np.take_along_axis: _take_along_axis,
+    np.any: _any,
+    np.count_nonzero: _count_nonzero,
+    np.all: _all,
+    **{getattr(np, name): _fold(name) for name in ("sum", "prod", "mean", "max", "min")},
+    **{getattr(np, name): _place(name) for name in ("argmax", "argmin")},
+}
+
+# Universal functions that are rows of the table of operations, and the names these have there.
+_ROWS_OF: dict[Any, str] = {
+    np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.floor_divide: "floor_divide",
+    np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
+    np.sqrt: "sqrt", np.exp: "exp", np.log: "log", np.maximum: "maximum", np.minimum: "minimum", np.equal: "eq",
+    np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
+    np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite", np.signbit: "signbit",
+}  # fmt: skip
+
+
+def call_ufunc(ufunc: np.ufunc, *operands: Any, out: Any = None, **options: Any) -> DeviceArray:
+    """Compute a universal function of NumPy. Raises NotOnDevice where no kernel does."""
+    row = ROWS.get(_ROWS_OF.get(ufunc, ""))
+    if row is None or options:
+        raise NotOnDevice(f"numpy.{ufunc.__name__}: no kernel of the device does this")
+    dtype = _common_dtype(operands)
+    if row.result == "float" and dtype.kind in "biu":
+        dtype = np.dtype(np.float64)  # as NumPy
+    operands = tuple([x.astype(dtype, copy=False) if isinstance(x, DeviceArray) else x for x in _on_device(*operands)])
+    result = elementwise(row.forward, row.name, operands, np.dtype(bool) if row.result == "bool" else dtype)
+    if out is None:
+        return result
+    (target,) = out if isinstance(out, tuple) else (out,)
+    assign(target, result)
+    return target  # type: ignore[no-any-return]
+
+
+def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
+    return np.result_type(*[x.dtype if isinstance(x, DeviceArray) else x for x in operands])
+
+
+def _on_device(*operands: Any) -> list[Any]:
+    """Return operands with arrays of the host as arrays of the device, and numbers of Python as NumPy's."""
+    dtype = _common_dtype(operands)
+    return [
+        x if isinstance(x, DeviceArray) else to_device(x) if isinstance(x, np.ndarray) and x.ndim else
+        np.asarray(x).astype(dtype)[()] for x in operands
+    ]  # fmt: skip

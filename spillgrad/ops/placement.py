@@ -1,0 +1,76 @@
+"""Where operations compute: all operands on one device, and on the host what a device has no kernel for."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.device import CPU, CUDA, Device, device_of, moved
+from spillgrad.errors import DeviceError
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import ARRAYS, NotOnDevice
+
+
+class HostComputeWarning(UserWarning):
+    """An operation on tensors of a device ran on the host, between copies there and back."""
+
+
+def require_one_device(name: str, arguments: Iterable[Any]) -> None:
+    """Raise DeviceError when arrays or tensors are on different devices; those of the host without dimensions may be.
+
+    They are numbers like Python's own.
+    """
+    found: dict[Device, Any] = {}
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            argument = argument._array
+        if isinstance(argument, ARRAYS) and (argument.ndim or device_of(argument) is not CPU):
+            found.setdefault(device_of(argument), argument.shape)
+    if len(found) > 1:
+        got = " and ".join(f"one of shape {shape} on '{device}'" for device, shape in found.items())
+        raise DeviceError(f"{name}: got tensors on different devices, {got}; move one with .to(device)")
+
+
+def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function of arrays or tensors gives for copies of them in the host's memory, copied back.
+
+    It warns the first time. Raises DeviceError for what is to be differentiated again.
+    """
+    require_one_device(name, arguments)
+    recorded = is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+    if recorded:
+        raise DeviceError(
+            f"{name}: on {CUDA} this has no second derivative ({reason}); compute it on tensors moved with .cpu()"
+        ) from reason
+    warn_of_host(name)
+    return _moved(function(*[_moved(argument, CPU) for argument in arguments]), CUDA)
+
+
+def refuse_view(name: str, reason: NotOnDevice, function: Any, *arguments: Any) -> NoReturn:
+    """Raise DeviceError: a copy made by the host would be no view."""
+    raise DeviceError(f"{name}: {reason}; a tensor on {CUDA} has no such view: use cpu() first") from reason
+
+
+_warned: set[str] = set()
+
+
+def warn_of_host(name: str) -> None:
+    """Warn, once for each operation, that the host computes it."""
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name}: {CUDA} has no kernel for it: the host computes it, between copies there and back",
+            HostComputeWarning,
+            stacklevel=2,
+        )
+
+
+def _moved(value: Any, device: Device) -> Any:
+    if isinstance(value, Tensor):
+        array = moved(value._array, device)
+        return value if array is value._array else Tensor.wrap(array)
+    if isinstance(value, ARRAYS):
+        return moved(value, device)
+    if type(value) in (tuple, list):
+        return type(value)([_moved(part, device) for part in value])
+    return value
