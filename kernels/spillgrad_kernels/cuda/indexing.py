@@ -16,7 +16,7 @@ from numba.cuda import types
 from spillgrad_kernels.cuda.array import DeviceArray, empty, zeros
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.pointers import HALF, kernel_types, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.sorting import stable_order
 from spillgrad_kernels.indexing import reachable_part, require_source
 from spillgrad_kernels.walk import Shape
@@ -236,8 +236,8 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
 
 def _index(who: str, index: DeviceArray) -> DeviceArray:
     """Return `index` without gaps. Raises TypeError for what holds no integers."""
-    if index.dtype.kind not in "iu" or index.dtype.name not in kernel_types:
-        raise TypeError(f"{who}: got an index of {index.dtype}; wanted int64, int32, int16, int8 or uint8; convert it")
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
     return contiguous(index)
 
 
