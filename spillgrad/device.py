@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from spillgrad.errors import DeviceError
 from spillgrad_kernels import memory
 from spillgrad_kernels.cuda.availability import missing
-from spillgrad_kernels.device_array import DeviceArray, empty_on_device, to_device
+from spillgrad_kernels.device_array import empty_on_device, is_on_device, to_device
 
-# A tensor's memory.
-Array = Any  # np.ndarray | DeviceArray
+# A tensor's memory, of the host or of a device; for type checkers NumPy's.
+Array = np.ndarray
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,8 +47,6 @@ def as_device(device: Any) -> Device:
     """
     if device is None or device is CPU:
         return CPU
-    if device is CUDA:
-        return CUDA
     name = f"cuda:{device}" if type(device) is int else str(device)
     if name in ("cpu", "cpu:0"):
         return CPU
@@ -63,14 +63,14 @@ def as_device(device: Any) -> Device:
 
 def device_of(array: Array) -> Device:
     """Return where an array's memory is."""
-    return CUDA if type(array) is DeviceArray else CPU
+    return CUDA if is_on_device(array) else CPU
 
 
 def moved(array: Array, device: Device) -> Array:
     """Return an array itself where it is on a device, else a copy of it there."""
     if device_of(array) is device:
         return array
-    return array.to_host() if device is CPU else to_device(array)
+    return array.to_host() if device is CPU else to_device(array)  # type: ignore[attr-defined]
 
 
 def empty(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -14,7 +14,7 @@ from spillgrad import dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
-from spillgrad.device import Device, as_device, device_of, moved
+from spillgrad.device import CPU, Device, as_device, device_of, moved
 from spillgrad.errors import (
     ArgumentError,
     DeviceError,
@@ -25,7 +25,7 @@ from spillgrad.errors import (
     OperandError,
 )
 from spillgrad.formatting import format_tensor
-from spillgrad_kernels.device_array import DeviceArray, address_of
+from spillgrad_kernels.device_array import address_of, is_on_device
 
 _uids = itertools.count()
 _new = object.__new__
@@ -148,7 +148,7 @@ class Tensor:
 
     def host_array(self) -> np.ndarray:
         """Return the array, or a copy of one on a device once that has computed it."""
-        return self._array.to_host() if type(self._array) is DeviceArray else self._array
+        return moved(self._array, CPU)
 
     def array_to_overwrite(self) -> np.ndarray:
         """Return the array to begin a change of which every element is replaced: its present values may be missing."""
@@ -244,7 +244,7 @@ class Tensor:
     @property
     def is_cuda(self) -> bool:
         """Whether the memory is on a CUDA device."""
-        return type(self._array) is DeviceArray
+        return is_on_device(self._array)
 
     def bump_version(self) -> None:
         """Count one in-place change of the memory."""
@@ -263,7 +263,7 @@ class Tensor:
         Writes through it cannot be tracked: change no value that backward still needs. Raises DeviceError for a tensor
         on a CUDA device, which `force` copies to the host.
         """
-        if type(self._array) is DeviceArray:
+        if is_on_device(self._array):
             if force:
                 return self.host_array()
             raise DeviceError(f"numpy: got a tensor on {self.device}; NumPy takes the host's memory: use cpu() first")
@@ -695,7 +695,7 @@ def _rebuild(
 ) -> Tensor:
     """Make a tensor of class `kind` over `array`, copied to a device: what pickling and deep copies go through."""
     tensor = kind.__new__(kind)
-    if type(array) is not DeviceArray:
+    if not is_on_device(array):
         array = moved(array, as_device(device))
     tensor._set(array, Storage(array))
     if requires_grad:

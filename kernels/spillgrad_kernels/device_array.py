@@ -102,12 +102,17 @@ class DeviceArray(NDArrayOperatorsMixin):
         return DeviceArray(self._lying.T)
 
     def __getitem__(self, key: Any) -> "DeviceArray":
-        """Return a view. Raises NotOnDevice for an index that NumPy would copy for."""
+        """Return a view; for an index with arrays a copy."""
+        if _has_arrays(key):
+            return _cuda("advanced_indexing").pick(self, key)  # type: ignore[no-any-return]
         return DeviceArray(self._lying[_viewing(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Overwrite a part, which an index of numbers and slices names, with a broadcast value."""
-        _cuda("elementwise").assign(self[key], value)
+        """Overwrite a part with a broadcast value. Raises NotOnDevice for an index with arrays."""
+        _cuda("elementwise").assign(DeviceArray(self._lying[_viewing(key)]), value)
+
+    def __len__(self) -> int:
+        return len(self._lying)
 
     def view(self, dtype: Any = None) -> "DeviceArray":
         """Return a view, of the same bytes as another dtype if one is given. Raises ValueError as NumPy does."""
@@ -153,11 +158,11 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "DeviceArray":
         """Return sums over dimensions, of all without `axis`; computed in `dtype`."""
-        return np.sum(self, axis, dtype, keepdims=keepdims)  # type: ignore[no-any-return, call-overload]
+        return np.sum(self, axis, dtype, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def any(self, axis: Any = None, keepdims: bool = False) -> "DeviceArray":
         """Return whether elements are true, over dimensions, or over all without `axis`."""
-        return np.any(self, axis, keepdims=keepdims)  # type: ignore[return-value]
+        return np.any(self, axis, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def __bool__(self) -> bool:
         return bool(self.to_host())
@@ -188,13 +193,22 @@ class DeviceArray(NDArrayOperatorsMixin):
         return _cuda("numpy_functions").call_ufunc(ufunc, *operands, **options)
 
 
-# What an operation's forward function takes for a tensor.
-ARRAYS = (np.ndarray, DeviceArray)
+# What an operation's forward function takes for a tensor. For type checkers all of them are NumPy's.
+ARRAYS: tuple[Any, ...] = (np.ndarray, DeviceArray)
+
+
+def is_on_device(array: object) -> bool:
+    """Return whether something is an array of the device."""
+    return type(array) is DeviceArray
 
 
 def address_of(array: Any) -> int:
     """Return the address of the first element of an array, of the host or of the device."""
     return array.address if type(array) is DeviceArray else host_address_of(array)
+
+
+def _has_arrays(key: Any) -> bool:
+    return any([isinstance(part, ARRAYS) for part in (key if isinstance(key, tuple) else (key,))])
 
 
 def _viewing(key: Any) -> Any:
@@ -208,34 +222,40 @@ def _viewing(key: Any) -> Any:
     return parts if any(part is ... for part in parts) else (*parts, ...)  # without it, NumPy would read an element
 
 
-def as_strided_array(array: Any, shape: Shape, strides: Shape) -> Any:
+def arange_beside(array: Any, count: int) -> np.ndarray:
+    """Return the integers from 0 up to a count, on the device of an array."""
+    return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
+
+
+def as_strided_array(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
     """Return a view of an array's memory, of the host or of the device, at these strides in bytes."""
     if type(array) is DeviceArray:
-        return DeviceArray(np.lib.stride_tricks.as_strided(array._lying, shape, strides))
+        array = DeviceArray(np.lib.stride_tricks.as_strided(array._lying, shape, strides))
+        return array  # type: ignore[no-any-return]
     return np.lib.stride_tricks.as_strided(array, shape, strides)
 
 
-def to_device(array: np.ndarray) -> DeviceArray:
+def to_device(array: np.ndarray) -> np.ndarray:
     """Return a copy on the device, without gaps."""
     return _cuda("array").to_device(array)  # type: ignore[no-any-return]
 
 
-def empty_on_device(shape: Shape, dtype: Any) -> DeviceArray:
+def empty_on_device(shape: Shape, dtype: Any) -> np.ndarray:
     """Return an uninitialised array on the device, without gaps."""
     return _cuda("array").empty(shape, np.dtype(dtype))  # type: ignore[no-any-return]
 
 
-def empty_beside(array: Any, shape: Shape, dtype: Any) -> Any:
+def empty_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
     """Return an uninitialised array without gaps, on the device of another."""
     return empty_on_device(shape, dtype) if type(array) is DeviceArray else memory.empty(shape, dtype)
 
 
-def zeros_beside(array: Any, shape: Shape, dtype: Any) -> Any:
+def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
     """Return an array of zeros without gaps, on the device of another."""
     return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else memory.zeros(shape, dtype)
 
 
-def beside(array: Any, other: np.ndarray) -> Any:
+def beside(array: Any, other: np.ndarray) -> np.ndarray:
     """Return an array of the host, or a copy of it on the device of `array`."""
     return to_device(other) if type(array) is DeviceArray else other
 

@@ -34,7 +34,7 @@ from spillgrad.ops.planned import Planned
 from spillgrad.ops.saved_names import KNOWN
 from spillgrad.ops.symbol import Unrecorded, record
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice
+from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice, is_on_device
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Operation:
         """Return what the planned forward function gives for promoted arguments."""
         assert isinstance(self.forward, Planned)
         arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
-        if any([type(array) is DeviceArray for array in arrays]):
+        if any([is_on_device(array) for array in arrays]):
             require_one_device(self.name, arrays)
         try:
             return self.forward.result(*arrays)

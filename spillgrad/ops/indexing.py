@@ -22,7 +22,7 @@ from spillgrad.ops.subscript import getitem
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import DeviceArray, zeros_beside
+from spillgrad_kernels.device_array import is_on_device, zeros_beside
 
 Shape = tuple[int, ...]
 
@@ -34,7 +34,7 @@ def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> Non
     values = index.array
     if values.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got an index of {values.dtype}; wanted integers: convert it with .to(int64)")
-    if type(values) is DeviceArray:  # to look at them would wait for the device: kernels leave out what is not there
+    if is_on_device(values):  # to look at them would wait for the device: kernels leave out what is not there
         return
     if values.size and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]

@@ -24,7 +24,7 @@ from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import DeviceArray, empty_beside
+from spillgrad_kernels.device_array import empty_beside, is_on_device
 from spillgrad_kernels.dispatch import get_num_threads
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.walk import Layout, Shape
@@ -57,7 +57,7 @@ class _Product(Planned):
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         a, b = arguments
-        if type(a) is DeviceArray and a.dtype.kind not in "biu":
+        if is_on_device(a) and a.dtype.kind not in "biu":
             return kernels.matmul(a, b)
         if a.dtype.kind in "biu":
             return np.matmul(a, b)  # type: ignore[no-any-return]
@@ -261,7 +261,7 @@ class _Linear(_Product):
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         input, weight, *bias = arguments
         rows = _as_rows(input)
-        if type(input) is DeviceArray and input.dtype.kind not in "biu":
+        if is_on_device(input) and input.dtype.kind not in "biu":
             product = kernels.linear(rows, weight, *bias)
         elif input.dtype.kind in "biu":
             product = np.add(rows @ weight.T, *bias) if bias else rows @ weight.T
@@ -270,7 +270,7 @@ class _Linear(_Product):
             product = numeric.cast(kernels.linear(_bits(rows), _bits(weight), *wide_bias), dtypes.bfloat16)
         else:
             product = on_floats(kernels.linear, rows, weight, *bias)
-        return product.reshape(*input.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+        return product.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def _as_rows(array: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
-from spillgrad_kernels.device_array import DeviceArray, empty_beside
+from spillgrad_kernels.device_array import empty_beside, is_on_device
 
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
@@ -155,7 +155,7 @@ def _linear_cross_entropy_ahead(
 
 def _count_of_targets(target: np.ndarray, ignore_index: int) -> _Count:
     count = np.count_nonzero(target != ignore_index)
-    return count.astype(np.float64) if type(count) is DeviceArray else float(count)
+    return count.astype(np.float64) if is_on_device(count) else float(count)
 
 
 def _total(losses: np.ndarray, divisor: _Count) -> np.ndarray:
@@ -171,7 +171,7 @@ def _row_gradients(input: np.ndarray, divisor: _Count) -> np.ndarray:
 
 
 def _as_float64(divisor: _Count) -> Any:
-    return divisor if type(divisor) is DeviceArray else np.float64(divisor)
+    return divisor if is_on_device(divisor) else np.float64(divisor)
 
 
 def _gradients_made_ahead(
@@ -207,7 +207,7 @@ def _linear_cross_entropy_composed(
     g: Any, input: Any, weight: Any, bias: Tensor | None, target: Tensor, divisor: _Count | None,
     ignore_index: int, label_smoothing: float, needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    if type(divisor) is DeviceArray:
+    if divisor is not None and is_on_device(divisor):
         divisor = Tensor.wrap(divisor.astype(g.dtype))
     rows = g if divisor is None else expand_to(div(g, divisor), target.shape)
     logits = linear(input, weight, bias)
@@ -345,7 +345,7 @@ def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
     if target.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got a target of {target.dtype}; wanted class indices: convert it with .to(int64)")
     values = target.array
-    if type(values) is DeviceArray:  # to look at them would wait for the device: what is outside has a loss of NaN
+    if is_on_device(values):  # to look at them would wait for the device: what is outside has a loss of NaN
         return
     outside = values[((values < 0) | (values >= classes)) & (values != ignore_index)]
     if outside.size:

@@ -11,7 +11,7 @@ from spillgrad.errors import DtypeError
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.copying import copy
 from spillgrad_kernels.cpu import elementwise
-from spillgrad_kernels.device_array import ARRAYS, DeviceArray
+from spillgrad_kernels.device_array import ARRAYS, is_on_device
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.memory import empty
 
@@ -28,7 +28,7 @@ _FLOATING = dtypes.HALF | FLOATS
 
 def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     """Return a copy as `dtype`; what does not fit becomes infinite or wraps around, silently as in PyTorch."""
-    if type(array) is DeviceArray:
+    if is_on_device(array):
         return array.astype(dtype)
     out = empty(array.shape, dtype)
     assign(out, array)
@@ -40,7 +40,7 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
 
     The target is writeable and has no element twice. Raises ValueError when the source does not broadcast to it.
     """
-    if type(target) is DeviceArray:
+    if is_on_device(target):
         target[...] = source
         return
     is_native = target.dtype.isnative and source.dtype.isnative
@@ -63,12 +63,12 @@ def _itself(self: Any) -> Any:
     return self
 
 
-def contiguous(array: Any) -> Any:
+def contiguous(array: np.ndarray) -> np.ndarray:
     """Return an array itself where it lies in order without gaps, else a copy that does."""
     return array if array.flags.c_contiguous else cast(array, array.dtype)
 
 
-def as_own(value: Any) -> Any:
+def as_own(value: Any) -> np.ndarray:
     """Return what a function of NumPy gave as an array: NumPy makes numbers of arrays without dimensions."""
     return value if isinstance(value, ARRAYS) else np.asarray(value)
 
@@ -127,8 +127,8 @@ def run_formula(
 ) -> np.ndarray:  # fmt: skip
     """Compute an elementwise formula: by kernels for floating dtypes, on a device for all, by NumPy for the others."""
     computed = compute_dtype(dtype)
-    if any([type(v) is DeviceArray for v in operands]):
-        arrays = [v if type(v) is DeviceArray and v.dtype == dtype else as_array(v, computed) for v in operands]
+    if any([is_on_device(v) for v in operands]):
+        arrays = [v if is_on_device(v) and v.dtype == dtype else as_array(v, computed) for v in operands]
         return elementwise(formula, name, arrays, result_dtype, out)
     if not dtypes.is_floating_point(computed):
         # Comparisons see Python numbers as they are: 300 is above every uint8.

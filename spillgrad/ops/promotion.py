@@ -13,7 +13,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import ARRAYS, is_on_device
 from spillgrad_kernels.elementwise import ROWS
 
 Number = bool | int | float
@@ -26,7 +26,7 @@ def as_operand(name: str, value: Any) -> Any:
     """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
     if isinstance(value, (Tensor, int, float)):
         return value
-    if isinstance(value, np.ndarray):
+    if isinstance(value, ARRAYS):
         return Tensor.wrap(native(value))
     if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
         return value.item()
@@ -108,7 +108,7 @@ def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
                 raise ArgumentError(f"{name}: got {value}; {dtype} takes {limits.min} to {limits.max}")
     if name in ("floor_divide", "remainder", "fmod", "pow"):
         other = operands[1].array if isinstance(operands[1], Tensor) else operands[1]
-        if type(other) is DeviceArray:  # to look at it would wait for the device
+        if is_on_device(other):  # to look at it would wait for the device
             return
         if name == "pow" and np.any(other < 0):
             raise ArgumentError("pow: got integers and a negative exponent; convert with .to(float32)")

@@ -467,6 +467,4 @@ def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = 
 
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
     """Return how many elements over dimensions are not zero, as int64."""
-    return Tensor.wrap(
-        np.asarray(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim)), np.int64)
-    )
+    return Tensor.wrap(as_own(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim))))

@@ -19,7 +19,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import ARRAYS, zeros_beside
+from spillgrad_kernels.device_array import ARRAYS, arange_beside, zeros_beside
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
@@ -118,7 +118,7 @@ def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.nda
     """Add values into zeros at an advanced index; positions named twice receive both."""
     chosen, lead = _without_whole_end(index, len(shape))
     rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
-    positions = np.arange(rows).reshape(shape[:lead])[chosen].reshape(-1)
+    positions = arange_beside(self, rows).reshape(shape[:lead])[chosen].reshape(-1)
 
     if not dtypes.is_floating_point(self.dtype):
         sums = zeros_beside(self, shape, self.dtype)

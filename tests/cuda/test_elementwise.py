@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cuda.array import to_device
-from spillgrad_kernels.cuda.elementwise import compute
+from spillgrad_kernels.cuda.elementwise import compute, copy, elementwise
 from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import parameters
 from spillgrad_kernels.program import Program, Step
-from tests.kernels.test_elementwise import SHAPES, operands_of
+from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
+from tests.kernels.test_elementwise import SHAPES
+from tests.kernels.test_elementwise import operands_of as floats_of
 
 SUB = ROWS["sub"].forward
 
@@ -36,7 +37,7 @@ def test_a_row_agrees_with_its_formula(name, dtype):
     rng = np.random.default_rng(0)
     row = ROWS[name]
     for kernel_name, formula in {name: row.forward, **{f"{name}_{k}": f for k, f in row.derivatives.items()}}.items():
-        operands = operands_of(formula, rng, (3, 5), dtype)
+        operands = floats_of(formula, rng, (3, 5), dtype)
         if name == "acosh":
             operands = [operand + 1 for operand in operands]
         wanted = np.asarray(formula(*[o.astype(np.float64) if o.dtype != bool else o for o in operands]))
@@ -91,17 +92,33 @@ def test_half_precision_is_computed_in_float32_and_rounded_to_the_nearest(dtype)
     assert np.array_equal(result.to_host().astype(np.float32), wanted.astype(np.float32), equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.int64])
-@pytest.mark.parametrize("name", ["add", "mul", "floor_divide", "remainder", "maximum", "abs", "neg"])
-def test_integers_are_computed_as_by_numpy(name, dtype):
-    formula = ROWS[name].forward
-    a = np.array([7, 1, 3, 100, 5, 2, 9, 11, 13], dtype)
-    b = np.array([2, 3, 3, 7, 1, 5, 4, 10, 6], dtype)
-    operands = [a if np.dtype(dtype).kind == "u" else -a, b][: len(parameters(formula))]
-    with np.errstate(over="ignore"):
-        wanted = formula(*operands)
-    (result,) = compute(formula, name, on_device(operands), (dtype,))
-    assert np.array_equal(result.to_host(), wanted)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_integers_and_truth_values_are_computed_as_by_numpy(name, dtype):
+    operands = [operand[:: 1 + len(operand) // 40] for operand in operands_of(name, dtype)]
+    wanted = as_by_numpy(name, operands, dtype)
+    if wanted is not None:
+        found = elementwise(FORMULAS[name], name, on_device(operands), wanted.dtype)
+        assert (found.dtype, found.to_host().tolist()) == (wanted.dtype, wanted.tolist())
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, np.float16, np.float64], ids=str)
+def test_an_array_is_converted_as_by_numpy(dtype):
+    a = np.array([0, 1, 2.75, 100, 0.5]).astype(dtype)
+    for other in [*INTEGERS, np.dtype(np.float16), np.dtype(np.float32)]:
+        found = copy(to_device(a), other)
+        assert (found.dtype, found.to_host().tolist()) == (other, a.astype(other).tolist())
+
+
+def test_a_host_s_array_without_dimensions_is_a_number():
+    a = np.arange(6, dtype=np.uint8)
+    out = to_device(np.zeros(6, np.uint8))
+    assert elementwise(SUB, "sub", [np.asarray(a[3]), to_device(a)], np.uint8, out) is out
+    assert np.array_equal(out.to_host(), a[3] - a)
+    half = elementwise(SUB, "sub", [np.asarray(1, ml_dtypes.bfloat16), to_device(a.astype(np.float16))], np.float16)
+    assert np.array_equal(half.to_host(), 1 - a.astype(np.float16))
+    with pytest.raises(TypeError, match=r"shape \(6,\) in the host's memory"):
+        elementwise(SUB, "sub", [a, to_device(a)], np.uint8)
 
 
 def test_a_number_is_passed_by_its_value():

@@ -26,6 +26,7 @@ from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from spillgrad_kernels.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 from spillgrad_kernels.walk import dense
+from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 
@@ -51,6 +52,22 @@ def test_every_row_compiles_for_every_generation(name, dtype):
             assert f".target sm_{major}{minor}" in code
             assert ".entry kernel(" in code
             assert dtype == np.float64 or ".f64" not in code or name in IN_FLOAT64
+
+
+# Rows in which an integer meets a float.
+OF_FLOATS = ("elu", "celu", "lerp", "nan_to_num", "isinf", "isfinite", "isposinf", "isneginf", "signbit")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint64"])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_integers_are_computed_as_integers_on_every_generation(name, dtype):
+    result = as_by_numpy(name, operands_of(name, np.dtype(dtype)), np.dtype(dtype)).dtype
+    layouts = layouts_of(FORMULAS[name], dtype)
+    kernel = elementwise.prepare(FORMULAS[name], name, (result,), layouts, (), True).kernel
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert name in OF_FLOATS or not re.search(r"\.f(32|64)", code)
 
 
 @pytest.mark.parametrize("dtype, access", [

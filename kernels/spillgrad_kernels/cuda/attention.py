@@ -18,7 +18,7 @@ from numba.cuda import types
 
 from spillgrad_kernels.attention import Dropout, check_operands, check_results, dropout_operands
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives exp and log their meaning here)
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
 from spillgrad_kernels.cuda.pointers import (
@@ -32,6 +32,7 @@ from spillgrad_kernels.cuda.pointers import (
 )
 from spillgrad_kernels.cuda.random import philox4x32
 from spillgrad_kernels.cuda.reductions import sum as sum_over
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.random import counters_needed
 from spillgrad_kernels.scalar_math import exp, log

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives formulas' functions their meaning here)
-from spillgrad_kernels.cuda.array import DeviceArray, empty, to_device
+from spillgrad_kernels.cuda import logic, scalar_math
+from spillgrad_kernels.cuda.array import empty, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, kernel_types, loaders, quotient, storers
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, Shape, dense, plan
 
@@ -48,12 +49,17 @@ class Loop(NamedTuple):
         ]  # fmt: skip
 
 
-def device_function(body: Trace) -> Callable[..., Any]:
-    """Return a function that kernels call to compute `body`; of several results a tuple."""
+def device_function(body: Trace, kept: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
+    """Return a function that kernels call to compute `body`; of several results a tuple.
+
+    Each line's result passes through `kept`, if given.
+    """
     namespace: dict[str, Any] = {
-        **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **body.constants,
+        **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **logic.FUNCTIONS, **body.constants,
+        "kept": kept,
     }  # fmt: skip
-    lines = [f"def formula({', '.join(body.inputs)}):", *body.lines, f"return {', '.join(body.results)}"]
+    written = body.lines if kept is None else [line.replace(" = ", " = kept(", 1) + ")" for line in body.lines]
+    lines = [f"def formula({', '.join(body.inputs)}):", *written, f"return {', '.join(body.results)}"]
     exec("\n    ".join(lines), namespace)
     return device(namespace["formula"])
 
@@ -96,9 +102,11 @@ def _source(loop: Loop) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def build(body: Trace, name: str, loop: Loop) -> Kernel:
-    """Return the kernel that computes `body` in a loop."""
-    namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": device_function(body)}
+def build(body: Trace, name: str, loop: Loop, computed: np.dtype[Any] | None = None) -> Kernel:
+    """Return the kernel that computes `body` in a loop; integers wrap around in the dtype `computed`, if it is one."""
+    wraps = computed is not None and computed.name not in CONVERSIONS
+    formula = device_function(body, scalar_math.integers_kept_in(computed) if wraps else None)
+    namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": formula}
     for i in loop.arrays:
         still = loop.pattern[i : i + 1] == "s"
         chosen = loaders if i < len(loop.pattern) else storers
@@ -111,6 +119,26 @@ def build(body: Trace, name: str, loop: Loop) -> Kernel:
 
 
 _trace = functools.cache(trace)
+
+
+def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that formulas compute in: the first float's or, without one, what integers and bool promote to.
+
+    Beside truth values alone, numbers are what the result is.
+    """
+    for dtype in operands:
+        if dtype.name in CONVERSIONS:
+            return dtype
+    promoted = np.result_type(np.bool_, *operands)
+    return result if promoted == np.bool_ else promoted
+
+
+@functools.cache
+def _constants(computed: np.dtype[Any]) -> Callable[[float], Any]:
+    """Return what makes a formula's constants; beside integers, floats are float64."""
+    if computed.name in CONVERSIONS:
+        return CONVERSIONS[computed.name]
+    return lambda value: np.float64(value) if isinstance(value, float) else np.asarray(value).astype(computed)[()]
 
 
 class Call(NamedTuple):
@@ -160,10 +188,11 @@ def prepare(
         for operand, own in zip(operands, strides, strict=False)
     )
     loop = Loop(pattern, tuple([layout[2].name for layout in all_layouts]), len(sizes), lanes)
+    computed = None
     if not isinstance(formula, Trace):
-        number = next((layout[2] for layout in layouts if layout[2].name in CONVERSIONS), all_layouts[-1][2])
-        formula = _trace(formula, CONVERSIONS.get(number.name, number.type))
-    kernel = build(formula, name, loop)
+        computed = _computed_in([layout[2] for layout in layouts], kinds[-1])
+        formula = _trace(formula, _constants(computed))
+    kernel = build(formula, name, loop, computed)
     turns = int(np.prod(sizes, dtype=np.int64))
     words = (*sizes[1:], *[stride for i in loop.arrays for stride in strides[i]])
     return Call(kernel, turns, words, shape, kinds)
@@ -217,13 +246,13 @@ def elementwise(
     return compute(formula, name, given, (dtype,), () if out is None else (out,))[0]
 
 
-def _number(value: np.ndarray | np.generic) -> np.generic:
+def _number(value: Any) -> np.generic:
     """Return a number as kernels take it. Raises TypeError for an array of the host that has dimensions."""
     if value.ndim:
         raise TypeError(
             f"elementwise: got an array of shape {value.shape} in the host's memory; wanted it on the device; copy it"
         )
-    return value[()]
+    return np.float32(value) if value.dtype.name in HALF else value[()]
 
 
 def contiguous(a: DeviceArray) -> DeviceArray:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.array import DeviceArray, empty, zeros
+from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.pointers import HALF, kernel_types, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.sorting import stable_order
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.indexing import reachable_part, require_source
 from spillgrad_kernels.walk import Shape
 
@@ -88,6 +89,29 @@ def choosing(nbytes: int, index: str) -> Kernel:
 
     choose.__name__ = f"choose_{nbytes}_by_{index}"
     return Kernel(choose, [types.int64] * 9)
+
+
+@functools.cache
+def _counting() -> Kernel:
+    """Return the kernel that writes the integers from 0 up to a count."""
+    store = storers["int64", 1]
+
+    def count_up(count: int, out: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            store(out + turn * _WORD, turn)
+            turn += cuda.gridsize(1)
+
+    return Kernel(count_up, [types.int64] * 2)
+
+
+def arange(count: int) -> DeviceArray:
+    """Return the integers from 0 up to a count."""
+    out = empty((count,), np.int64)
+    if count:
+        kernel = _counting()
+        kernel.launch(blocks_for(count, kernel.threads), count, out.address)
+    return out
 
 
 @functools.cache
@@ -236,8 +260,8 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
 
 def _index(who: str, index: DeviceArray) -> DeviceArray:
     """Return `index` without gaps. Raises TypeError for what holds no integers."""
-    if index.dtype.kind not in "iu" or index.dtype.name not in kernel_types:
-        raise TypeError(f"{who}: got an index of {index.dtype}; wanted int64, int32, int16, int8 or uint8; convert it")
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
     return contiguous(index)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous
 from spillgrad_kernels.cuda.normalization import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.formula import CONVERSIONS
 from spillgrad_kernels.scalar_math import exp, log, where
 

@@ -17,7 +17,7 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives formulas' functions their meaning here)
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
     ACCESS_BYTES,
@@ -29,6 +29,7 @@ from spillgrad_kernels.cuda.pointers import (
     shared_storers,
     storers,
 )
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.formula import FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, Shape
 

@@ -7,10 +7,11 @@ where its elements are of half precision.
 import math
 from typing import Any
 
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.formula import CONVERSIONS
 from spillgrad_kernels.scalar_math import exp, log, sqrt, where
 

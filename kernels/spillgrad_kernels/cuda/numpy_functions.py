@@ -9,8 +9,9 @@ import numpy as np
 from spillgrad_kernels.cuda import indexing, reductions
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
 from spillgrad_kernels.cuda.elementwise import assign, elementwise
+from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, Shape
-from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.elementwise import ROWS, Row
 
 Axes = int | tuple[int, ...] | None
 
@@ -68,6 +69,15 @@ def _stacked(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = Non
     return _joined([array[(slice(None),) * axis + (None,)] for array in arrays], axis, out)
 
 
+def _triangle(keep_lower: bool) -> Callable[..., DeviceArray]:
+    def kept(m: DeviceArray, k: int = 0) -> DeviceArray:
+        rows, columns = (indexing.arange(size) for size in m.shape[-2:])
+        beside = columns - rows[:, None]
+        return _where(beside <= k if keep_lower else beside >= k, m, m.dtype.type(0))
+
+    return kept
+
+
 def _full_like(
     prototype: DeviceArray, fill_value: Any, dtype: Any = None, shape: Shape | None = None, **options: Any
 ) -> DeviceArray:
@@ -101,7 +111,7 @@ def _fold(name: str) -> Callable[..., DeviceArray]:
 
 
 def _count_nonzero(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
-    return np.sum(np.not_equal(a, 0).view(np.uint8), axis, np.int64, keepdims=keepdims)  # type: ignore[no-any-return]
+    return _fold("sum")(np.not_equal(a, 0).view(np.uint8), axis, np.int64, keepdims)
 
 
 def _any(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
@@ -137,6 +147,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.zeros_like: _zeros_like,
     np.ones_like: _ones_like,
     np.full_like: _full_like,
+    np.tril: _triangle(keep_lower=True),
+    np.triu: _triangle(keep_lower=False),
     np.take_along_axis: _take_along_axis,
     np.any: _any,
     np.count_nonzero: _count_nonzero,
@@ -152,19 +164,28 @@ _ROWS_OF: dict[Any, str] = {
     np.sqrt: "sqrt", np.exp: "exp", np.log: "log", np.maximum: "maximum", np.minimum: "minimum", np.equal: "eq",
     np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
     np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite", np.signbit: "signbit",
+    np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or", np.bitwise_xor: "bitwise_xor",
+    np.invert: "bitwise_not", np.left_shift: "bitwise_left_shift", np.right_shift: "bitwise_right_shift",
+    np.logical_and: "logical_and", np.logical_or: "logical_or", np.logical_xor: "logical_xor",
+    np.logical_not: "logical_not",
 }  # fmt: skip
+_LOGIC = {
+    **{name: Row(name, formula, {}, "same") for name, formula in BITWISE.items()},
+    **{name: Row(name, formula, {}, "bool") for name, formula in LOGICAL.items()},
+}
 
 
 def call_ufunc(ufunc: np.ufunc, *operands: Any, out: Any = None, **options: Any) -> DeviceArray:
     """Compute a universal function of NumPy. Raises NotOnDevice where no kernel does."""
-    row = ROWS.get(_ROWS_OF.get(ufunc, ""))
-    if row is None or options:
+    name = _ROWS_OF.get(ufunc, "")
+    found = ROWS.get(name) or _LOGIC.get(name)
+    if found is None or options:
         raise NotOnDevice(f"numpy.{ufunc.__name__}: no kernel of the device does this")
     dtype = _common_dtype(operands)
-    if row.result == "float" and dtype.kind in "biu":
+    if found.result == "float" and dtype.kind in "biu":
         dtype = np.dtype(np.float64)  # as NumPy
-    operands = tuple([x.astype(dtype, copy=False) if isinstance(x, DeviceArray) else x for x in _on_device(*operands)])
-    result = elementwise(row.forward, row.name, operands, np.dtype(bool) if row.result == "bool" else dtype)
+    given = [x.astype(dtype, copy=False) if isinstance(x, DeviceArray) else x for x in _on_device(*operands)]
+    result = elementwise(found.forward, name, given, np.dtype(bool) if found.result == "bool" else dtype)
     if out is None:
         return result
     (target,) = out if isinstance(out, tuple) else (out,)

@@ -9,10 +9,11 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
 from spillgrad_kernels.cuda.pointers import loaders, storers
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.optim import Update, adam, adamw, lion, scaled, sgd
 
 __all__ = ["adam", "adamw", "lion", "run", "scaled", "sgd", "sums_of_squares"]

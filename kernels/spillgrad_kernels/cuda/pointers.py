@@ -2,7 +2,8 @@
 shared memory of a block by that of `shared_address(array)`, with `shared_loaders` and `shared_storers`.
 
 Several lanes lie beside each other and move in one access of up to 16 bytes, which the address must be a multiple of.
-float16 and bfloat16 are numbers of float32 in a kernel, and a bool is a byte in memory. Nothing checks an address.
+float16 and bfloat16 are numbers of float32 in a kernel, and a bool is a byte in memory. What is stored is converted as
+by NumPy: floats lose their fraction in integers, integers wrap around. Nothing checks an address.
 """
 
 import ctypes
@@ -21,7 +22,8 @@ _GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
 HALF = frozenset({"float16", "bfloat16"})
 _DTYPES: dict[str, Any] = {
     "bool": np.bool_, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
-    **{kind.__name__: kind for kind in (np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8)},
+    **{name: getattr(np, name) for name in ("float32", "float64")},
+    **{f"{kind}{bits}": getattr(np, f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 # What kernels compute with, by the name of what is in memory.
 kernel_types = {
@@ -63,7 +65,8 @@ if SIMULATED:
 
     def _storer(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., None]:
         def store(address: int, *values: Any) -> None:
-            _memory(dtype, lanes, address)[:] = values
+            for i, value in enumerate(values):
+                _memory(dtype, lanes, address)[i] = np.asarray(value).astype(dtype)
 
         return store
 
@@ -86,6 +89,29 @@ else:
         if dtype.name == "float16":
             return builder.fpext(builder.bitcast(value, ir.HalfType()), _FLOAT)
         return value
+
+    def _truncated(builder: Any, dtype: np.dtype[Any], x: Any) -> Any:
+        """Convert a float; what an integer of 32 or 64 bits has no room for becomes the lowest one, as on x86-64."""
+        word = ir.IntType(64 if dtype.itemsize == 8 or dtype.name == "uint32" else 32)
+        # Halves of the range of uint64 are converted as those of int64.
+        limit = x.type(2.0 ** (word.width - 1))
+        upper = builder.fcmp_ordered(">=", x, limit) if dtype.name == "uint64" else None
+        if upper is not None:
+            x = builder.select(upper, builder.fsub(x, limit), x)
+        fits = builder.and_(builder.fcmp_ordered(">=", x, x.type(-limit.constant)), builder.fcmp_ordered("<", x, limit))
+        lowest = word(1 << (word.width - 1))
+        found = builder.select(fits, builder.fptosi(x, word), lowest)
+        if upper is not None:
+            found = builder.select(upper, builder.xor(found, lowest), found)
+        return builder.trunc(found, ir.IntType(8 * dtype.itemsize)) if word.width > 8 * dtype.itemsize else found
+
+    def _stored(context: Any, builder: Any, dtype: np.dtype[Any], kind: Any, value: Any) -> Any:
+        """Return what is in memory for a value of a kernel's type."""
+        if isinstance(kind, types.Float) and dtype.kind in "iu":
+            return _truncated(builder, dtype, value)
+        if kind == types.float64 and dtype.name == "float16":  # not rounded to float32 between
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
+        return _narrowed(builder, dtype, context.cast(builder, value, kind, kernel_types[dtype.name]))
 
     def _narrowed(builder: Any, dtype: np.dtype[Any], value: Any) -> Any:
         if dtype.name == "bool":
@@ -140,12 +166,15 @@ else:
         return intrinsic(load)  # type: ignore[no-any-return]
 
     def _storer(dtype: np.dtype[Any], lanes: int, space: int) -> Callable[..., None]:
-        element, value = _in_memory(dtype), kernel_types[dtype.name]
+        element = _in_memory(dtype)
         kind = ir.VectorType(element, lanes) if lanes > 1 else element
 
         def store(typing_context: Any, address: Any, *values: Any) -> Any:
             def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                parts = [_narrowed(builder, dtype, part) for part in arguments[1:]]
+                parts = [
+                    _stored(context, builder, dtype, given, part)
+                    for given, part in zip(signature.args[1:], arguments[1:], strict=True)
+                ]
                 stored = parts[0] if lanes == 1 else kind(ir.Undefined)
                 for i, part in enumerate(parts if lanes > 1 else ()):
                     stored = builder.insert_element(stored, part, _INT32(i))
@@ -153,7 +182,7 @@ else:
                 builder.store(stored, place).align = lanes * dtype.itemsize
                 return context.get_dummy_value()
 
-            return types.void(types.int64, *[value] * lanes), codegen
+            return types.void(types.int64, *map(types.unliteral, values)), codegen
 
         # Numba looks at how many arguments an intrinsic takes.
         names = ", ".join(f"v{i}" for i in range(lanes))

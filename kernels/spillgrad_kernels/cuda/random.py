@@ -13,11 +13,12 @@ from numba.cuda import types
 
 from spillgrad_kernels import random as host
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
-from spillgrad_kernels.cuda.array import DeviceArray, empty, zeros
+from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device, twin
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
 from spillgrad_kernels.cuda.sorting import stable_order
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.random import (
     HALF,
     MASK32,

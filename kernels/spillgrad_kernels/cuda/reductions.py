@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
 from spillgrad_kernels.cuda.rows import threads_of_row
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.reductions import RULES, fold_order, reduced_shape, require_elements
 from spillgrad_kernels.walk import Shape

@@ -4,6 +4,7 @@ Its functions are within a few ulp (CUDA C++ Programming Guide, "Mathematical Fu
 Python functions that they are everywhere. Importing this is all there is to do.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -64,12 +65,15 @@ def _floor_divide(x: Any, divisor: Any) -> Any:
     return below + _as(x, 1) if exact - below > _as(x, 0.5) else below
 
 
+# By -1 apart: the quotient of the lowest integer leaves the range, which would be undefined.
 def _integer_remainder(x: Any, divisor: Any) -> Any:
-    return x % divisor if divisor != 0 else divisor
+    return x % divisor if divisor != 0 and divisor != -1 else x ^ x
 
 
 def _integer_floor_divide(x: Any, divisor: Any) -> Any:
-    return x // divisor if divisor != 0 else divisor
+    if divisor == -1:
+        return -x
+    return x // divisor if divisor != 0 else x ^ x
 
 
 def _integer_fmod(x: Any, divisor: Any) -> Any:
@@ -79,10 +83,10 @@ def _integer_fmod(x: Any, divisor: Any) -> Any:
 
 def _integer_pow(x: Any, exponent: Any) -> Any:
     """Return x to an integer power, modulo the range of x; a fraction is cut off, as in PyTorch."""
+    power = _as(x, 1)
     if exponent < 0:
         odd = exponent & 1
-        return x if x == 1 or (x == -1 and odd) else x * x * (x == -1)
-    power = x * 0 + 1
+        return power if x == 1 or (x == -1 and not odd) else x if x == -1 else x ^ x
     while exponent > 0:
         if exponent & 1:
             power *= x
@@ -91,9 +95,30 @@ def _integer_pow(x: Any, exponent: Any) -> Any:
     return power
 
 
+@functools.cache
+def integers_kept_in(dtype: np.dtype[Any]) -> Any:
+    """Return what kernels call to wrap integers around in a dtype, which Numba computes with 64 bits; floats stay.
+
+    None in the simulator, where numbers are NumPy's.
+    """
+    if SIMULATED:
+        return None
+    kept = types.boolean if dtype == np.bool_ else getattr(types, dtype.name)
+
+    def keep(typing_context: Any, x: Any) -> Any:
+        result = kept if isinstance(x, types.Integer) else x
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return context.cast(builder, arguments[0], signature.args[0], result)
+
+        return result(x), codegen
+
+    return intrinsic(keep)
+
+
 if not SIMULATED:
     from numba.cuda import libdevice, types
-    from numba.cuda.extending import overload
+    from numba.cuda.extending import intrinsic, overload
 
     for _function in (
         _integer_remainder, special_math._positive_digamma, special_math.digamma, special_math._positive_zeta,
@@ -102,7 +127,7 @@ if not SIMULATED:
 
     @overload(_as, strict=False)
     def _as_number(x: Any, constant: Any) -> Any:
-        number = np.float32 if x == types.float32 else np.float64
+        number = getattr(np, x.name) if isinstance(x, types.Integer | types.Float) else np.float64
         return lambda x, constant: number(constant)
 
     def _implementation(name: str, of_floats: Callable[..., Any] | None, of_integers: Any, *kinds: Any) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.array import DeviceArray, empty
+from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import loaders, storers
+from spillgrad_kernels.device_array import DeviceArray
 
 _DIGIT_BITS = 4
 _DIGITS = 1 << _DIGIT_BITS

@@ -1,0 +1,189 @@
+"""Operations on a device give what they give on the host, and so do their gradients; none of these asks the host."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.nn import functional as F
+from spillgrad.ops.elementwise import OPERATIONS
+from spillgrad.ops.linalg import linear
+from spillgrad.ops.placement import HostComputeWarning
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.formula import parameters
+
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def indices(high: int, *shape: int) -> np.ndarray:
+    return RNG.integers(0, high, shape)
+
+
+def truths(*shape: int) -> np.ndarray:
+    return RNG.random(shape) < 0.5
+
+
+A, B, C, ROW, VECTOR = floats(3, 5), floats(3, 5), floats(5, 4), floats(1, 5), floats(5)
+CUBE, HEADS = floats(2, 3, 4), floats(2, 2, 5, 4)
+WHOLE, PLACES, MASK = RNG.integers(-9, 9, (3, 5)), indices(3, 4), truths(3, 5)
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "arithmetic": (lambda a, b: (a + b) * 2 - a / (b * b + 1), (A, B)),
+    "broadcast": (lambda a, b, c: a * b + c, (A, ROW, VECTOR)),
+    "numbers": (lambda a: 1 - (2 / (a * a + 1)) ** 3, (A,)),
+    "in place": (lambda a, b: (a * 1).add_(b).mul_(2).clamp_(-1, 1), (A, B)),
+    "integers": (lambda a: (a * 3 + 1) // 2 % 5 - abs(a), (WHOLE,)),
+    "comparisons": (lambda a, b: (a > b) & (a != 0) | ~(b <= 0), (A, B)),
+    "where": (lambda a, b, m: sg.where(m, a, b), (A, B, MASK)),
+    "masked_fill": (lambda a, m: a.masked_fill(m, -math.inf).exp(), (A, MASK)),
+    "dtypes": (lambda a: a.double().float().bfloat16().float() + a.half().float() + a.int() + a.bool(), (A,)),
+    "sum": (lambda a: a.sum(), (A,)),
+    "sum over one": (lambda a: a.sum(1, keepdim=True) + a.sum(0), (A,)),
+    "mean": (lambda a: a.mean((0, 2)), (CUBE,)),
+    "prod": (lambda a: a.prod(1), (A,)),
+    "var": (lambda a: a.var(1) + a.std(1), (A,)),
+    "max": (lambda a: a.max(), (A,)),
+    "max along": (lambda a: a.max(1).values * a.min(1).values, (A,)),
+    "amax": (lambda a: a.amax(1) + a.amin((0, 1)), (A,)),
+    "argmax": (lambda a: a.argmax(1) + a.argmin(1), (A,)),
+    "logsumexp": (lambda a: a.logsumexp(1), (A,)),
+    "norm": (lambda a: a.norm() + a.norm(dim=1), (A,)),
+    "cumsum": (lambda a: a.cumsum(1), (A,)),
+    "any and all": (lambda m: (m.any(1), m.all(0), m.any()), (MASK,)),
+    "sum of integers": (lambda a: a.sum(1), (WHOLE,)),
+    "max of integers": (lambda a: a.max(1), (WHOLE,)),
+    "count_nonzero": (lambda a: a.count_nonzero(), (WHOLE,)),
+    "softmax": (lambda a: a.softmax(-1) + a.log_softmax(0), (A,)),
+    "layer_norm": (lambda a, w, b: F.layer_norm(a, (5,), w, b), (A, VECTOR, VECTOR)),
+    "rms_norm": (lambda a, w: F.rms_norm(a, (5,), w), (A, VECTOR)),
+    "matmul": (lambda a, c: a @ c, (A, C)),
+    "matmul of transposed": (lambda a, b: a.T @ b, (A, B)),
+    "matmul of batches": (lambda a, b: a @ b.transpose(-1, -2), (CUBE, CUBE)),
+    "matmul of vectors": (lambda a, v: (a @ v, v @ v), (A, VECTOR)),
+    "linear": (lambda a, w, b: F.linear(a, w, b), (A, floats(4, 5), floats(4))),
+    "linear with an activation": (
+        lambda a, w, b: linear(a, w, b, activation="gelu"), (A, floats(4, 5), floats(4)),
+    ),
+    "linear with a residual": (
+        lambda a, w, b, r: linear(a, w, b, residual=r), (A, floats(4, 5), floats(4), floats(3, 4)),
+    ),
+    "attention": (lambda q: F.scaled_dot_product_attention(q, q * 2, q, is_causal=True), (HEADS,)),
+    "attention with a mask": (
+        lambda q, m: F.scaled_dot_product_attention(q, q, q * 2, attn_mask=m),
+        (HEADS, truths(5, 5) | np.eye(5, dtype=bool)),
+    ),
+    "embedding": (lambda i, w: F.embedding(i, w), (PLACES, A)),
+    "gather": (lambda a, i: a.gather(1, i), (A, indices(5, 3, 2))),
+    "scatter_add": (lambda a, i, b: a.scatter_add(1, i, b), (A, indices(5, 3, 2), floats(3, 2))),
+    "index_select": (lambda a, i: a.index_select(0, i), (A, PLACES)),
+    "index_add": (lambda a, i, b: a.index_add(0, i, b), (A, PLACES, floats(4, 5))),
+    "rows by index": (lambda a, i: a[i], (A, PLACES)),
+    "slices": (lambda a: a[1:, ::2] + a[0, None, :3], (A,)),
+    "assignment": (lambda a, b: _assigned(a, b), (A, B)),
+    "views": (lambda a: a.reshape(5, 3).T.unsqueeze(0).expand(2, 3, 5).permute(2, 0, 1), (A,)),
+    "flip, roll and pad": (lambda a: F.pad(a.flip(1), (1, 2)), (A,)),
+    "cat and stack": (lambda a, b: (sg.cat([a, b], 1), sg.stack([a, b], 1)), (A, B)),
+    "split and unbind": (lambda a: (a.split(2, 1)[1], a.unbind(0)[2]), (A,)),
+    "repeat": (lambda a: a.repeat(2, 3), (A,)),
+    "triangles": (lambda a: a.tril() + a.triu(1), (A,)),
+    "cross_entropy": (lambda a, t: F.cross_entropy(a, t), (A, indices(5, 3))),
+    "cross_entropy of few": (
+        lambda a, t, w: F.cross_entropy(a, t, w, ignore_index=1, label_smoothing=0.1),
+        (A, np.array([1, 4, 0]), abs(VECTOR)),
+    ),
+    "nll_loss": (lambda a, t: F.nll_loss(a.log_softmax(1), t), (A, indices(5, 3))),
+    "linear_cross_entropy": (lambda a, w, t: F.linear_cross_entropy(a, w, t), (A, floats(7, 5), indices(7, 3))),
+    "mse_loss": (lambda a, b: F.mse_loss(a, b), (A, B)),
+    "smooth losses": (lambda a, b: F.l1_loss(a, b) + F.smooth_l1_loss(a, b) + F.huber_loss(a, b), (A, B)),
+    "binary_cross_entropy": (
+        lambda a, p: F.binary_cross_entropy_with_logits(a, p) + F.binary_cross_entropy(a.sigmoid(), p),
+        (A, RNG.random((3, 5)).astype(np.float32)),
+    ),
+    "kl_div": (lambda a, b: F.kl_div(a.log_softmax(1), b.softmax(1), reduction="batchmean"), (A, B)),
+    "dropout": (lambda a: F.dropout(a, 0.4) + F.dropout_add(a, a * 2, 0.4), (A,)),
+    "fuse": (lambda a, b: _fused(a, b), (A, B)),
+    "random numbers": (lambda a: _drawn(a.device), (A,)),
+    "made from nothing": (
+        lambda a: (a.new_zeros(2), sg.ones_like(a), sg.full((2, 2), 3, device=a.device), a.new_tensor([1, 2])), (A,),
+    ),
+}  # fmt: skip
+
+
+def _assigned(a: Any, b: Any) -> Any:
+    a = a * 1
+    a[1] = b[0] * 2
+    a[:, 2:] += b[:, :3]
+    return a
+
+
+@sg.fuse
+def _fused(a: Any, b: Any) -> Any:
+    return sg.where(a > 0, a * b.sigmoid(), (a - b).tanh())
+
+
+def _drawn(device: Any) -> Any:
+    return (
+        sg.rand(3, 5, device=device), sg.randn(7, device=device), sg.randint(0, 9, (4,), device=device),
+        sg.randperm(6, device=device), sg.empty(5, device=device).normal_(1, 2),
+    )  # fmt: skip
+
+
+def flattened(results: Any) -> list[sg.Tensor]:
+    if isinstance(results, sg.Tensor):
+        return [results]
+    return [tensor for result in results for tensor in flattened(result)]
+
+
+def computed(function: Callable[..., Any], arrays: tuple[np.ndarray, ...], device: str) -> list[np.ndarray]:
+    """Return the results of a function, then the gradients of all its floating-point operands."""
+    sg.manual_seed(5)
+    operands = [sg.tensor(array, device=device) for array in arrays]
+    leaves = [operand.requires_grad_() for operand in operands if operand.is_floating_point()]
+    results = flattened(function(*operands))
+    recorded = [result for result in results if result.requires_grad]
+    if recorded:
+        seeds = [sg.arange(r.numel(), dtype=r.dtype, device=device).reshape(r.shape) * 0.1 - 0.3 for r in recorded]
+        sg.autograd.backward(recorded, seeds)
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    for tensor in (*results, *gradients):
+        assert tensor.device == device
+    return [tensor.numpy(force=True) for tensor in (*results, *gradients)]
+
+
+def assert_the_same(function: Callable[..., Any], arrays: tuple[np.ndarray, ...]) -> None:
+    wanted = computed(function, arrays, "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HostComputeWarning)
+        found = computed(function, arrays, "cuda")
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, 2e-5, 2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_device_computes_as_the_host_does(name):
+    assert_the_same(*CASES[name])
+
+
+# Operands of which every row has a finite value and gradient.
+POSITIVE = [abs(floats(2, 3)) * 0.4 + 0.2 for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_the_table_computes_on_a_device_as_on_the_host(name):
+    function = OPERATIONS[name]
+    operands = POSITIVE[: len(parameters(ROWS[name].forward))]
+    if name == "where":
+        operands[0] = truths(2, 3)
+    if name in ("acosh",):
+        operands[0] = operands[0] + 1
+    assert_the_same(function, tuple(operands))

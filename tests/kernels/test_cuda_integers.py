@@ -1,0 +1,68 @@
+"""Integers and truth values in CUDA kernels as they are compiled, against NumPy."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spillgrad_kernels.cuda import elementwise, logic
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.formula import parameters
+from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
+from tests.kernels.on_host import compute
+
+HALF_AND_FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64", "bool"])
+@pytest.mark.parametrize("name", [name for name in FORMULAS if name not in ("elu", "celu")])  # in the device's library
+def test_a_row_of_integers_compiles_to_what_numpy_computes(name, dtype):
+    operands = operands_of(name, np.dtype(dtype))
+    wanted = as_by_numpy(name, operands, np.dtype(dtype))
+    if wanted is not None:
+        assert np.array_equal(compute(FORMULAS[name], name, operands, wanted.dtype), wanted)
+
+
+@pytest.mark.parametrize("kind", [*INTEGERS, *HALF_AND_FLOATS])
+def test_a_conversion_compiles_to_numpy_s(kind):
+    dtype = np.dtype(kind)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        values = np.array([limits.min, limits.max, 0, 1, 100, limits.max - 1, limits.max // 2 + 1], dtype)
+    else:
+        values = np.array([0, -0.0, 1, 1.5, 2.5, 100.9, 1 + 2**-11 + 2**-30, np.nan, np.inf, 6e4]).astype(dtype)
+    for other in map(np.dtype, [*INTEGERS, *HALF_AND_FLOATS]):
+        given = values
+        if dtype.kind not in "iub" and other.kind in "iu":  # what does not fit has no one value
+            given = values[np.abs(values.astype(np.float64)) < min(2**24, np.iinfo(other).max)]
+        with np.errstate(all="ignore"):
+            wanted = given.astype(other)
+        found = compute(elementwise._same, "copy", [given], other)
+        assert np.array_equal(*[x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (found, wanted)],
+                              equal_nan=other.kind not in "iub"), other  # fmt: skip
+
+
+def test_a_float_outside_an_integer_s_range_becomes_what_x86_makes_of_it():
+    values = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 1e19, -1.5, 300])
+    found = {kind: compute(elementwise._same, "copy", [values], kind).tolist() for kind in ("int8", "int32", "uint64")}
+    lowest = -(2**31)
+    assert found["int32"] == [lowest] * 6 + [-1, 300]
+    assert found["int8"] == [0] * 6 + [-1, 44]
+    assert found["uint64"] == [2**63, 0, 2**63, 3 * 10**9, 2**64 - 3 * 10**9, 10**19, 2**64 - 1, 300]
+
+
+@pytest.mark.parametrize("number", [np.int64(300), np.int64(-1), np.int64(7), np.uint64(2**63)])
+@pytest.mark.parametrize("name", ["lt", "le", "eq", "gt"])
+def test_a_number_is_compared_as_it_is(name, number):
+    values = np.array([0, 255, 7], np.uint8)
+    wanted = ROWS[name].forward(values, number)
+    assert np.array_equal(compute(ROWS[name].forward, name, [values, number], bool), wanted)
+
+
+@pytest.mark.parametrize("left, right", list(itertools.permutations(["int8", "uint64", "bool", "float32"], 2)))
+@pytest.mark.parametrize("name", logic.LOGICAL)
+def test_logic_takes_operands_of_any_dtypes(name, left, right):
+    operands = [np.array([0, 1, 0, 2]).astype(left), np.array([0, 0, 3, 1]).astype(right)]
+    operands = operands[: len(parameters(logic.LOGICAL[name]))]
+    assert np.array_equal(compute(logic.LOGICAL[name], name, operands, bool), getattr(np, name)(*operands))
