@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad_kernels.device_array import ARRAYS
+
 # A sum of smaller ones, in new memory, costs less than to look who holds the first.
 _LEAST_BYTES = 1 << 16
 
@@ -20,7 +22,7 @@ def is_unshared(grads: list[Any], place: int) -> bool:
         return False
     if not storage.offloaded:
         array = storage.array
-        if grad._array is not array or not array.flags.carray or isinstance(array.base, np.ndarray):
+        if grad._array is not array or not array.flags.carray or isinstance(array.base, ARRAYS):
             return False
         del array
     offloaded = storage.offloaded

@@ -15,10 +15,10 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import Edge, Node, OutputMeta
-from spillgrad.device import filled, moved
+from spillgrad.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
@@ -291,11 +291,12 @@ register_view_again(_view_again)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
+    from_array = to_device(from_array, tensor.device)
     if _is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
     begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
-    assign(tensor.array, moved(from_array.array, tensor.device))
+    assign(tensor.array, from_array.array)
     return tensor
 
 
