@@ -27,6 +27,7 @@ static __thread int entered; /* whether this thread has a context */
 /* Read by tests. */
 unsigned long long pretended_words[64];
 int pretended_word_count;
+long pretended_unequal; /* launches whose first two arguments differ */
 long pretended_host_bytes;
 
 static long environment(const char *name, long otherwise) {
@@ -165,6 +166,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     GUARDED(
         if (threads > 1024) status = INVALID_VALUE;
         for (int i = 0; i < pretended_word_count; i++) pretended_words[i] = *(unsigned long long *)arguments[i];
+        if (pretended_word_count > 1) pretended_unequal += pretended_words[0] != pretended_words[1];
         if (!status) status = put(stream, (Operation){LAUNCH, 0, 0, 0, 0, ++launches});
     );
 }

@@ -152,7 +152,13 @@ def link(ptx: str, capability: tuple[int, int]) -> bytes:
 
     Made here, not by NVIDIA's driver, which may be older than the compiler that wrote the PTX. Raises RuntimeError.
     """
-    linker = nvjitlink.create(1, [f"-arch=sm_{capability[0]}{capability[1]}"])
+    doing = f"cuda: link a kernel for compute capability {capability[0]}.{capability[1]}"
+    try:
+        linker = nvjitlink.create(1, [f"-arch=sm_{capability[0]}{capability[1]}"])
+    except nvjitlink.nvJitLinkError as error:
+        raise RuntimeError(
+            f"{doing}: got {error}; the GPU may be newer than the compiler: update numba-cuda"
+        ) from error
     try:
         data = ptx.encode()
         nvjitlink.add_data(linker, nvjitlink.InputType.PTX, data, len(data), "kernel")
@@ -162,7 +168,7 @@ def link(ptx: str, capability: tuple[int, int]) -> bytes:
     except nvjitlink.nvJitLinkError as error:
         log = bytearray(nvjitlink.get_error_log_size(linker))
         nvjitlink.get_error_log(linker, log)
-        raise RuntimeError(f"cuda: link a kernel for compute capability {capability}: got {log.decode()}") from error
+        raise RuntimeError(f"{doing}: got {log.decode().strip(chr(0)).strip()}") from error
     finally:
         nvjitlink.destroy(linker)
     return bytes(code)
