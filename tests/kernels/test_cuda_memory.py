@@ -192,8 +192,8 @@ def test_pinned_arrays_never_overlap_and_go_back(actions):
             except MemoryError:
                 continue
             assert live[-1].shape == (action,)
-        for i, array in enumerate(live):
-            array[:] = i
+        for i in range(len(live)):
+            live[i][:] = i
         assert all((array == i).all() for i, array in enumerate(live))
         assert len(host.pinned) >= len(live)
     memory.give_back_idle()
