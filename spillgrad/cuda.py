@@ -144,5 +144,5 @@ __all__ = [
     "CudaError", "OutOfMemoryError", "current_device", "device_count", "empty_cache", "get_device_capability",
     "get_device_name", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
     "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved",
-    "memory_stats", "reset_peak_memory_stats", "synchronize",
+    "memory_stats", "missing", "reset_peak_memory_stats", "synchronize",
 ]  # fmt: skip

@@ -138,8 +138,10 @@ for _ in range(5):
 print(count() == 3 * MIB, driver.pinned(3 * MIB)[5:].base is not None)
 driver.empty_cache()
 print(count())
+array = to_device(np.zeros(64 * MIB, np.uint8))
+print(count() // MIB, array.to_host().nbytes // MIB, count() // MIB)
 """
-    assert run(program) == ["True True", "0"]
+    assert run(program) == ["True True", "0", "16 64 16"]
 
 
 def test_a_launch_packs_every_kind_of_number_as_the_kernel_declares_it(run):
@@ -193,11 +195,26 @@ def test_a_kernel_s_failure_names_those_that_were_not_known_to_be_done(run):
     assert lines == [
         "None",
         "CUDA_ERROR_ILLEGAL_ADDRESS ('sub', 'mul') True",
-        "cuda: wait for the device: got an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS) from one "
+        "cuda: wait for the device: got CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered) from one "
         "of the kernels sub, mul (launched last first); the device's memory is lost: restart the process; with "
         "SPILLGRAD_CUDA_LAUNCH_BLOCKING=1, the failing kernel alone is named",
         "CUDA_ERROR_ILLEGAL_ADDRESS ('sub', 'mul') True",
     ]
+
+
+@pytest.mark.parametrize("meets", ["there.to_host()", "driver.Event().record(driver.compute()).synchronize()"])
+def test_whoever_waits_for_a_failed_kernel_hears_of_it(run, meets):
+    program = f"""
+there = to_device(np.ones(3))
+there.to_host()
+kernel("add").launch(1, 0, 0)
+kernel("mul").launch(1, 0, 0)
+try:
+    {meets}
+except failures.CudaError as error:
+    print(error.kernels)
+"""
+    assert run(program, PRETEND_FAILING_LAUNCH="1") == ["('mul', 'add')"]
 
 
 def test_a_failure_of_a_launch_that_is_waited_for_is_its_kernel_s(run):
@@ -235,7 +252,7 @@ except failures.CudaError as error:
 print(add.launch(1, 0, 0), driver.synchronize())
 """
     assert run(program) == [
-        "cuda: launch the kernel wide in 7 blocks of 2048 threads: got a pretended error (CUDA_ERROR_INVALID_VALUE)",
+        "cuda: launch the kernel wide in 7 blocks of 2048 threads: got CUDA_ERROR_INVALID_VALUE (a pretended error)",
         "None None",
     ]
 

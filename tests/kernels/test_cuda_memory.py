@@ -245,5 +245,5 @@ def test_a_failure_says_what_to_do():
     mild = CudaError("load a kernel", "CUDA_ERROR_NO_BINARY_FOR_GPU", "no image", ("a",))
     assert not mild.is_sticky
     assert str(mild).startswith(
-        "cuda: load a kernel: got no image (CUDA_ERROR_NO_BINARY_FOR_GPU); NVIDIA's driver may be"
+        "cuda: load a kernel: got CUDA_ERROR_NO_BINARY_FOR_GPU (no image); NVIDIA's driver may be"
     )

@@ -227,14 +227,19 @@ def empty_cache() -> None:
     _pinned_memory.give_back_idle()
 
 
+def _piece(nbytes: int) -> np.ndarray:
+    """Return pinned memory for a part of a copy, once there are few enough others."""
+    compute().let_go(_STAGED_BYTES - _PIECE_BYTES)
+    return pinned(nbytes)
+
+
 def copy_to_device(address: int, source: np.ndarray) -> None:
     """Fill device memory from a dense host array of bytes, in order with kernels; the array may change afterwards."""
     for start in range(0, source.nbytes, _PIECE_BYTES):
         part = source[start : start + _PIECE_BYTES]
-        piece = pinned(part.nbytes)
+        piece = _piece(part.nbytes)
         piece[:] = part
         compute().copy_to_device_async(address + start, piece, part.nbytes)
-        compute().let_go(_STAGED_BYTES)
 
 
 def copy_to_host(target: np.ndarray, address: int) -> None:
@@ -245,7 +250,7 @@ def copy_to_host(target: np.ndarray, address: int) -> None:
     copies: collections.deque[tuple[Event, np.ndarray, np.ndarray]] = collections.deque()
     for start in range(0, target.nbytes, _PIECE_BYTES):
         part = target[start : start + _PIECE_BYTES]
-        piece = pinned(part.nbytes)
+        piece = _piece(part.nbytes)
         copies.append((compute().copy_to_host_async(piece, address + start, part.nbytes), piece, part))
         if len(copies) > 1:
             _land(*copies.popleft())

@@ -51,7 +51,7 @@ class CudaError(RuntimeError):
             advice.append("the device's memory is lost: restart the process")
             if not LAUNCH_BLOCKING:
                 advice.append(f"with {BLOCKING_VARIABLE}=1, the failing kernel alone is named")
-        super().__init__(f"cuda: {doing}: got {text} ({status}){whose}" + "".join(f"; {part}" for part in advice))
+        super().__init__(f"cuda: {doing}: got {status} ({text}){whose}" + "".join(f"; {part}" for part in advice))
 
 
 def _named(kernels: tuple[str, ...]) -> str:

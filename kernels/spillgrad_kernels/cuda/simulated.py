@@ -34,7 +34,7 @@ def give_back(address: int) -> None:
 
 def memory_bytes() -> tuple[int, int]:
     """Return the free and all bytes of the device."""
-    return _DEVICE_BYTES - sum(memory.nbytes - _ALIGNED_BYTES for memory in _given.values()), _DEVICE_BYTES
+    return _DEVICE_BYTES - sum(memory.nbytes - _ALIGNED_BYTES for memory in list(_given.values())), _DEVICE_BYTES
 
 
 def pin(nbytes: int) -> int | None:
