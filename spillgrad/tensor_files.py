@@ -163,7 +163,7 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _write_array(file: Any, digest: Any, tensor: Tensor) -> None:
-    content = _bytes_of(np.asarray(tensor.array, order="C"))
+    content = _bytes_of(np.asarray(tensor.host_array(), order="C"))
     for start in range(0, len(content), _PIECE_BYTES):
         piece = content[start : start + _PIECE_BYTES]
         digest.update(piece)

@@ -227,11 +227,19 @@ def arange_beside(array: Any, count: int) -> np.ndarray:
     return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
 
 
-def as_strided_array(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
-    """Return a view of an array's memory, of the host or of the device, at these strides in bytes."""
-    if type(array) is DeviceArray:
-        return array.view_of(np.lib.stride_tricks.as_strided(array._lying, shape, strides))  # type: ignore[no-any-return]
-    return np.lib.stride_tricks.as_strided(array, shape, strides)
+def placed(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
+    """Return what lies so many bytes into dense memory, of the host or of the device; strides are in bytes too."""
+    if is_on_device(memory):
+        array: Any = memory
+        lying: np.ndarray = np.ndarray(shape, dtype, array._lying.reshape(-1).view(np.uint8).data, offset, strides)
+        return array.view_of(lying)  # type: ignore[no-any-return]
+    return np.ndarray(shape, dtype, memory, offset, strides)
+
+
+def byte_bounds(array: np.ndarray) -> tuple[int, int]:
+    """Return the addresses of an array's first byte, and behind its last one."""
+    array = getattr(array, "_lying", array)
+    return np.lib.array_utils.byte_bounds(array)
 
 
 def to_device(array: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.tensor import Storage, Tensor
+from spillgrad_kernels.device_array import address_of, placed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -81,14 +82,13 @@ class Conversion:
         self._origin = storage.origin
         self._label = hooks.packing()
         self._array = array.dtype, array.shape, array.strides
-        addresses = [each.__array_interface__["data"][0] for each in (array, storage.array)]
-        self._offset = addresses[0] - addresses[1] if array.size else 0
+        self._offset = address_of(array) - address_of(storage.array) if array.size else 0
 
     def tensor(self) -> Tensor:
         """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
         dtype, shape, strides = self._array
         converted = to_dtype(self._origin.tensor(*self._label), dtype)
-        return Tensor.wrap(np.ndarray(shape, dtype, converted.array, self._offset, strides), converted.storage)
+        return Tensor.wrap(placed(converted.array, self._offset, shape, dtype, strides), converted.storage)
 
 
 class _Known(NamedTuple):

@@ -23,7 +23,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import address_of, as_strided_array, beside, zeros_beside
+from spillgrad_kernels.device_array import address_of, beside, is_on_device, placed, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
@@ -208,8 +208,10 @@ class ChangedSlice(Node):
 def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
     """Return the elements of a dense array at a place."""
     shape, strides, offset = place
-    flat = contiguous(self).reshape(-1)[offset:]
-    return as_strided_array(flat, shape, tuple(s * self.itemsize for s in strides))
+    dense, steps = contiguous(self), tuple(s * self.itemsize for s in strides)
+    if is_on_device(dense):
+        return placed(dense, offset * self.itemsize, shape, self.dtype, steps)
+    return np.lib.stride_tricks.as_strided(dense.reshape(-1)[offset:], shape, steps)
 
 
 def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
