@@ -10,7 +10,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda.array import DeviceArray, empty
 from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.normalization import EXPONENTIALS, join_exponentials
+from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.formula import CONVERSIONS
 from spillgrad_kernels.scalar_math import exp, log, where
