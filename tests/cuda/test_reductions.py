@@ -22,6 +22,13 @@ def logsumexp(a, axis, keepdims=False):
         return np.log(np.sum(np.exp(a), axis, keepdims=keepdims))
 
 
+def mean(a, axis, keepdims=False):
+    return np.sum(a, axis, keepdims=keepdims) / np.prod([a.shape[i] for i in axis])
+
+
+EXACT = {"norm": norm, "logsumexp": logsumexp, "mean": mean}
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("shape, axes", SHAPES_AND_AXES)
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min", "norm", "logsumexp"])
@@ -34,10 +41,7 @@ def test_a_reduction_agrees_with_numpy(name, shape, axes, dtype):
     keepdims = len(axes) > 1 or shape[:1] == (4,)
     result = getattr(reductions, name)(to_device(a), axes, keepdims)
     with np.errstate(invalid="ignore"):
-        exact = {"norm": norm, "logsumexp": logsumexp}.get(name) or getattr(np, name)
-        wanted = (
-            exact(a.astype(np.float64), axes, keepdims=keepdims) if a.size or name != "mean" else np.full(2, np.nan)
-        )
+        wanted = EXACT.get(name, getattr(np, name, None))(a.astype(np.float64), axes, keepdims=keepdims)
     assert result.shape == wanted.shape
     tolerance = {np.float16: 1e-3, np.float32: 1e-6}[dtype]
     np.testing.assert_allclose(result.to_host().astype(wanted.dtype), wanted, rtol=tolerance, atol=tolerance)
@@ -76,7 +80,7 @@ def test_sums_of_exponentials_do_not_overflow():
     np.testing.assert_allclose(found, wanted, rtol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("shape, axis", [
     ((9,), 0), ((4, 7), 0), ((4, 7), 1), ((2, 5, 3), 1), ((3, 0), 1), ((1, 200), 1), ((90, 2), 0), ((2, 83), 1),
 ])  # fmt: skip
@@ -84,7 +88,7 @@ def test_a_running_fold_agrees_with_numpy(shape, axis, dtype, monkeypatch):
     monkeypatch.setattr(reductions, "_PART_ELEMENTS", 80)
     monkeypatch.setattr(reductions, "_COLUMN_ELEMENTS", 8)
     a = (np.random.default_rng(3).random(shape) * 0.1 + 0.95).astype(dtype)
-    tolerance = {np.float16: 1e-3, np.float32: 1e-6}.get(dtype, 1e-13)
+    tolerance = {np.float16: 1e-3, np.float32: 1e-6}[dtype]
     for name in ("cumsum", "cumprod"):
         found = getattr(reductions, name)(to_device(a), axis)
         wanted = getattr(np, name)(a.astype(np.float64), axis)
