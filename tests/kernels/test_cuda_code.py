@@ -239,10 +239,12 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
         assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_sum_of_squares_compiles_for_every_generation(dtype):
+@pytest.mark.parametrize("make", [
+    lambda: optim.adding(np.dtype(np.float32), True), lambda: optim.adding(np.dtype(np.float64), False), optim.writing,
+])  # fmt: skip
+def test_sums_of_squares_compile_for_every_generation(make):
     for major, minor in CAPABILITIES:
-        assert f".target sm_{major}{minor}" in optim.squaring(np.dtype(dtype)).ptx((major, minor))
+        assert f".target sm_{major}{minor}" in make().ptx((major, minor))
 
 
 def test_what_the_cpu_compiled_before_is_not_taken_for_a_device_s(tmp_path):
