@@ -93,6 +93,16 @@ def test_every_fold_compiles_for_every_generation(name, dtype):
             assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint64", "bool"])
+@pytest.mark.parametrize("name, is_dense", [("sum", True), ("prod", False)])
+def test_every_running_fold_compiles_for_every_generation(name, is_dense, dtype):
+    kernel = reductions.scan(name, np.dtype(dtype), is_dense)
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert (".f64" in code) == (dtype not in ("uint64", "bool"))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype, lanes", [("float32", "v4.f32"), ("float64", "v2.f64"), ("float16", None)])
 def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned):
@@ -127,7 +137,7 @@ def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
 
 ROW_LOOPS = {
     loop.name: loop
-    for module in (normalization, losses)
+    for module in (normalization, losses, reductions)
     for loop in vars(module).values()
     if isinstance(loop, rows.RowLoop)
 }
@@ -229,10 +239,12 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
         assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_sum_of_squares_compiles_for_every_generation(dtype):
+@pytest.mark.parametrize("make", [
+    lambda: optim.adding(np.dtype(np.float32), True), lambda: optim.adding(np.dtype(np.float64), False), optim.writing,
+])  # fmt: skip
+def test_sums_of_squares_compile_for_every_generation(make):
     for major, minor in CAPABILITIES:
-        assert f".target sm_{major}{minor}" in optim.squaring(np.dtype(dtype)).ptx((major, minor))
+        assert f".target sm_{major}{minor}" in make().ptx((major, minor))
 
 
 def test_what_the_cpu_compiled_before_is_not_taken_for_a_device_s(tmp_path):

@@ -392,17 +392,15 @@ def linear(
 ) -> DeviceArray:  # fmt: skip
     """Return formula(rows @ weight.T + bias, other), made tile by tile while the product is in registers.
 
-    `formula`, known as `name`, may take one parameter; without it the product is returned. What the formula is applied
-    to goes into `product`, if given. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
+    `formula`, known as `name`, may take one parameter. What it is applied to goes into `product`, if given; without a
+    formula that is the result. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
     _, kind = _checked(rows, weight.T)
-    result = empty((rows.shape[0], weight.shape[0]), kind)
+    result = product if formula is None and product is not None else empty((rows.shape[0], weight.shape[0]), kind)
     addend = None if bias is None else bias.reshape(1, weight.shape[0]).broadcast_to(result.shape)
-    _product(
-        rows, weight.T, result if formula is not None or product is None else product, formula, name,
-        addend=addend, other=other, kept=None if formula is None else product,
-    )  # fmt: skip
-    return result if formula is not None or product is None else product
+    kept = None if formula is None else product
+    _product(rows, weight.T, result, formula, name, addend=addend, other=other, kept=kept)
+    return result
 
 
 def _checked(a: DeviceArray, b: DeviceArray) -> tuple[Shape, np.dtype[Any]]:
