@@ -75,8 +75,8 @@ def missing() -> str | None:
     if major < wanted:
         instead = f", or install an older compiler: pip install 'numba-cuda[cu{major}]'" if major >= 12 else ""
         return (
-            f"NVIDIA's driver is too old: it is for CUDA {major}.{minor}, and the installed compiler makes code of CUDA "
-            f"{wanted}; update the driver{instead}"
+            f"NVIDIA's driver is too old: it is for CUDA {major}.{minor}, and the installed compiler makes code of "
+            f"CUDA {wanted}; update the driver{instead}"
         )
     if status == _NO_DEVICE or _number(driver.cuDeviceGetCount) == 0:
         return (
