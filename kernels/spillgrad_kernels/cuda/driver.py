@@ -5,7 +5,6 @@ them only where it is said. Importing this starts nothing: the first use does.
 """
 
 import collections
-import importlib
 import threading
 from typing import Any, ClassVar
 
@@ -16,7 +15,12 @@ from spillgrad_kernels.cuda.failures import launches
 from spillgrad_kernels.cuda.memory import CachingAllocator, MemoryStats
 from spillgrad_kernels.cuda.pinned import PinnedMemory
 
-calls: Any = importlib.import_module(f"spillgrad_kernels.cuda.{'simulated' if SIMULATED else 'nvidia'}")
+if SIMULATED:
+    from spillgrad_kernels.cuda import simulated as _calls
+else:
+    from spillgrad_kernels.cuda import nvidia as _calls  # type: ignore[no-redef]
+
+calls: Any = _calls
 
 # Host memory that is not pinned is copied through pinned pieces, so much of them at a time.
 _PIECE_BYTES = 4 << 20
