@@ -1,4 +1,4 @@
-"""Products of half precision on tensor cores, or on what the simulator has in their place, against NumPy.
+"""Products on tensor cores, or on what the simulator has in their place, against NumPy.
 
 Small integers and their sums are exact in every precision.
 """
@@ -31,7 +31,9 @@ def used(monkeypatch):
 
     monkeypatch.setattr(products, "build", noted)
     products.prepare.cache_clear()
+    tensor_cores.allow_tf32(True)
     yield tiles
+    tensor_cores.allow_tf32(False)
     products.prepare.cache_clear()  # of products in the simulator
 
 
@@ -43,7 +45,7 @@ def exact(array):
     return array.astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 @pytest.mark.parametrize("turned_a", [False, True])
 @pytest.mark.parametrize("turned_b", [False, True])
 @pytest.mark.parametrize("m, n, k", SHAPES)
@@ -53,7 +55,7 @@ def test_products_of_any_orientation_are_exact(m, n, k, turned_a, turned_b, dtyp
     x, y = (to_device(array).T if turned else to_device(array) for array, turned in ((a, turned_a), (b, turned_b)))
     wanted = exact(a.T if turned_a else a) @ exact(b.T if turned_b else b)
     assert np.array_equal(matmul(x, y, dtype=np.float32).to_host(), wanted)
-    assert used == [tensor_cores.TILE]
+    assert used == [tensor_cores.KINDS[np.dtype(dtype).name].tile]
 
 
 def test_heads_of_attention_are_a_batch_with_gaps(used):
@@ -61,7 +63,7 @@ def test_heads_of_attention_are_a_batch_with_gaps(used):
     x, y = to_device(q).transpose(0, 2, 1, 3), to_device(k).transpose(0, 2, 3, 1)
     wanted = exact(q).transpose(0, 2, 1, 3) @ exact(k).transpose(0, 2, 3, 1)
     assert np.array_equal(exact(matmul(x, y).to_host()), wanted)
-    assert used == [tensor_cores.TILE]
+    assert used == [tensor_cores.KINDS["float16"].tile]
 
 
 def test_a_product_is_added_to_out_and_nothing_lies_beside_it(used):
@@ -71,7 +73,7 @@ def test_a_product_is_added_to_out_and_nothing_lies_beside_it(used):
     matmul(to_device(a), to_device(b), memory[3:12, 4:28], accumulate=True)
     around[3:12, 4:28] += exact(a) @ exact(b)
     assert np.array_equal(memory.to_host(), around)
-    assert used == [tensor_cores.TILE]
+    assert used == [tensor_cores.KINDS["float16"].tile]
 
 
 @pytest.mark.parametrize("columns", [16, 24])
@@ -87,7 +89,7 @@ def test_a_formula_is_applied_before_the_result_is_stored(columns, used):
     wanted = exact(rows) @ exact(weight).T + exact(bias)
     assert np.array_equal(exact(product.to_host()), wanted)
     assert np.array_equal(exact(result.to_host()), exact(other) + wanted * 2)
-    assert used == [tensor_cores.TILE]
+    assert used == [tensor_cores.KINDS["float16"].tile]
 
 
 @pytest.mark.parametrize("m, n, k, shift", [(8, 8, 12, 0), (8, 9, 8, 0), (8, 8, 8, 1)])
@@ -95,4 +97,15 @@ def test_what_16_bytes_do_not_fit_is_multiplied_one_by_one(m, n, k, shift, used)
     a, b = integers((m, k + shift)), integers((k, n), seed=1)
     found = matmul(to_device(a)[:, shift:], to_device(b))
     assert np.array_equal(exact(found.to_host()), exact(a[:, shift:]) @ exact(b))
-    assert used != [tensor_cores.TILE]
+    assert not isinstance(used[0], tensor_cores.Tile)
+
+
+def test_float32_is_rounded_to_tf32_only_where_that_is_allowed(used):
+    a = np.full((8, 8), 1 + 2**-12 + 2**-11, np.float32)
+    a[1] = -a[0]
+    b = np.eye(8, dtype=np.float32)
+    wanted = np.where(a > 0, 1 + 2**-10, -1 - 2**-10).astype(np.float32)
+    assert np.array_equal(matmul(to_device(a), to_device(b)).to_host(), wanted)
+    tensor_cores.allow_tf32(False)
+    assert np.array_equal(matmul(to_device(a), to_device(b)).to_host(), a)
+    assert [isinstance(tile, tensor_cores.Tile) for tile in used] == [True, False]

@@ -3,8 +3,8 @@
 A block of threads makes a tile of C. It walks along K in steps: while the threads multiply what lies in one half of
 shared memory, they fetch the next step's parts of A and B into registers, and put them into the other half. A thread's
 part of the tile is in registers, as rows and columns of as many neighbours as one access moves, which lie apart so that
-the threads of a warp read shared memory without conflicts. Half precision is multiplied by tensor cores where the
-device has them and neighbours move in accesses of 16 bytes (see `tensor_cores`).
+the threads of a warp read shared memory without conflicts. Half precision, and float32 if it may be rounded to tf32, is
+multiplied by tensor cores where the device has them and neighbours move in accesses of 16 bytes (see `tensor_cores`).
 
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
 "Benchmarking GPUs to tune dense linear algebra".
@@ -190,7 +190,7 @@ def _source(variant: Variant, tile: Tile | tensor_cores.Tile, body: Trace | None
         fetch = [
             line
             for side, operand, across in (("a", variant.a, tile.rows), ("b", variant.b, tile.columns))
-            for line in _fetched(side, operand, tile, across, tensor_cores.WIDTH, ACCESS_BYTES // 4)
+            for line in _fetched(side, operand, tile, across, operand.lanes, ACCESS_BYTES // 4)
         ]
 
         def finished(column: str, sums: list[str]) -> Iterator[str]:
@@ -198,7 +198,8 @@ def _source(variant: Variant, tile: Tile | tensor_cores.Tile, body: Trace | None
                 yield from _finished(variant, f"{column} + {i}", sums[i : i + variant.lanes], body is not None)
 
         opening = _opening(variant, tile)
-        lines = tensor_cores.source(variant.a.along, variant.b.along, tile, opening, fetch, finished)
+        kind = tensor_cores.KINDS[variant.a.dtype]
+        lines = tensor_cores.source(kind, variant.a.along, variant.b.along, opening, fetch, finished)
     return "\n".join([*header, f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)])
 
 
@@ -313,8 +314,6 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
         namespace["load_b"] = loaders[variant.b.dtype, variant.b.lanes]
     else:
         namespace |= tensor_cores.names(variant.a.dtype, variant.a.along, variant.b.along)
-        namespace |= dict.fromkeys(("load_a", "load_b"), loaders["int32", ACCESS_BYTES // 4])
-        namespace |= {"store_words": shared_storers["int32", ACCESS_BYTES // 4], "nothing": np.int32(0)}
     exec(compile(_source(variant, tile, body), f"<matmul {name}>", "exec"), namespace)
     if body is not None:
         namespace["formula"] = device(namespace["formula"])
@@ -332,12 +331,12 @@ class Call(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def prepare(
     a: Layout, b: Layout, result: Layout, further: tuple[tuple[str, Layout], ...], formula: Formula | None, name: str,
-    is_aligned: tuple[bool, ...], on_tensor_cores: bool = False,
+    is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...] = (),
 ) -> Call:  # fmt: skip
     """Return what multiplies operands of these layouts; `further` are the layouts of addend, other and kept.
 
-    `is_aligned` says of A, B and the rest whether they begin at a multiple of 16 bytes. Tensor cores are used, if they
-    may be, for half precision whose neighbours move in accesses of 16 bytes.
+    `is_aligned` says of A, B and the rest whether they begin at a multiple of 16 bytes. Tensor cores are used for
+    some dtypes, where neighbours move in accesses of 16 bytes.
     """
     batch, (m, n), k = result[0][:-2], result[0][-2:], a[0][-1]
     sums = "float64" if result[2].name == "float64" else "float32"
@@ -359,10 +358,11 @@ def prepare(
     tile: Tile | tensor_cores.Tile = _TILES[sums]
     width = ACCESS_BYTES // np.dtype(sums).itemsize
     read = operands(width)
-    if on_tensor_cores and a[2].name in HALF and sums == "float32":
-        wide = operands(tensor_cores.WIDTH)
-        if all(operand.lanes == tensor_cores.WIDTH for operand in wide):
-            read, tile, width = wide, tensor_cores.TILE, tensor_cores.NEIGHBOURS
+    if a[2].name in on_tensor_cores and sums == "float32":
+        kind = tensor_cores.KINDS[a[2].name]
+        wide = operands(kind.width)
+        if all(operand.lanes == kind.width for operand in wide):
+            read, tile, width = wide, kind.tile, tensor_cores.NEIGHBOURS
     lanes = width if is_aligned[2] and n % width == 0 else 1
     for each, (_, _, dtype) in layouts.items():
         if each not in "ab":
@@ -413,7 +413,7 @@ def _product(
     is_aligned = [array.address % ACCESS_BYTES == 0 for array in arrays]
     call = prepare(
         _layout(a), _layout(b), _layout(result), tuple([(each, _layout(array)) for each, array in given.items()]),
-        formula, name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])), tensor_cores.at_hand(),
+        formula, name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])), tensor_cores.used_for(),
     )  # fmt: skip
     if call.blocks:
         call.kernel.launch(call.blocks, *call.words, *[array.address for array in arrays])

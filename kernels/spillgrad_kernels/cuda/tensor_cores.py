@@ -1,10 +1,12 @@
-"""The matrix product of half precision on tensor cores, which devices of capability 8.0 and later have.
+"""The matrix product on tensor cores, which devices of capability 8.0 and later have: of half precision, and of float32
+rounded to tf32's 10 bits where `allow_tf32` was told so.
 
 A block of warps makes a tile of C, each warp a part of it. As in `matmul`, a step's parts of A and B lie in one half of
-shared memory while the next step's are fetched; they lie there as in memory, along K or across, since `ldmatrix` reads
-both. A warp multiplies 16 x 16 by 16 x 8 elements at once; products are exact, and sums are float32.
+shared memory while the next step's are fetched; they lie there as in memory, along K or across. A warp multiplies 16
+rows by 8 columns of a depth of 16, or 8, at once; products are exact, and sums are float32.
 
-Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and on ldmatrix.
+Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and mma.m16n8k8 of tf32,
+and on ldmatrix.
 """
 
 import functools
@@ -17,12 +19,11 @@ from numba import cuda as numba_cuda
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.compile import SIMULATED, cuda
-from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
 
-WIDTH = 8  # neighbours of half precision in one access
 NEIGHBOURS = 2  # sums of a row of C that a thread has beside each other
 _WARP = 32
-_ROWS, _COLUMNS, _DEPTH = 16, 8, 16  # of one multiplication
+_ROWS, _COLUMNS = 16, 8  # of one multiplication
 
 
 class Tile(NamedTuple):
@@ -40,7 +41,47 @@ class Tile(NamedTuple):
         return _WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
 
 
-TILE = Tile(32, 16, 16, 16, 32) if SIMULATED else Tile(128, 128, 64, 64, 32)
+class Kind(NamedTuple):
+    """What is multiplied: its name in instructions, the bytes of an element, the depth of one multiplication, and how
+    products are cut."""
+
+    name: str
+    itemsize: int
+    depth: int
+    tile: Tile
+
+    @property
+    def width(self) -> int:
+        """The neighbours in one access."""
+        return ACCESS_BYTES // self.itemsize
+
+    def pitch(self, across: int, along: bool) -> int:
+        """Return the elements from one row in shared memory to the next, such that threads meet in no bank."""
+        return self.tile.depth + self.width if along else across + 8
+
+    def part(self, across: int, along: bool) -> int:
+        """Return the elements that a step's part of A or B takes in shared memory."""
+        return self.pitch(across, along) * (across if along else self.tile.depth)
+
+
+_HALF_TILE = Tile(32, 16, 16, 16, 32) if SIMULATED else Tile(128, 128, 64, 64, 32)
+_TF32_TILE = Tile(32, 16, 16, 16, 16) if SIMULATED else Tile(128, 128, 64, 64, 16)
+KINDS = {
+    "float16": Kind("f16", 2, 16, _HALF_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE),
+    "float32": Kind("tf32", 4, 8, _TF32_TILE),
+}  # fmt: skip
+
+_allowed = {"float16", "bfloat16"}
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Say whether float32 may be rounded to 10 bits after the point for products; at first it may not."""
+    (_allowed.add if allowed else _allowed.discard)("float32")
+
+
+def used_for() -> tuple[str, ...]:
+    """Return the dtypes whose products are made on tensor cores, if the device has them."""
+    return tuple(sorted(_allowed)) if at_hand() else ()
 
 
 @functools.cache
@@ -50,8 +91,6 @@ def at_hand() -> bool:
 
 
 if SIMULATED:
-    from spillgrad_kernels.cuda.pointers import shared_loaders
-
     _held: dict[int, Any] = {}  # what each thread of the running block gives to its warp, then gets from it
 
     def _by_warp(own: Any, work: Callable[[list[Any]], list[Any]]) -> Any:
@@ -75,20 +114,24 @@ if SIMULATED:
 
         return lambda address: _by_warp(address, of_warp)
 
-    def _multiplier(dtype: str) -> Callable[..., Any]:
-        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    def _multiplier(kind: Kind) -> Callable[..., Any]:
+        dtype = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32}[kind.name]
 
         def of_warp(given: list[Any]) -> list[Any]:
             words = np.array([own[:6] for own in given], np.int32)
-            halves = words.view(kind).astype(np.float32).reshape(8, 4, 6, 2)
-            # By row, pair, (below, further) and which of a pair; and the other way round for B.
-            a = halves[:, :, :4].reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(_ROWS, _DEPTH)
-            b = halves[:, :, 4:].transpose(2, 1, 3, 0).reshape(_DEPTH, _COLUMNS)
+            elements = words.view(dtype).astype(np.float32).reshape(8, 4, 6, -1)
+            # By row, place in a word's row of four, (below, further) and place in the word; for B by column.
+            a = elements[:, :, :4].reshape(8, 4, 2, 2, -1).transpose(3, 0, 2, 1, 4).reshape(_ROWS, kind.depth)
+            b = elements[:, :, 4:].transpose(2, 1, 3, 0).reshape(kind.depth, _COLUMNS)
             c = np.array([own[6:] for own in given], np.float32).reshape(8, 4, 2, 2)
             c += (a @ b).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3)
             return [tuple(sums) for sums in c.reshape(_WARP, 4)]
 
         return lambda *own: _by_warp(own, of_warp)
+
+    def _rounded(word: Any) -> Any:
+        upper = np.array(word, np.int32).view(np.uint32) + np.uint32(1 << 12)
+        return (upper & np.uint32(~((1 << 13) - 1) & 0xFFFFFFFF)).view(np.int32)
 
 else:
     from llvmlite import ir
@@ -118,11 +161,10 @@ else:
 
         return intrinsic(load_matrices)  # type: ignore[no-any-return]
 
-    def _multiplier(dtype: str) -> Callable[..., Any]:
+    def _multiplier(kind: Kind) -> Callable[..., Any]:
         result = types.UniTuple(types.float32, 4)
-        kind = "bf16" if dtype == "bfloat16" else "f16"
         code = (
-            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+            f"mma.sync.aligned.m16n8k{kind.depth}.row.col.f32.{kind.name}.{kind.name}.f32 "
             "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
         )
         constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
@@ -139,78 +181,116 @@ else:
 
         return intrinsic(multiply)  # type: ignore[no-any-return]
 
+    @intrinsic
+    def _rounded(typing_context: Any, word: Any) -> Any:
+        """Return the bits of a float32 rounded to the nearest tf32."""
 
-# Of four matrices of 8 x 8 elements in shared memory, each thread gives the address of a row and gets a word of each.
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            assembly = ir.InlineAsm(ir.FunctionType(_INT32, [_INT32]), "cvt.rna.tf32.f32 $0, $1;", "=r,r")
+            return builder.call(assembly, arguments)
+
+        return types.int32(types.int32), codegen
+
+
+# Of four matrices of 8 rows of 16 bytes in shared memory, each thread gives the address of a row and gets a word of
+# each; elements of half precision may be turned.
 _load_matrices, _load_turned = _loader(False), _loader(True)
-_multiply = {dtype: _multiplier(dtype) for dtype in sorted(HALF)}
+_multiply = {dtype: _multiplier(kind) for dtype, kind in KINDS.items()}
 
 
 def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
     """Return what the code of a kernel calls."""
     return {
         "multiply": _multiply[dtype], "read_a": _load_matrices if a_along else _load_turned,
-        "read_b": _load_matrices if b_along else _load_turned, "half_word": types.int16,
+        "read_b": _load_matrices if b_along else _load_turned, "read_word": shared_loaders["int32", 1],
+        "rounded": _rounded, "element": getattr(types, f"int{8 * KINDS[dtype].itemsize}"),
+        "load_a": loaders["int32", 4], "load_b": loaders["int32", 4], "store_words": shared_storers["int32", 4],
+        "nothing": np.int32(0),
     }  # fmt: skip
 
 
-def _pitch(tile: Tile, across: int, along: bool) -> int:
-    """Return the elements from one row in shared memory to the next; the eight of a matrix lie in different banks."""
-    return (tile.depth if along else across) + WIDTH
+class _Side(NamedTuple):
+    """How the part of A, or B, that a step takes lies in shared memory: `across` rows of A or columns of B."""
 
+    name: str
+    kind: Kind
+    along: bool
+    across: int
 
-def _half(tile: Tile, across: int, along: bool) -> int:
-    return _pitch(tile, across, along) * (across if along else tile.depth)
+    @property
+    def pitch(self) -> int:
+        return self.kind.pitch(self.across, self.along)
 
+    @property
+    def by_matrices(self) -> bool:
+        """Whether fragments are read as matrices: words cannot be turned."""
+        return self.along or self.kind.itemsize == 2
 
-def _stashed(side: str, along: bool, tile: Tile, across: int) -> Iterator[str]:
-    """Write how each thread puts into shared memory what it fetched."""
-    per_row = (tile.depth if along else across) // WIDTH
-    for turn in range(across * tile.depth // (WIDTH * tile.threads)):
-        words = ", ".join(f"{side}{turn}_{v}" for v in range(4))
-        yield f"place = thread + {turn * tile.threads}"
-        yield f"at = quotient(place, {per_row}) * {_pitch(tile, across, along)} + (place & {per_row - 1}) * {WIDTH}"
-        yield f"store_words(shared_{side} + (half_{side} + at) * 2, {words})"
+    def stashed(self) -> Iterator[str]:
+        """Write how each thread puts into shared memory what it fetched."""
+        width, tile = self.kind.width, self.kind.tile
+        per_row = (tile.depth if self.along else self.across) // width
+        for turn in range(self.across * tile.depth // (width * tile.threads)):
+            words = [f"{self.name}{turn}_{v}" for v in range(4)]
+            if self.kind.itemsize == 4:
+                words = [f"rounded({word})" for word in words]
+            yield f"place = thread + {turn * tile.threads}"
+            yield f"at = quotient(place, {per_row}) * {self.pitch} + (place & {per_row - 1}) * {width}"
+            yield f"store_words({self._address('at')}, {', '.join(words)})"
 
+    def lane(self, first: str) -> str:
+        """Write where the first fragment of a lane lies: for A matrices go down before they go along K, for B not."""
+        own = f"{self.name}_lane"
+        if not self.by_matrices:
+            return f"{own} = (lane & 3) * {self.pitch} + {first} + quotient(lane, 4)"
+        down, further = (3, 4) if self.name == "a" else (4, 3)
+        at = f"({first} + ((lane >> {down}) & 1) * 8"
+        deep = f"((lane >> {further}) & 1) * {self.kind.width}"
+        if self.along:
+            return f"{own} = {at} + (lane & 7)) * {self.pitch} + {deep}"
+        return f"{own} = ({deep} + (lane & 7)) * {self.pitch} + {at})"
 
-def _read(side: str, along: bool, tile: Tile, across: int, first: int, step: int, words: list[str]) -> str:
-    pitch = _pitch(tile, across, along)
-    at = first * pitch + step if along else step * pitch + first
-    return f"{', '.join(words)} = read_{side}(shared_{side} + (half_{side} + {side}_lane + {at}) * 2)"
+    def read(self, first: int, deep: int, words: list[str]) -> Iterator[str]:
+        """Write how the four words of fragments are read, of 16 rows or columns and one multiplication's depth."""
+        own = f"{self.name}_lane"
+        if self.by_matrices:
+            at = first * self.pitch + deep if self.along else deep * self.pitch + first
+            yield f"{', '.join(words)} = read_{self.name}({self._address(f'{own} + {at}')})"
+            return
+        for v, word in enumerate(words):
+            down, further = (v & 1, v >> 1) if self.name == "a" else (v >> 1, v & 1)
+            at = (deep + further * 4) * self.pitch + first + down * 8
+            yield f"{word} = read_word({self._address(f'{own} + {at}')})"
+
+    def _address(self, at: str) -> str:
+        return f"shared_{self.name} + (half_{self.name} + {at}) * {self.kind.itemsize}"
 
 
 def source(
-    a_along: bool, b_along: bool, tile: Tile, opening: list[str], fetch: list[str],
+    kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
     """Return the body of a kernel, given the code that finds the tile, fetches a step, and uses finished sums."""
+    tile = kind.tile
+    a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
-    half_a, half_b = _half(tile, tile.rows, a_along), _half(tile, tile.columns, b_along)
+    half_a, half_b = kind.part(tile.rows, a_along), kind.part(tile.columns, b_along)
     aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
-    stash = [*_stashed("a", a_along, tile, tile.rows), *_stashed("b", b_along, tile, tile.columns)]
-
-    def lane(side: str, along: bool, size: int, first: str, low: int) -> str:
-        """Where a lane's row lies: of matrix lane >> 3, which the bit `low` of its number moves across K."""
-        at, deep = f"({first} + ((lane >> {3 + low}) & 1) * 8", f"((lane >> {4 - low}) & 1) * 8"
-        pitch = _pitch(tile, size, along)
-        if along:
-            return f"{side}_lane = {at} + (lane & 7)) * {pitch} + {deep}"
-        return f"{side}_lane = ({deep} + (lane & 7)) * {pitch} + {at})"
-
-    multiply = []
-    for step in range(0, tile.depth, _DEPTH):
+    stash = [*a.stashed(), *b.stashed()]
+    multiply: list[str] = []
+    for deep in range(0, tile.depth, kind.depth):
         for i in range(down):
-            multiply.append(_read("a", a_along, tile, tile.rows, i * _ROWS, step, [f"x{i}_{v}" for v in range(4)]))
+            multiply += a.read(i * _ROWS, deep, [f"x{i}_{v}" for v in range(4)])
         for j in range(0, across, 2):
-            words = [f"y{j + v // 2}_{v % 2}" for v in range(4)]
-            multiply.append(_read("b", b_along, tile, tile.columns, j * _COLUMNS, step, words))
+            multiply += b.read(j * _COLUMNS, deep, [f"y{j + v // 2}_{v % 2}" for v in range(4)])
         for i in range(down):
             for j in range(across):
                 sums = ", ".join(f"c{i}_{j}_{v}" for v in range(4))
                 given = ", ".join([*(f"x{i}_{v}" for v in range(4)), *(f"y{j}_{v}" for v in range(2))])
                 multiply.append(f"{sums} = multiply({given}, {sums})")
     lines = [
-        f"array_a = cuda.shared.array({2 * half_a}, half_word{aligned})",
-        f"array_b = cuda.shared.array({2 * half_b}, half_word{aligned})",
+        f"array_a = cuda.shared.array({2 * half_a}, element{aligned})",
+        f"array_b = cuda.shared.array({2 * half_b}, element{aligned})",
         "shared_a, shared_b = shared_address(array_a), shared_address(array_b)",
         "thread = cuda.threadIdx.x",
         f"warp, lane = quotient(thread, {_WARP}), thread & {_WARP - 1}",
@@ -218,8 +298,8 @@ def source(
         "warp_row = quotient(warp, warps_across)",
         f"warp_column = (warp - warp_row * warps_across) * {tile.warp_columns}",
         f"warp_row *= {tile.warp_rows}",
-        lane("a", a_along, tile.rows, "warp_row", 0),
-        lane("b", b_along, tile.columns, "warp_column", 1),
+        a.lane("warp_row"),
+        b.lane("warp_column"),
         *opening,
         *(f"c{i}_{j}_{v} = zero" for i in range(down) for j in range(across) for v in range(4)),
         "depth = 0",
