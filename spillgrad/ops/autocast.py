@@ -215,8 +215,8 @@ class autocast:
     inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs `dtype=bfloat16`
     or scaled losses: gradients below 6e-8 are 0 in float16.
 
-    It is for tensors of the device, "cpu" or "cuda". With a dtype that is neither bfloat16 nor float16 it warns and does
-    nothing, as PyTorch does; so does "cuda" where there is none. Raises ArgumentError for another `device_type`.
+    It is for tensors of the device, "cpu" or "cuda". With a dtype that is neither bfloat16 nor float16 it warns and
+    does nothing, as PyTorch does; so does "cuda" where there is none. Raises ArgumentError for another `device_type`.
     Source: Micikevicius et al. 2018, "Mixed precision training"; torch.autocast.
     """
 
@@ -275,7 +275,7 @@ def present() -> autocast:
 
 def is_autocast_enabled(device_type: str = "cpu") -> bool:
     """Return whether products of this thread compute in half precision."""
-    return state.autocast is not None and state.autocast.device_type == device_type  # type: ignore[no-any-return]
+    return state.autocast is not None and state.autocast.device_type == device_type
 
 
 def get_autocast_dtype(device_type: str = "cpu") -> dtypes.DType:
