@@ -9,7 +9,6 @@ import collections
 import contextlib
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Hashable
 
 import numpy as np
@@ -29,8 +28,8 @@ class Stored:
     """
 
     __slots__ = (
-        "__weakref__", "array", "cache", "dtype", "error", "handle", "key", "label", "looking", "moving", "nbytes",
-        "ready", "sequence", "shape", "storage", "users", "version", "views",
+        "__weakref__", "array", "cache", "copy", "dtype", "error", "handle", "key", "label", "moving", "nbytes", "ready",
+        "sequence", "shape", "storage", "users", "version", "views",
     )  # fmt: skip
 
     def __init__(self, cache: "DeviceCache", array: np.ndarray, key: Hashable, label: Label, sequence: int) -> None:
@@ -46,7 +45,7 @@ class Stored:
         self.error: SpillError | None = None  # why there is nothing to get any more
         self.moving: threading.Event | None = None  # set when the thread that sends or loads it is through
         self.ready: driver.Event | None = None  # when what was copied back is there
-        self.looking: weakref.ref[Storage] | None = None  # the storage over what was copied back
+        self.copy: Storage | None = None  # over what was copied back: it counts the changes of that
 
     def __repr__(self) -> str:
         return f"<Stored {self.sequence}: {self.label}, {self.dtype.name} {self.shape}>"
@@ -54,6 +53,10 @@ class Stored:
     def memory(self) -> np.ndarray:
         """Return the memory on the device. Raises SpillError when it was changed before it was copied."""
         return self.cache.get(self)
+
+    def watch(self, copy: Storage) -> None:
+        """Keep the storage over what was copied back for as long as that is on the device: it counts changes."""
+        self.cache.watch(self, copy)
 
     def drop(self) -> None:
         """Release one reference; never blocks, so finalizers may call it."""
@@ -117,8 +120,12 @@ class DeviceCache:
                 self._stay(stored)
             if len(stored.views) < most_views:
                 stored.views.append(view)
-        while (oldest := self._to_leave()) is not None:
-            self._send(oldest)
+        try:
+            while (oldest := self._to_leave()) is not None:
+                self._send(oldest)
+        except BaseException:  # the caller gets nothing to drop
+            self.drop(stored)
+            raise
         return stored
 
     def _to_leave(self) -> Stored | None:
@@ -192,6 +199,12 @@ class DeviceCache:
         self._fetch_next(stored)
         return array
 
+    def watch(self, stored: Stored, copy: Storage) -> None:
+        """Keep the storage over what was copied back for as long as that is on the device."""
+        with self._lock:
+            if stored.array is copy.array:
+                stored.copy = copy
+
     def _make_room_behind(self, stored: Stored) -> None:
         """Let go of what backward has used before, of a graph that is kept: it is needed last."""
         with self._lock:
@@ -263,7 +276,7 @@ class DeviceCache:
         """Take an array off the device; what the store has of it counts as away."""
         if self._resident.pop(stored.sequence, None) is not None:
             self.resident_bytes -= stored.nbytes
-        stored.array = stored.ready = None
+        stored.array = stored.ready = stored.copy = None
         if stored.users and stored.handle is not None:
             bisect.insort(self._away, stored, key=_sequence)
 
@@ -310,10 +323,12 @@ class DeviceCache:
         """Copy to the store what is on the device alone."""
         with self._lock:
             self._tidy()
-            alone = [one for one in self._resident.values() if one.handle is None and one.moving is None]
-            for stored in alone:
-                self._claimed(stored)
+            alone = [one for one in self._resident.values() if one.handle is None]
         for stored in alone:
+            with self._lock:  # one at a time: the store may refuse
+                if stored.array is None or stored.handle is not None or stored.moving is not None:
+                    continue
+                self._claimed(stored)
             self._send(stored, leaves=False)
 
 

@@ -386,6 +386,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
                 self._storages[stored] = weakref.ref(storage)
                 if isinstance(stored, Handle):
                     self._store.watch(stored, array, lambda: not copy.version)
+                else:
+                    stored.watch(copy)
         if isinstance(storage, Copy) and storage.version:
             raise SavedTensorError(
                 f"unpack: {stored.label} was modified in place after it was read back for another use; "

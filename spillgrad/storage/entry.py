@@ -68,8 +68,9 @@ class Entry(Handle):
 
     def await_arrival(self) -> None:
         """Return once the array's bytes are there. Called without the account's lock."""
-        if self.arrival is not None:
-            self.arrival()
+        arrival = self.arrival  # another thread may wait too, and be through first
+        if arrival is not None:
+            arrival()
             self.arrival = None
 
     @property

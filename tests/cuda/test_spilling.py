@@ -1,11 +1,15 @@
 """Saved tensors of a device go to pinned memory and disk, and come back, under both budgets."""
 
+import concurrent.futures
+import gc
+
 import numpy as np
 import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SavedTensorError, SpillError
 from spillgrad.nn import functional as F
+from spillgrad.storage.disk_store import DiskStore
 
 WIDTH = 8  # the simulator takes milliseconds for each number of a product
 LAYERS = 4
@@ -136,3 +140,85 @@ def test_a_model_of_layers_trains_the_same(tmp_path):
         return found
 
     assert losses(None) == losses(0) == losses(4096)
+
+
+def test_a_change_of_what_was_copied_back_is_an_error_for_its_next_use(leaves, tmp_path):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget=0, min_bytes=0):
+        loss = leaves[0].exp().sum()
+    ((exp, _),) = loss.grad_fn.next_functions
+    exp._saved_result.mul_(0)
+    gc.collect()
+    with pytest.raises(SavedTensorError, match="modified in place"):
+        loss.backward()
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """Let stores refuse as long as the list that this returns has something in it."""
+    because: list[str] = []
+    put = DiskStore.put
+
+    def refuse(*arguments, **options):
+        if because:
+            raise SpillError(because[0])
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(DiskStore, "put", refuse)
+    return because
+
+
+def test_what_a_store_refuses_is_let_go_of(leaves, tmp_path, refusing):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget=2 * STATE_BYTES, min_bytes=0) as spill:
+        refusing.append("the disk is full")
+        for _ in range(3):
+            with pytest.raises(SpillError, match="full"):
+                loss_of(leaves)
+        gc.collect()
+        assert spill.stats().device_bytes == 0
+        refusing.clear()
+        loss = loss_of(leaves)
+        assert spill.stats().device_bytes <= 2 * STATE_BYTES
+    loss.backward()
+    found = gradients(leaves)
+    for a, b in zip(found, plain(leaves), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_could_not_be_flushed_leaves_the_device_later(leaves, tmp_path, refusing):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget=4 * STATE_BYTES, min_bytes=0) as spill:
+        kept = leaves[0].exp().sin().exp().sin().exp()
+        refusing.append("the disk is full")
+        with pytest.raises(SpillError, match="full"):
+            spill.flush()
+        refusing.clear()
+        kept = kept.sin().exp().sin().exp()
+        assert spill.stats().device_bytes <= 4 * STATE_BYTES
+    kept.sum().backward()
+
+
+def test_threads_share_a_store_and_its_budgets(tmp_path):
+    spill = sg.save_on_disk(tmp_path, ram_budget=2048, device_budget=2 * STATE_BYTES, min_bytes=0)
+
+    def loss_and_leaf(seed: int) -> tuple[sg.Tensor, sg.Tensor]:
+        values = np.random.default_rng(seed).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+        leaf = sg.tensor(values, device="cuda", requires_grad=True)
+        x = leaf
+        for _ in range(5):
+            x = (x.exp() * leaf).sin()
+        return x.sum(), leaf
+
+    def gradient(seed: int) -> np.ndarray:
+        with spill:
+            loss, leaf = loss_and_leaf(seed)
+            loss_and_leaf(seed)  # a graph that dies without backward
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return leaf.grad.numpy(force=True)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(gradient, range(6)))
+    for seed, value in enumerate(found):
+        loss, leaf = loss_and_leaf(seed)
+        loss.backward()
+        np.testing.assert_array_equal(value, 2 * leaf.grad.numpy(force=True))
+    assert spill.stats().device_bytes == spill.stats().live_bytes == 0

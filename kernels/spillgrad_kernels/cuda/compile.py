@@ -128,7 +128,16 @@ class Kernel:
         if not SIMULATED:
             return launcher(self.code(driver.calls.capability()), self.function.__name__, self.parameters, self.threads)
         dispatcher = numba_cuda.jit(_without_warnings(self.function))
-        return lambda blocks, *arguments: dispatcher[blocks, self.threads](*arguments)
+
+        def simulate(blocks: int, *arguments: Any) -> None:
+            with _simulating:
+                dispatcher[blocks, self.threads](*arguments)
+
+        return simulate
+
+
+# Numba's simulator puts what a kernel sees of the device into a module for all threads.
+_simulating = threading.Lock()
 
 
 def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
