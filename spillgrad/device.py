@@ -33,8 +33,8 @@ class Device:
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
     def __eq__(self, other: object) -> bool:
-        # There is one device of each type: naming its number or not makes no difference.
-        return str(other) in (self.type, f"{self.type}:0")
+        type_, _, number = str(other).partition(":")
+        return type_ == self.type and (number or "0") == str(self.index or 0)
 
     def __hash__(self) -> int:
         return hash(self.type)

@@ -28,8 +28,8 @@ class Stored:
     """
 
     __slots__ = (
-        "__weakref__", "array", "cache", "copy", "dtype", "error", "handle", "key", "label", "moving", "nbytes", "ready",
-        "sequence", "shape", "storage", "users", "version", "views",
+        "__weakref__", "array", "cache", "copy", "dtype", "error", "handle", "key", "label", "moving", "nbytes",
+        "ready", "sequence", "shape", "storage", "users", "version", "views",
     )  # fmt: skip
 
     def __init__(self, cache: "DeviceCache", array: np.ndarray, key: Hashable, label: Label, sequence: int) -> None:

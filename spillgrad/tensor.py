@@ -536,7 +536,12 @@ class Tensor:
         self._output_nr = 0
 
     def accumulate_grad(self, grad: "Tensor") -> None:
-        """Add `grad` to `.grad`, in place where nothing can be watching."""
+        """Add `grad` to `.grad`, in place where nothing can be watching. Raises DeviceError for one elsewhere."""
+        if grad.device is not self.device:
+            raise DeviceError(
+                f"backward: got a gradient on '{grad.device}' for a leaf on '{self.device}'; a hook or a custom "
+                "function returned it: move it with .to(device)"
+            )
         if self._grad is not None:
             if is_grad_enabled():
                 self._grad = graph.add_gradients(self._grad, grad)

@@ -308,7 +308,13 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 def twin(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what stands for a function of the CPU's kernels on a device. Raises NotOnDevice where nothing does."""
     name = function.__name__
-    found = getattr(_cuda(function.device_module), name, None)  # type: ignore[attr-defined]
+    module: str = function.device_module  # type: ignore[attr-defined]
+    try:
+        found = getattr(_cuda(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name != f"spillgrad_kernels.cuda.{module}":
+            raise
+        found = None
     if found is None:
         raise NotOnDevice(f"{name}: no kernel of the device does this")
     return found  # type: ignore[no-any-return]

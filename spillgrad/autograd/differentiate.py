@@ -8,8 +8,8 @@ import numpy as np
 
 from spillgrad.autograd.engine import run_backward
 from spillgrad.autograd.node import Edge, GradientEdge, OutputMeta
-from spillgrad.device import filled
-from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
+from spillgrad.device import filled, moved
+from spillgrad.errors import ArgumentError, DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.shape import stack
 from spillgrad.tensor import Tensor
@@ -59,10 +59,15 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
             grad = Tensor.wrap(filled(like.device, like.shape, like.dtype, 1))
         else:
             if not isinstance(grad, Tensor):
-                grad = Tensor.wrap(np.asarray(grad, like.dtype))
+                grad = Tensor.wrap(moved(np.asarray(grad, like.dtype), like.device))
             if grad.shape != like.shape:
                 raise ShapeError(
                     f"{name}: got a gradient of shape {grad.shape} for a tensor of {like.shape}; they must match"
+                )
+            if grad.device is not like.device:
+                raise DeviceError(
+                    f"{name}: got a gradient on '{grad.device}' for a tensor on '{like.device}'; move it with "
+                    ".to(device)"
                 )
             grad = to_dtype(grad.mark_shared(), like.dtype)
         roots.append(edge)

@@ -8,6 +8,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops.elementwise import call, row_function
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.promotion import Number, Operand, result_type
 from spillgrad.tensor import Tensor
 
@@ -23,10 +24,15 @@ def where(
     if (input is None) != (other is None):
         raise ArgumentError("where: got one of input and other; give both, or the condition alone")
     if input is None or other is None:
-        return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
+        return _true_places(condition)
     if condition.dtype != dtypes.bool_:
         raise DtypeError(f"where: got a condition of {condition.dtype}; wanted bool, such as x > 0")
     return call("where", condition, input, other, out=out)
+
+
+@by_host
+def _true_places(condition: Tensor) -> tuple[Tensor, ...]:
+    return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
 
 
 maximum = row_function("maximum", "Return the larger of two elements; NaN where either is.")

@@ -33,9 +33,9 @@ def isclose(
 
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """Return whether all elements are close (see `isclose`)."""
-    return bool(isclose(input, other, rtol, atol, equal_nan).array.all())
+    return bool(np.all(isclose(input, other, rtol, atol, equal_nan).array))
 
 
 def equal(input: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same shape and the same elements."""
-    return input.shape == other.shape and bool(eq(input, other).array.all())
+    return input.shape == other.shape and bool(np.all(eq(input, other).array))

@@ -71,7 +71,7 @@ def to(
             dtype, device = argument.dtype, argument.device
         elif isinstance(argument, bool):
             continue  # PyTorch's positional non_blocking
-        elif isinstance(argument, Device) or _names_device(argument):
+        elif isinstance(argument, Device | int) or _names_device(argument):
             device = argument
         else:
             dtype = argument

@@ -9,6 +9,7 @@ from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.indexing import index_add
 from spillgrad.ops.numeric import compute_dtype
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import normalize_dim
 from spillgrad.tensor import Tensor
@@ -31,6 +32,7 @@ def _with_extras(values: np.ndarray, inverse: Any, counts: Any, return_inverse: 
     return tuple(results) if len(results) > 1 else results[0]
 
 
+@by_host
 def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None, *, axis: int | None = None,
@@ -52,6 +54,7 @@ def unique(
     return _with_extras(values, inverse, found[2], return_inverse, return_counts)
 
 
+@by_host
 def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
     *, axis: int | None = None,
@@ -70,6 +73,7 @@ def unique_consecutive(
     return _with_extras(values, shaped, counts, return_inverse, return_counts)
 
 
+@by_host
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element is one of `test_elements` (with `invert`, is none)."""
     operands = [as_operand("isin", o) for o in (elements, test_elements)]
@@ -103,6 +107,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return index_add(Tensor.wrap(np.zeros(size, dtype)), 0, input, to_dtype(weights, dtype))
 
 
+@by_host
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.
 
@@ -128,6 +133,7 @@ def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> T
 # --- Where -----------------------------------------------------------------------------------------------------------
 
 
+@by_host
 def searchsorted(
     sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Tensor | None = None,

@@ -14,16 +14,18 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled, state
-from spillgrad.errors import GraphError, OperandError, ShapeError
+from spillgrad.device import CPU, CUDA, Device
+from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_own, run_formula
+from spillgrad.ops.placement import computed_anywhere, require_one_device
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
-from spillgrad_kernels.device_array import ARRAYS, address_of
+from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
 from spillgrad_kernels.formula import trace as traced
@@ -166,7 +168,7 @@ def row_function(name: str, doc: str) -> Callable[..., Tensor]:
 def by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
     """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
     try:
-        return Tensor.wrap(as_own(function(*values)))
+        return Tensor.wrap(computed_anywhere(name, lambda *arrays: as_own(function(*arrays)), *values))
     except ValueError as error:
         raise _shape_error(name, _shapes(values)) from error
 
@@ -178,7 +180,11 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
     except ValueError as error:
         raise _shape_error(row.name, _shapes(arrays)) from error
-    _check_out(row.name, out, shape, operands if row.derivatives else ())
+    device = CPU
+    if any([is_on_device(a) for a in arrays]):
+        require_one_device(row.name, arrays)
+        device = CUDA
+    _check_out(row.name, out, shape, device, operands if row.derivatives else ())
     inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))
     direct = out._array if all([_same_or_apart(out._array, a) for a in arrays]) else None
     result = LOOPS[row.name].result(*arrays, out=direct)
@@ -197,10 +203,14 @@ def accumulate(total: Tensor, gradient: Tensor) -> None:
         total.add_(gradient)
 
 
-def _check_out(name: str, out: Any, shape: tuple[int, ...], differentiable: Iterable[Any]) -> None:
-    """Raise OperandError, ShapeError or GraphError for an `out` that cannot take a result of this shape."""
+def _check_out(
+    name: str, out: Any, shape: tuple[int, ...], device: Device, differentiable: Iterable[Any] = ()
+) -> None:  # fmt: skip
+    """Raise OperandError, ShapeError, GraphError or DeviceError for an `out` that cannot take a result like this."""
     if not isinstance(out, Tensor):
         raise OperandError(f"{name}: got out of {type(out).__name__}; wanted a tensor")
+    if out.device is not device:
+        raise DeviceError(f"{name}: got out on '{out.device}'; the result is on '{device}': give out there")
     if out._array.shape != shape:
         raise ShapeError(f"{name}: got out of shape {out.shape}; the result has {shape}: give out that shape")
     if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (out, out._base, *differentiable)):
@@ -221,6 +231,6 @@ def deliver(name: str, result: Tensor, out: Any) -> Tensor:
     """Return a result that has no gradient, after copying it into `out` if that is given."""
     if out is None:
         return result
-    _check_out(name, out, result.shape, ())
+    _check_out(name, out, result.shape, result.device)
     inplace.write(out, name, result.array)
     return out  # type: ignore[no-any-return]

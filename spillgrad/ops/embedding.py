@@ -115,7 +115,9 @@ def _by_frequency(rows: Tensor, indices: np.ndarray) -> Tensor:
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
-    largest = int(tensor.array.max(initial=-1)) if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" else -1
+    largest = -1
+    if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" and tensor.numel():
+        largest = int(np.max(tensor.array))
     classes = largest + 1 if num_classes == -1 else num_classes
     check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
     return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))

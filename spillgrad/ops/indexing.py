@@ -16,6 +16,7 @@ from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
 from spillgrad.ops.numeric import cast, contiguous, on_floats
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
@@ -329,6 +330,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
 
+@by_host
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
     if as_tuple:
@@ -336,11 +338,13 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return Tensor.wrap(np.argwhere(input.array))
 
 
+@by_host
 def argwhere(input: Tensor) -> Tensor:
     """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
 
 
+@by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
     sizes = shape_arguments((shape,))

@@ -18,6 +18,7 @@ from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import OPERATIONS, call
 from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
@@ -346,6 +347,9 @@ def _fused_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
     """Compute in one kernel what is recorded as several operations."""
+    operands = [x for x in (input, weight, bias, residual) if x is not None]
+    if any([x.is_cuda for x in operands]):
+        require_one_device("linear", operands)
     shape = (*input.shape[:-1], weight.shape[0])
     if activation is None:
         name, other = "add", residual

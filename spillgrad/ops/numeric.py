@@ -1,6 +1,7 @@
 """Between dtypes and kernels: conversions, and half-precision arrays computed in float32."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -128,7 +129,11 @@ def run_formula(
     """Compute an elementwise formula: by kernels for floating dtypes, on a device for all, by NumPy for the others."""
     computed = compute_dtype(dtype)
     if any([is_on_device(v) for v in operands]):
-        arrays = [v if is_on_device(v) and v.dtype == dtype else as_array(v, computed) for v in operands]
+        number = _compared if result_dtype == dtypes.bool_ and computed.kind in "iu" else as_array
+        arrays = [
+            v if is_on_device(v) and v.dtype == dtype else (number if type(v) is int else as_array)(v, computed)
+            for v in operands
+        ]
         return elementwise(formula, name, arrays, result_dtype, out)
     if not dtypes.is_floating_point(computed):
         # Comparisons see Python numbers as they are: 300 is above every uint8.
@@ -140,6 +145,12 @@ def run_formula(
     arrays = [v if isinstance(v, np.ndarray) and v.dtype == dtype else as_array(v, computed) for v in operands]
     direct = out is not None and out.dtype == result_dtype and out.flags.c_contiguous
     return elementwise(formula, name, arrays, result_dtype, out if direct else None)
+
+
+def _compared(value: int, dtype: dtypes.DType) -> np.ndarray:
+    """Return a number that integers of a dtype are compared with: an infinite one where it is none of them."""
+    limits = np.iinfo(dtype)
+    return np.asarray(value, dtype) if limits.min <= value <= limits.max else np.asarray(math.copysign(math.inf, value))
 
 
 def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:

@@ -1,14 +1,17 @@
 """Where operations compute: all operands on one device, and on the host what a device has no kernel for."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.device import CPU, CUDA, Device, device_of, moved
 from spillgrad.errors import DeviceError
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS, NotOnDevice
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class HostComputeWarning(UserWarning):
@@ -44,6 +47,32 @@ def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any]
         ) from reason
     warn_of_host(name)
     return _moved(function(*[_moved(argument, CPU) for argument in arguments]), CUDA)
+
+
+def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function of arrays or tensors that has no gradient gives: by the host where the device cannot."""
+    try:
+        return function(*arguments)
+    except NotOnDevice as reason:
+        with no_grad():
+            return compute_on_host(name, reason, function, *arguments)
+
+
+def by_host(function: Function) -> Function:
+    """Let the host compute a function of tensors that has no gradient and no kernel of a device, copied back there."""
+
+    @functools.wraps(function)
+    def computed(*arguments: Any, **options: Any) -> Any:
+        given = (*arguments, *options.values())
+        if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
+            return function(*arguments, **options)
+        require_one_device(function.__name__, given)
+        warn_of_host(function.__name__)
+        with no_grad():
+            found = function(*_moved(arguments, CPU), **{name: _moved(x, CPU) for name, x in options.items()})
+        return _moved(found, CUDA)
+
+    return computed  # type: ignore[return-value]
 
 
 def refuse_view(name: str, reason: NotOnDevice, function: Any, *arguments: Any) -> NoReturn:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import as_device, moved
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to, sum_to
@@ -202,22 +203,21 @@ def trace(input: Tensor) -> Tensor:
     return _trace(input)
 
 
-def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, dtype: Any) -> Tensor:
+def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, dtype: Any, device: Any) -> Tensor:
     if row < 0 or col < 0:
         raise ArgumentError(f"{name}: got {row} rows and {col} columns; wanted numbers from 0 on")
-    return Tensor.wrap(
-        np.stack(function(row, offset, col)).astype(dtypes.as_dtype("int64" if dtype is None else dtype))
-    )
+    places = np.stack(function(row, offset, col)).astype(dtypes.as_dtype("int64" if dtype is None else dtype))
+    return Tensor.wrap(moved(places, as_device(device)))
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the places in the lower triangle of a matrix: their rows, then their columns."""
-    return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype)
+    return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype, device)
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the places in the upper triangle of a matrix: their rows, then their columns."""
-    return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype)
+    return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype, device)
 
 
 # --- Pixels and channels ---------------------------------------------------------------------------------------------

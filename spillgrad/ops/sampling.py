@@ -11,6 +11,7 @@ from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace, numeric
 from spillgrad.ops.creation import draw, randint
 from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
@@ -31,6 +32,7 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
         raise ArgumentError(f"{name}: got numbers outside [0, 1]; wanted probabilities")
 
 
+@by_host
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
     """Return 1 with the probability that each element is (or `p`), else 0. Raises ArgumentError for no probability."""
     chances = np.asarray(input.array if p is None else p, np.float64)
@@ -42,12 +44,13 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | N
 
 def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with 1 with probability `p`, else 0; return the tensor."""
-    chances = np.asarray(p.array if isinstance(p, Tensor) else p, np.float64)
+    chances = np.asarray(p.host_array() if isinstance(p, Tensor) else p, np.float64)
     _require_probabilities("bernoulli_", chances)
     drawn = (_uniform(tensor.shape, generator) < chances).astype(tensor.dtype)
     return inplace.copy_(tensor, Tensor.wrap(drawn))
 
 
+@by_host
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
@@ -88,6 +91,7 @@ def multinomial(
     return Tensor.wrap(indices if input.ndim == 2 else indices[0])
 
 
+@by_host
 def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *, generator: Generator | None = None,
     dtype: Any = None, shape: Any = None,
@@ -113,6 +117,7 @@ def normal(
     return Tensor.wrap(numeric.cast(np.asarray(draws * stds + means), wanted))
 
 
+@by_host
 def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     """Return counts drawn from Poisson distributions of the rates `input`. Raises ArgumentError for negative ones."""
     require_floats("poisson", input.dtype)
@@ -180,4 +185,4 @@ def randint_like(input: Tensor, low: int = 0, high: int | None = None, *, dtype:
         low, high = 0, low
     if input.dtype == dtypes.bool_ and dtype is None:
         raise DtypeError("randint_like: got bool; give a dtype")
-    return randint(low, high, size=input.shape, dtype=input.dtype if dtype is None else dtype)
+    return randint(low, high, size=input.shape, dtype=input.dtype if dtype is None else dtype, device=input.device)

@@ -9,8 +9,8 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.device import filled
-from spillgrad.errors import DimensionError, OperandError, ShapeError, SpillgradError
+from spillgrad.device import CPU, CUDA, filled
+from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
 from spillgrad.ops.broadcast import expand_to, sum_to
@@ -19,7 +19,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import ARRAYS, arange_beside, zeros_beside
+from spillgrad_kernels.device_array import ARRAYS, arange_beside, is_on_device, zeros_beside
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
@@ -118,7 +118,9 @@ def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.nda
     """Add values into zeros at an advanced index; positions named twice receive both."""
     chosen, lead = _without_whole_end(index, len(shape))
     rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
-    positions = arange_beside(self, rows).reshape(shape[:lead])[chosen].reshape(-1)
+    places = arange_beside(self, rows).reshape(shape[:lead])
+    # A device reads 0 where an index is out of range, and adds nothing at -1.
+    positions = ((places + 1)[chosen] - 1 if is_on_device(places) else places[chosen]).reshape(-1)
 
     if not dtypes.is_floating_point(self.dtype):
         sums = zeros_beside(self, shape, self.dtype)
@@ -150,6 +152,12 @@ def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
     return tuple(p.copy() if isinstance(p, ARRAYS) else p for p in index)
 
 
+def _require_reachable(name: str, tensor: Tensor, index: tuple[Any, ...]) -> None:
+    """Raise DeviceError for index arrays of a device and a tensor of the host; the other way they are copied."""
+    if any([is_on_device(part) for part in index]) and tensor.device is CPU:
+        raise DeviceError(f"{name}: got an index on '{CUDA}' for a tensor on '{CPU}'; move it with .cpu()")
+
+
 def getitem(tensor: Tensor, index: Any) -> Tensor:
     """Return the elements at an index: a view for integers, slices, None and ..., a copy for index tensors and masks.
 
@@ -163,6 +171,7 @@ def getitem(tensor: Tensor, index: Any) -> Tensor:
     try:
         if basic:
             return _basic(tensor, parsed)
+        _require_reachable("index", tensor, parsed)
         if any(isinstance(p, int) for p in parsed):
             first, parsed = _integers_first(parsed, tensor.ndim)
             tensor = _basic(tensor, first)
@@ -200,6 +209,7 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
         if basic:
             inplace.copy_(_basic(tensor, parsed), _leading_ones_dropped(source, tensor.array[parsed].ndim))
             return
+        _require_reachable("setitem", tensor, parsed)
         if any(isinstance(p, int) for p in parsed):
             first, parsed = _integers_first(parsed, tensor.ndim)
             tensor = _basic(tensor, first)
@@ -221,6 +231,7 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
     parsed = tuple(slice(None) if part is None else part for part in index)
     if any(part is not None and part.dtype.kind not in "iub" for part in index):
         raise DimensionError("index_put: wanted index tensors of integers or bool")
+    _require_reachable("index_put", tensor, parsed)
     try:
         place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[parsed].shape
         kept = _kept(parsed, tensor, values)

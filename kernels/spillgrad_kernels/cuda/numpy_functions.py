@@ -51,6 +51,8 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     """Concatenate, array by array into its place."""
+    if not all([isinstance(array, DeviceArray) for array in arrays]):
+        raise NotOnDevice("numpy.concatenate: got arrays of the host and of the device; they must be in one place")
     first = arrays[0]
     axis %= first.ndim
     sizes = [array.shape[axis] for array in arrays]
@@ -115,13 +117,12 @@ def _count_nonzero(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False)
 
 
 def _any(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
-    truth: DeviceArray = np.max(np.not_equal(a, 0).view(np.uint8), axis, keepdims=keepdims)
-    return truth.view(np.bool_)
+    return np.not_equal(_count_nonzero(a, axis, keepdims=keepdims), 0)  # type: ignore[return-value]
 
 
 def _all(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
-    truth: DeviceArray = np.min(np.not_equal(a, 0).view(np.uint8), axis, keepdims=keepdims)
-    return truth.view(np.bool_)
+    zeros: Any = np.equal(a, 0)
+    return np.equal(_count_nonzero(zeros, axis, keepdims=keepdims), 0)  # type: ignore[return-value]
 
 
 def _place(name: str) -> Callable[..., DeviceArray]:

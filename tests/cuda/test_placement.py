@@ -1,0 +1,156 @@
+"""Where operations compute: operands, results, indices and gradients in one place, and the host for what is left."""
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.errors import DeviceError
+from spillgrad.nn import functional as F
+from spillgrad.ops.linalg import linear
+from spillgrad.ops.placement import HostComputeWarning
+
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+def there() -> sg.Tensor:
+    return sg.tensor(VALUES, device="cuda")
+
+
+@pytest.fixture
+def here() -> sg.Tensor:
+    return sg.tensor(VALUES)
+
+
+MIXED = {
+    "in place": lambda a, b: a.clone().add_(b),
+    "in place from a number of the device": lambda a, b: a.clone().add_(b[0, 0]) if b.is_cuda else a + b,
+    "cat": lambda a, b: sg.cat([a, b]),
+    "stack": lambda a, b: sg.stack([a, b]),
+    "linear with an activation": lambda a, b: linear(a, b, activation="relu"),
+    "linear with a residual": lambda a, b: linear(a, a, residual=b[:, :2]),
+    "out": lambda a, b: sg.add(a, a, out=sg.zeros(2, 3, device=b.device)),
+    "out of a comparison": lambda a, b: sg.logical_and(a, a, out=sg.zeros(2, 3, dtype=sg.bool, device=b.device)),
+    "isclose": lambda a, b: sg.isclose(a, b),
+    "searchsorted": lambda a, b: sg.searchsorted(a[0], b[0]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_operands_and_out_are_on_one_device(name, here, there):
+    for a, b in ((here, there), (there, here)):
+        with pytest.raises(DeviceError, match="cuda:0"):
+            MIXED[name](a, b)
+
+
+def test_an_index_of_the_device_is_for_its_tensors(here, there):
+    index = sg.tensor([1, 0], device="cuda")
+    for part in (index, there > 2, (slice(None), index)):
+        with pytest.raises(DeviceError, match="move it with"):
+            here[part]
+        with pytest.raises(DeviceError, match="move it with"):
+            here[part] = 0
+    np.testing.assert_array_equal(there[index.cpu()].cpu(), VALUES[[1, 0]])
+
+
+def test_an_index_out_of_range_gets_no_gradient(there):
+    leaf = there.requires_grad_()
+    leaf[sg.tensor([1, 7, -9], device="cuda")].sum().backward()
+    leaf[sg.tensor([1, 7, -9], device="cuda"), sg.tensor([0, 1, 2], device="cuda")].sum().backward()
+    np.testing.assert_array_equal(leaf.grad.cpu(), [[0, 0, 0], [2, 1, 1]])
+
+
+class Elsewhere(sg.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.cpu()
+
+
+def test_a_gradient_of_another_device_is_an_error(there):
+    leaf = there.requires_grad_()
+    with pytest.raises(DeviceError, match="gradient on 'cpu'"):
+        (leaf * 2).backward(sg.ones(2, 3))
+    hooked = leaf * 2
+    hooked.register_hook(lambda g: g.cpu())
+    with pytest.raises(DeviceError, match="gradient on 'cpu'"):
+        hooked.sum().backward()
+    with pytest.raises(DeviceError, match="gradient on 'cpu'"):
+        Elsewhere.apply(leaf).sum().backward()
+    assert leaf.grad is None
+    (leaf * 2).backward(np.ones((2, 3)))
+    assert leaf.grad.device == "cuda"
+
+
+def test_integers_are_compared_with_numbers_that_are_none_of_theirs():
+    for value in (-1, 7, 300, 2**70, -(2**70)):
+        for device in ("cpu", "cuda"):
+            x = sg.tensor([7, 200], dtype=sg.uint8, device=device)
+            assert (x < value).tolist() == [value > number for number in (7, 200)]
+            assert (x == value).tolist() == [value == number for number in (7, 200)]
+
+
+def test_nothing_is_all_true_and_not_any():
+    empty = sg.zeros(0, 3, device="cuda")
+    assert (empty.any().item(), empty.all().item()) == (False, True)
+    assert (empty.any(0).tolist(), empty.all(0).tolist(), empty.any(1).tolist()) == ([False] * 3, [True] * 3, [])
+
+
+BY_HOST = {
+    "nonzero": lambda a: a.nonzero(),
+    "where": lambda a: sg.where(a > 1),
+    "unique": lambda a: a.unique(),
+    "isin": lambda a: sg.isin(a, a[0]),
+    "histc": lambda a: sg.histc(a, 4),
+    "isclose": lambda a: sg.isclose(a, a * 2),
+    "multinomial": lambda a: sg.multinomial(a + 1, 2),
+    "bernoulli": lambda a: sg.bernoulli(a / 6),
+    "normal": lambda a: sg.normal(a, 2.0),
+    "max_pool2d": lambda a: F.max_pool2d(a.reshape(1, 1, 2, 3), 2),
+    "conv1d": lambda a: F.conv1d(a[None], a.reshape(3, 2, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::spillgrad.ops.placement.HostComputeWarning")
+@pytest.mark.parametrize("name", BY_HOST)
+def test_the_host_computes_what_has_no_kernel(name, here, there):
+    results = []
+    for operand in (here, there):
+        sg.manual_seed(3)
+        found = BY_HOST[name](operand.requires_grad_())
+        results.append(found if isinstance(found, tuple) else (found,))
+    for wanted, found in zip(*results, strict=True):
+        assert (wanted.device, found.device) == ("cpu", "cuda")
+        np.testing.assert_array_equal(found.detach().cpu(), wanted.detach())
+
+
+def test_the_host_tells_once_that_it_computes(there, monkeypatch):
+    monkeypatch.setattr("spillgrad.ops.placement._warned", set())
+    with pytest.warns(HostComputeWarning, match="unique") as told:
+        there.unique()
+        there.unique()
+    assert len(told) == 1
+
+
+def test_what_has_no_kernel_and_reads_its_largest_element(there):
+    places = there.long()
+    np.testing.assert_array_equal(F.one_hot(places).cpu(), F.one_hot(places.cpu()))
+    assert sg.equal(there, there * 1)
+    assert sg.allclose(there, there * 1)
+
+
+def test_tensors_are_made_on_the_device_that_is_said(here, there):
+    assert sg.randint_like(there, 9).device == "cuda"
+    assert sg.tril_indices(2, 2, device="cuda").device == "cuda"
+    assert here.to(0).device == "cuda"
+
+
+def test_devices_are_equal_both_ways():
+    first, second = sg.device("cuda"), sg.device("cuda", 1)
+    assert first == "cuda:0"
+    assert first != second
+    assert second != first
+    assert second == "cuda:1"
