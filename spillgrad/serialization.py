@@ -74,21 +74,22 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
 def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, weights_only: bool | None = None) -> Any:
     """Return what `save` wrote; of any other safetensors file, its tensors by name.
 
-    `map_location`: a device, a dict of them, or a function, as in PyTorch; there is only "cpu" to map to.
+    `map_location`: a device, a dict of them, or a function, as in PyTorch. Tensors are on the host in files, wherever they were, so
+    that a dict maps "cpu", and a function nothing.
     `weights_only` changes nothing: no file can run code.
     Raises MissingFileError (a FileNotFoundError), CheckpointError for a file that is damaged, cut off, of a newer
     version, or of PyTorch's format, and DeviceError for a device that does not exist here.
     """
-    for device in map_location.values() if isinstance(map_location, Mapping) else [map_location]:
-        if not callable(device):
-            as_device(device)
+    if isinstance(map_location, Mapping):
+        map_location = {str(key): as_device(value) for key, value in map_location.items()}.get("cpu")
+    device = CPU if callable(map_location) else as_device(map_location)
     if isinstance(f, str | os.PathLike):
         source: _File | _Stream = _File(Path(f))
     else:
         source = _Stream(f.read(), getattr(f, "name", "the stream"))
     metadata = source.metadata
     if _KEY not in metadata:
-        return {name: Tensor.wrap(array) for name, array in source.arrays()}
+        return {name: Tensor.wrap(moved(array, device)) for name, array in source.arrays()}
     if _checksum(metadata[_KEY].encode()) != metadata.get("checksum"):
         raise _damaged(source.name, "the checksum of its description differs")
     description = json.loads(metadata[_KEY])
@@ -105,7 +106,7 @@ def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, wei
     missing = description["checksums"].keys() - arrays.keys()
     if missing:
         raise _damaged(source.name, f"it lacks {', '.join(sorted(missing))}")
-    return _decode(description["value"], _rebuilt(description["tensors"], arrays))
+    return _decode(description["value"], _rebuilt(description["tensors"], arrays, device))
 
 
 class _Writer:
@@ -243,12 +244,13 @@ def _decode(value: Any, tensors: list[Any]) -> Any:
     return next(build for known, build in _CONTAINERS.items() if known.__name__ == kind)(parts)
 
 
-def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray]) -> list[Any]:
-    """Return the tensors and arrays that entries describe; those of one name share its memory."""
+def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray], device: Device) -> list[Any]:
+    """Return the arrays that entries describe, and the tensors, on a device; those of one name share its memory."""
+    there = {entry["name"]: moved(arrays[entry["name"]], device) for entry in entries if entry["kind"] != "array"}
     storages: dict[str, Storage] = {}
     objects: list[Any] = []
     for entry in entries:
-        array = arrays[entry["name"]]
+        array = (arrays if entry["kind"] == "array" else there)[entry["name"]]
         if "complex128" in entry:
             array = array.view(np.complex128).reshape(entry["complex128"])
         if entry["kind"] == "array":

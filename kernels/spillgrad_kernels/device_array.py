@@ -24,6 +24,10 @@ class NotOnDevice(TypeError):
     """No kernel of the device does this; the host could, with copies of the arrays."""
 
 
+class NoSuchAttribute(NotOnDevice, AttributeError):
+    """A device array has not all that NumPy's have."""
+
+
 def _cuda(module: str) -> Any:
     return importlib.import_module(f"spillgrad_kernels.cuda.{module}")
 
@@ -41,6 +45,9 @@ class DeviceArray(NDArrayOperatorsMixin):
     def __init__(self, lying: np.ndarray, base: "DeviceArray | None" = None) -> None:
         self._lying = lying
         self.base = base  # the array that this is a view of; as with NumPy's, who holds the view holds it
+
+    def __getattr__(self, name: str) -> Any:
+        raise NoSuchAttribute(f"{name}: no kernel of the device does this")
 
     def __repr__(self) -> str:
         return f"<{self.dtype} array of shape {self.shape} on a device>"

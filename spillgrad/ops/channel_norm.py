@@ -48,9 +48,9 @@ def _places(shape: Shape, groups: int) -> Shape:
     return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
 
 
-def _parameter(value: np.ndarray | None, places: Shape, dtype: Any, default: float) -> np.ndarray:
+def _parameter(value: np.ndarray | None, places: Shape, like: np.ndarray, default: float) -> np.ndarray:
     if value is None:
-        return np.full((1, 1, 1, 1), default, dtype)
+        return np.full_like(like, default, shape=(1, 1, 1, 1))
     return value.reshape(1, places[1], places[2], 1)
 
 
@@ -63,7 +63,7 @@ def _forward(
         x4 = x.reshape(places)
         variance, centre = reductions.var(x4, dims, 0, True)
         rstd = 1 / np.sqrt(variance + x.dtype.type(eps))
-        parameters = _parameter(w, places, x.dtype, 1), _parameter(b, places, x.dtype, 0)
+        parameters = _parameter(w, places, x, 1), _parameter(b, places, x, 0)
         out = elementwise(_normalized, "channel_norm", [x4, centre, rstd, *parameters], x.dtype)
         count = math.prod(places[d] for d in dims)
         _track(running_mean, centre, momentum)
@@ -76,7 +76,7 @@ def _forward(
 def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
     """Move a running statistic towards the average of those of this batch."""
     if running is not None:
-        running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * values.mean(0).reshape(-1)
+        running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * np.mean(values, 0).reshape(-1)
 
 
 def _fused(
@@ -85,7 +85,7 @@ def _fused(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     def gradients(g: np.ndarray, x: np.ndarray, w: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
         places = _places(x.shape, groups)
-        g4, x4, w4 = g.reshape(places), x.reshape(places), _parameter(w, places, x.dtype, 1)
+        g4, x4, w4 = g.reshape(places), x.reshape(places), _parameter(w, places, x, 1)
         products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
         # What all the other sums are made of, in float64: there is little of it.
         plain, weighted = (reductions.sum(a, (3,), True).astype(np.float64) for a in (g4, products))

@@ -142,6 +142,40 @@ def test_what_has_no_kernel_and_reads_its_largest_element(there):
     assert sg.allclose(there, there * 1)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_of_batches_are_followed_on_the_device(affine, here, there):
+    found = []
+    for operand in (here, there):
+        norm = sg.nn.BatchNorm1d(3, affine=affine).to(operand.device)
+        output = norm(operand.requires_grad_())
+        (output * operand).sum().backward()
+        found.append((output, norm.running_mean, norm.running_var, operand.grad))
+    for wanted, value in zip(*found, strict=True):
+        assert value.device == "cuda"
+        np.testing.assert_allclose(value.detach().cpu(), wanted.detach(), 1e-5, 1e-6)
+    assert found[1][1].cpu().any()
+
+
+def test_gradients_of_both_devices_are_clipped_together(here, there):
+    leaves = [here.requires_grad_(), there.requires_grad_()]
+    for leaf in leaves:
+        leaf.sum().backward()
+    assert sg.nn.utils.clip_grad_norm_(leaves, 1.0).item() == pytest.approx(12**0.5)
+    for leaf in leaves:
+        np.testing.assert_allclose(leaf.grad.cpu(), np.full((2, 3), 12**-0.5), 1e-6)
+
+
+@pytest.mark.parametrize("location", ["cuda", {"cpu": "cuda"}])
+def test_files_are_loaded_to_the_device_that_is_said(there, tmp_path, location):
+    sg.save({"a": there, "b": there[0], "c": VALUES}, tmp_path / "file")
+    found = sg.load(tmp_path / "file", map_location=location)
+    assert (found["a"].device, found["b"].device) == ("cuda", "cuda")
+    np.testing.assert_array_equal(found["a"].cpu(), VALUES)
+    np.testing.assert_array_equal(found["b"].cpu(), VALUES[0])
+    assert isinstance(found["c"], np.ndarray)
+    assert sg.load(tmp_path / "file")["a"].device == "cpu"
+
+
 def test_tensors_are_made_on_the_device_that_is_said(here, there):
     assert sg.randint_like(there, 9).device == "cuda"
     assert sg.tril_indices(2, 2, device="cuda").device == "cuda"

@@ -149,7 +149,7 @@ def test_complex_numbers_are_stored_and_moved():
         (lambda x: x.to("float12"), DtypeError, "dtype: got 'float12'"),
         (lambda x: x.to("cuda:1"), DeviceError, "device: got 'cuda:1'; of several GPUs the first is used"),
         (lambda x: x.astype(object), DtypeError, "dtype: got"),
-        (lambda x: x.to(3), DtypeError, "dtype: got 3"),
+        (lambda x: x.to(3.5), DtypeError, "dtype: got 3.5"),
         (lambda x: x.to(np.dtype("U5")), DtypeError, "dtype: got dtype"),
     ],
 )

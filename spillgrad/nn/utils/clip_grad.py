@@ -12,6 +12,7 @@ from spillgrad.ops import creation
 from spillgrad.optim.arrays import pending, run
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
+from spillgrad_kernels.device_array import is_on_device
 
 
 def _gradients(who: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
@@ -47,10 +48,11 @@ def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
         arrays = [moved(a, CPU) for a in arrays]
         return [float(np.linalg.norm(a.reshape(-1).astype(np.float64), norm_type)) if a.size else 0.0 for a in arrays]
     norms = [0.0] * len(arrays)
-    together = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]
+    dense = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]
+    together = [[i for i in dense if is_on_device(arrays[i]) is there] for there in (False, True)]
     # Of the others, each is copied only for as long as it takes.
-    alone = [[i] for i in sorted(set(range(len(arrays))).difference(together))]
-    for places in (together, *alone):
+    alone = [[i] for i in sorted(set(range(len(arrays))).difference(dense))]
+    for places in (*together, *alone):
         values = [
             arrays[i].astype(np.float64 if arrays[i].dtype == np.float64 else np.float32, copy=False) for i in places
         ]
