@@ -74,8 +74,8 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
 def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, weights_only: bool | None = None) -> Any:
     """Return what `save` wrote; of any other safetensors file, its tensors by name.
 
-    `map_location`: a device, a dict of them, or a function, as in PyTorch. Tensors are on the host in files, wherever they were, so
-    that a dict maps "cpu", and a function nothing.
+    `map_location`: a device, a dict of them, or a function, as in PyTorch. In files, all tensors are the host's: a dict
+    maps "cpu", and a function nothing.
     `weights_only` changes nothing: no file can run code.
     Raises MissingFileError (a FileNotFoundError), CheckpointError for a file that is damaged, cut off, of a newer
     version, or of PyTorch's format, and DeviceError for a device that does not exist here.

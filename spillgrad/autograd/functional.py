@@ -15,7 +15,7 @@ import numpy as np
 
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad
-from spillgrad.device import filled
+from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.ops.shape import reshape, stack, view
 from spillgrad.tensor import Tensor
@@ -147,7 +147,7 @@ def _unit(like: Tensor, place: int) -> Tensor:
     """Return zeros with a single 1 at a place in the flattened tensor."""
     values = np.zeros(like.shape, like.dtype)
     values.reshape(-1)[place] = 1
-    return Tensor.wrap(values)
+    return Tensor.wrap(moved(values, like.device))
 
 
 def _pulled(
@@ -282,7 +282,7 @@ def _by_columns(call: _Call) -> list[list[Tensor]]:
 def _joined(parts: list[Tensor], dim: int, output: Tensor, x: Tensor) -> Tensor:
     """Return the derivatives of one output by one input, from one part per element of either."""
     shape = (*output.shape, *x.shape)
-    return reshape(stack(parts, dim), shape) if parts else Tensor.wrap(np.zeros(shape, x.dtype))
+    return reshape(stack(parts, dim), shape) if parts else Tensor.wrap(filled(x.device, shape, x.dtype, 0))
 
 
 def hessian(

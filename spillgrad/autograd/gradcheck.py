@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.engine import run_backward
 from spillgrad.autograd.grad_mode import enable_grad
-from spillgrad.device import filled
+from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.tensor import Tensor
 
@@ -72,7 +72,7 @@ class _Check:
     def _backward(self, weights: dict[int, np.ndarray], **options: Any) -> list[Any]:
         """Return per source the gradient of the sum of weights times outputs, None where there is none."""
         outputs = [self.outputs[i] for i in weights]
-        seeds = [Tensor.wrap(w) for w in weights.values()]
+        seeds = [Tensor.wrap(moved(w, self.outputs[i].device)) for i, w in weights.items()]
         return list(
             grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options)
         )  # fmt: skip
@@ -83,7 +83,7 @@ class _Check:
     def _check_zero_gradient(self) -> None:
         for i, gradient in zip(self.sources, self._backward(self._weights(np.zeros)), strict=True):
             # What is not a number is named with its element by a later check.
-            if gradient is not None and np.nan_to_num(gradient.numpy()).any():
+            if gradient is not None and np.nan_to_num(gradient.host_array()).any():
                 raise GradcheckError(
                     f"gradcheck: backward not multiplied by grad_output: the gradient of input {i} is not zero when "
                     "those of all outputs are"
@@ -124,7 +124,7 @@ class _Check:
                     "set_materialize_grads(True)"
                 ) from error
             for i, gradient in zip(self.sources, found, strict=True):
-                if gradient is not None and np.nan_to_num(gradient.numpy()).any():
+                if gradient is not None and np.nan_to_num(gradient.host_array()).any():
                     raise GradcheckError(
                         f"gradcheck: Expected all input grads to be undefined or zero when all output grads are "
                         f"undefined or zero; without a gradient of output {which}, input {i} got {gradient.tolist()}"
@@ -147,7 +147,7 @@ class _Check:
         """Return the function's outputs of these numbers at the present values of the inputs."""
         with enable_grad():
             results = _tensors(self.func(*self.arguments))
-        return [results[i].numpy().astype(np.float64) for i in indices]
+        return [results[i].host_array().astype(np.float64) for i in indices]
 
     def _differences(self, source: Tensor, direction: Any, indices: Sequence[int]) -> list[np.ndarray]:
         """Return the slope of outputs as `source` moves along a direction: an index of one element, or an array."""
@@ -269,7 +269,7 @@ def _tensors(result: Any) -> list[Tensor]:
 
 
 def _float64(gradient: Any) -> np.ndarray:
-    return np.zeros(()) if gradient is None else gradient.numpy().astype(np.float64)
+    return np.zeros(()) if gradient is None else gradient.host_array().astype(np.float64)
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...]:
@@ -382,4 +382,5 @@ def _seed(output: Tensor, has_gaps: bool) -> Tensor:
         values = rng.uniform(-1, 1, (*output.shape[:-1], 2 * output.shape[-1]))[..., ::2]
     else:
         values = rng.uniform(-1, 1, output.shape)
-    return Tensor.wrap(np.asarray(values).astype(output.dtype, order="K", copy=False)).requires_grad_()
+    seed = np.asarray(values).astype(output.dtype, order="K", copy=False)
+    return Tensor.wrap(moved(seed, output.device)).requires_grad_()

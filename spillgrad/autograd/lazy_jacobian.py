@@ -11,7 +11,7 @@ import numpy as np
 
 from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad
-from spillgrad.device import filled
+from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DimensionError, OperandError
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, stack
@@ -72,7 +72,7 @@ class Jacobian:
         if not numbers:
             shape = list(self.shape)
             shape[axis] = 0
-            return Tensor.wrap(np.zeros(shape, self._xs.dtype))
+            return Tensor.wrap(filled(self._xs.device, tuple(shape), self._xs.dtype, 0))
         return stack([self._row(number) for number in numbers], axis)
 
     def _row(self, number: int) -> Tensor:
@@ -82,7 +82,7 @@ class Jacobian:
                 ys = self._ys()
                 unit = np.zeros(ys.shape, ys.dtype)
                 unit[(..., number) if self._axis is not None else ...] = 1
-                self._rows[number] = _gradient(ys, self._xs, Tensor.wrap(unit))
+                self._rows[number] = _gradient(ys, self._xs, Tensor.wrap(moved(unit, ys.device)))
         return self._rows[number]
 
     def __getattr__(self, name: str) -> Any:

@@ -85,6 +85,19 @@ def test_a_gradient_of_another_device_is_an_error(there):
     assert leaf.grad.device == "cuda"
 
 
+def test_derivatives_are_checked_and_collected_on_the_device():
+    def function(a):
+        return (a * a).sum(1)
+
+    x = sg.tensor(VALUES[:, :2], dtype=sg.float64, device="cuda")
+    assert sg.autograd.gradcheck(function, x.clone().requires_grad_())
+    assert sg.autograd.gradgradcheck(function, x.clone().requires_grad_())
+    found = sg.autograd.functional.jacobian(function, x)
+    assert found.device == "cuda"
+    wanted = sg.autograd.functional.jacobian(function, x.cpu())
+    np.testing.assert_array_equal(found.cpu(), wanted)
+
+
 def test_integers_are_compared_with_numbers_that_are_none_of_theirs():
     for value in (-1, 7, 300, 2**70, -(2**70)):
         for device in ("cpu", "cuda"):
