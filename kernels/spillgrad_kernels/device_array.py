@@ -157,6 +157,12 @@ class DeviceArray(NDArrayOperatorsMixin):
         """Return a copy without gaps."""
         return _cuda("elementwise").copy(self)  # type: ignore[no-any-return]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceArray":
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        return to_device, (self.to_host(),)
+
     def astype(self, dtype: Any, order: str = "C", copy: bool = True) -> "DeviceArray":
         """Return a copy without gaps in another dtype; with `copy=False` the array itself where it has that."""
         if not copy and self.dtype == dtype:

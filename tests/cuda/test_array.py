@@ -1,6 +1,8 @@
 """Arrays on a device: copies to it and back, and NumPy's views."""
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def test_views_lie_as_numpy_s():
 def test_a_view_that_takes_a_copy_is_refused():
     array = to_device(np.zeros((3, 4), np.float32))
     with pytest.raises(ValueError, match="copy"):
-        array.T.reshape(12)
+        array.T.reshape(12, copy=False)
     with pytest.raises(TypeError, match="wanted numbers, slices, None"):
         array[[0, 1]]
 
@@ -51,3 +53,15 @@ def test_memory_lives_as_long_as_the_last_view():
     del view
     gc.collect()
     assert driver.allocator().stats().live_bytes == before
+
+
+def test_copies_and_pickles_have_memory_of_their_own():
+    array = to_device(np.arange(6, dtype=np.float32).reshape(2, 3).T)
+    for made in (copy.deepcopy(array), copy.deepcopy({"a": array})["a"], pickle.loads(pickle.dumps(array))):
+        assert np.array_equal(made.to_host(), array.to_host())
+        made += 1
+    assert np.array_equal(array.to_host(), np.arange(6).reshape(2, 3).T)
+    live = driver.allocator().stats().live_bytes
+    kept = copy.deepcopy(array)
+    assert driver.allocator().stats().live_bytes == live + 512
+    del kept
