@@ -283,7 +283,7 @@ def assign(target: DeviceArray, value: Any) -> None:
         value = value[()] if not value.ndim else to_device(value)
     if not isinstance(value, DeviceArray):
         value = np.asarray(value).astype(target.dtype)[()]
-    elif np.may_share_memory(value._lying, target._lying):
+    elif np.may_share_memory(value, target):
         value = copy(value)
     if isinstance(value, DeviceArray):
         value = value.broadcast_to(target.shape)

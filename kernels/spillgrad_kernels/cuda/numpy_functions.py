@@ -21,7 +21,7 @@ def _on_view(function: Callable[..., Any]) -> Callable[..., DeviceArray]:
 
     @functools.wraps(function)
     def viewed(array: DeviceArray, *arguments: Any, **options: Any) -> DeviceArray:
-        return array.view_of(function(array._lying, *arguments, **options))
+        return array.view_by(function, *arguments, **options)
 
     return viewed
 
@@ -35,7 +35,7 @@ _VIEWING = (
 def _may_share_memory(a: Any, b: Any) -> bool:
     if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray)):
         return False  # one is the host's
-    return np.may_share_memory(a._lying, b._lying)
+    return np.may_share_memory(a.unread(), b.unread())
 
 
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
