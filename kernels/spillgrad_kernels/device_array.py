@@ -10,7 +10,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -21,6 +21,8 @@ from spillgrad_kernels.pointers import address_of as host_address_of
 Shape = tuple[int, ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# What one access of a device's thread moves at most; arrays that begin at a multiple of it are aligned.
+ACCESS_BYTES = 16
 # Where layouts are that nothing but their views is asked of.
 _SOMEWHERE = 1 << 40
 
@@ -33,19 +35,29 @@ def _cuda(module: str) -> Any:
     return importlib.import_module(f"spillgrad_kernels.cuda.{module}")
 
 
-class Lying(NamedTuple):
-    """How an array lies in memory; strides are in bytes, and `dense` is what NumPy calls C-contiguous."""
+class Lying:
+    """How an array lies in memory; strides are in bytes, and `dense` is what NumPy calls C-contiguous.
 
-    shape: Shape
-    strides: Shape
-    dtype: np.dtype[Any]
-    dense: bool = True
-    writeable: bool = True
+    What lies alike has one such object, or a few where there were very many others: it is its own key, at once.
+    """
+
+    __slots__ = ("dense", "dtype", "shape", "strides", "writeable")
+
+    def __init__(
+        self, shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True
+    ) -> None:
+        self.shape, self.strides, self.dtype, self.dense, self.writeable = shape, strides, dtype, dense, writeable
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1 << 14)
+    def made(shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True) -> "Lying":
+        """Return the one that lies so."""
+        return Lying(shape, strides, dtype, dense, writeable)
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Lying":
         """Return how an array of NumPy lies."""
-        return cls(array.shape, array.strides, array.dtype, array.flags.c_contiguous, array.flags.writeable)
+        return cls.made(array.shape, array.strides, array.dtype, array.flags.c_contiguous, array.flags.writeable)
 
     def at(self, address: int = _SOMEWHERE) -> np.ndarray:
         """Return an array of NumPy that lies so at an address; nobody may read its elements."""
@@ -83,7 +95,9 @@ class Flags:
 
     @writeable.setter
     def writeable(self, value: bool) -> None:
-        self._array.lying = self._array.lying._replace(writeable=value)
+        lying = self._array.lying
+        if lying.writeable is not value:
+            self._array.lying = Lying.made(lying.shape, lying.strides, lying.dtype, lying.dense, value)
 
     @property
     def carray(self) -> bool:
@@ -102,12 +116,10 @@ class DeviceArray(NDArrayOperatorsMixin):
     __slots__ = ("__weakref__", "address", "base", "dtype", "lying", "owner", "shape", "strides")
     __hash__ = object.__hash__
 
-    def __init__(
-        self, address: int, lying: Lying, owner: Any = None, base: "DeviceArray | None" = None
-    ) -> None:  # fmt: skip
+    def __init__(self, address: int, lying: Lying, owner: Any = None, base: "DeviceArray | None" = None) -> None:
         self.address = address
         self.lying = lying
-        self.shape, self.strides, self.dtype, _, _ = lying
+        self.shape, self.strides, self.dtype = lying.shape, lying.strides, lying.dtype
         self.owner = owner
         self.base = base
 
@@ -356,6 +368,11 @@ def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
 def beside(array: Any, other: np.ndarray) -> np.ndarray:
     """Return an array of the host, or a copy of it on the device of `array`."""
     return to_device(other) if type(array) is DeviceArray else other
+
+
+def prepare_on_device(*arguments: Any) -> Any:
+    """Return what computes an elementwise formula on the device; see `spillgrad_kernels.cuda.elementwise.prepare`."""
+    return _cuda("elementwise").prepare(*arguments)
 
 
 def on_device(module: str) -> Callable[[Function], Function]:

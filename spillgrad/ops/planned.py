@@ -14,13 +14,14 @@ from spillgrad.device import CPU
 from spillgrad.ops import generate
 from spillgrad.ops.numeric import as_array
 from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.dispatch import Kernel
 from spillgrad_kernels.memory import allocator
 from spillgrad_kernels.pointers import address_of
 from spillgrad_kernels.walk import Layout
 
 # Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
-_REMEMBERED = 1024
+REMEMBERED = 1024
 
 
 class Large(Protocol):
@@ -44,6 +45,16 @@ class Plan(NamedTuple):
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     kept: np.ndarray  # the memory at `words`
+
+
+class DevicePlan(NamedTuple):
+    """What calls with arrays of a device share: `call` computes, and nodes have this metadata."""
+
+    call: Any
+    numbers: tuple[int, ...]  # the positions of numbers of Python
+    dtype: dtypes.DType  # as which they are passed
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
 
 class Planned:
@@ -71,17 +82,24 @@ class Planned:
         """
         raise NotImplementedError
 
+    def on_device(self, *arguments: Any, out: Any = None) -> "tuple[Any, DevicePlan] | None":
+        """Return what `compute` does, for arguments of which one is an array of a device."""
+        return None
+
     def promoted(self, *arguments: Any) -> tuple[Any, ...]:
         """Return an operation's arguments with tensors of the dtype it computes in; a program records these."""
         return arguments
 
     @functools.cached_property
-    def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
+    def compute(self) -> "Callable[..., tuple[np.ndarray, Plan | DevicePlan] | None]":
         """Return the result, and its plan; None for arguments that no plan is for.
 
         With `out`, the result goes there; None also where it does not lie as fresh results do.
         """
-        names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
+        names = {
+            "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
+            "on_device": self.on_device,
+        }  # fmt: skip
         source = _compute_source(self.arrays, len(self.parameters) - self.arrays, self.absent)
         return generate.function(source, self.name, names)
 
@@ -97,7 +115,7 @@ class Planned:
         plan = self.plan(layouts, *attributes)
         if plan is None:
             return False
-        if len(self.plans) >= _REMEMBERED:
+        if len(self.plans) >= REMEMBERED:
             self.plans.clear()
         self.plans[key] = plan
         return True
@@ -134,6 +152,8 @@ def _compute_source(arrays: int, attributes: int, absent: int) -> str:
     if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
         arrays = arrays_of({", ".join(names)})
         if arrays is None:
+            if {" or ".join(f"type({a}) is DeviceArray" for a in names)}:
+                return on_device({", ".join([*names, *further])}, out=out)
             return None
         {", ".join(names)}, = arrays
     plan = plans.get(({key}))

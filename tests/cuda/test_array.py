@@ -36,7 +36,7 @@ def test_a_view_that_takes_a_copy_is_refused():
     array = to_device(np.zeros((3, 4), np.float32))
     with pytest.raises(ValueError, match="copy"):
         array.T.reshape(12, copy=False)
-    with pytest.raises(TypeError, match="wanted numbers, slices, None"):
+    with pytest.raises(TypeError, match="takes numbers, slices, None"):
         array[[0, 1]]
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,18 +25,28 @@ class _Lent:
         self._release(self._block)
 
 
+class Fresh(NamedTuple):
+    """What new arrays without gaps of one shape and dtype are like."""
+
+    nbytes: int
+    lying: Lying
+
+    def array(self) -> DeviceArray:
+        """Return an uninitialised one. Raises OutOfMemory."""
+        block = driver.allocator().allocate(self.nbytes)
+        return DeviceArray(block.address, self.lying, _Lent(block))
+
+
 @functools.lru_cache(maxsize=4096)
-def _without_gaps(shape: Shape, dtype: Any) -> tuple[int, Lying]:
-    """Return the bytes of an array without gaps, and how it lies."""
+def fresh(shape: Shape, dtype: Any) -> Fresh:
+    """Return what makes arrays of a shape and dtype."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return nbytes, Lying.of(Lying((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape))
+    return Fresh(nbytes, Lying.of(Lying.made((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape)))
 
 
 def empty(shape: Shape, dtype: Any) -> DeviceArray:
     """Return an uninitialised array without gaps. Raises OutOfMemory."""
-    nbytes, lying = _without_gaps(shape, dtype)
-    block = driver.allocator().allocate(nbytes)
-    return DeviceArray(block.address, lying, _Lent(block))
+    return fresh(shape, dtype).array()
 
 
 def zeros(shape: Shape, dtype: Any) -> DeviceArray:

@@ -13,12 +13,12 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda import logic, scalar_math
-from spillgrad_kernels.cuda.array import empty, to_device
+from spillgrad_kernels.cuda.array import Fresh, fresh, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
-from spillgrad_kernels.walk import Layout, Shape, dense, plan
+from spillgrad_kernels.walk import Layout, dense, plan
 
 Operand = DeviceArray | np.generic  # a number is passed by its value
 
@@ -147,14 +147,13 @@ class Call(NamedTuple):
     kernel: Kernel
     turns: int
     words: tuple[int, ...]
-    shape: Shape
-    dtypes: tuple[np.dtype[Any], ...]
+    results: tuple[Fresh, ...]
 
-    def run(self, operands: Sequence[Operand], outs: Sequence[DeviceArray] = ()) -> tuple[DeviceArray, ...]:
+    def run(self, operands: Sequence[Operand], outs: Sequence[DeviceArray] = ()) -> Sequence[DeviceArray]:
         """Compute into fresh memory or into `outs`."""
-        results = tuple(outs) or tuple([empty(self.shape, dtype) for dtype in self.dtypes])
+        results = outs or [fresh.array() for fresh in self.results]
         if self.turns:
-            given = [x.address if isinstance(x, DeviceArray) else x for x in (*operands, *results)]
+            given = [x.address if type(x) is DeviceArray else x for x in (*operands, *results)]
             self.kernel.launch(blocks_for(self.turns, self.kernel.threads), self.turns, *self.words, *given)
         return results
 
@@ -195,7 +194,7 @@ def prepare(
     kernel = build(formula, name, loop, computed)
     turns = int(np.prod(sizes, dtype=np.int64))
     words = (*sizes[1:], *[stride for i in loop.arrays for stride in strides[i]])
-    return Call(kernel, turns, words, shape, kinds)
+    return Call(kernel, turns, words, tuple([fresh(shape, kind) for kind in kinds]))
 
 
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
@@ -220,7 +219,7 @@ def _layout(operand: Operand) -> Layout | np.dtype[Any]:
 def compute(
     formula: Formula | Trace, name: str, operands: Sequence[Operand], dtypes: tuple[Any, ...],
     outs: Sequence[DeviceArray] = (),
-) -> tuple[DeviceArray, ...]:  # fmt: skip
+) -> Sequence[DeviceArray]:  # fmt: skip
     """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
 
     Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides; numbers fill them.
