@@ -239,6 +239,20 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
         assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
 
 
+@pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
+@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
+def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(rule, states, dtype, access):
+    kind = np.dtype(dtype)
+    numbers = len(parameters(rule.formula)) - 2 - states
+    kernel = optim.updating(rule.formula, kind, 2 + states, (None,) * numbers, 16 // kind.itemsize)
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert ".local" not in code
+        assert {found.rpartition(".")[2] for found in re.findall(r"st\.global\.(\S+)", code)} == {access[3:]}
+        assert access in code and "ld.global.u64" in code
+
+
 @pytest.mark.parametrize("make", [
     lambda: optim.adding(np.dtype(np.float32), True), lambda: optim.adding(np.dtype(np.float64), False), optim.writing,
 ])  # fmt: skip

@@ -141,6 +141,11 @@ def _constants(computed: np.dtype[Any]) -> Callable[[float], Any]:
     return lambda value: np.float64(value) if isinstance(value, float) else np.asarray(value).astype(computed)[()]
 
 
+def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
+    """Return the trace of a formula that is computed in a dtype."""
+    return _trace(formula, _constants(computed))
+
+
 class Call(NamedTuple):
     """What calls with the same layouts share: the kernel, the sizes and strides it gets, what results are like."""
 
@@ -190,7 +195,7 @@ def prepare(
     computed = None
     if not isinstance(formula, Trace):
         computed = _computed_in([layout[2] for layout in layouts], kinds[-1])
-        formula = _trace(formula, _constants(computed))
+        formula = traced(formula, computed)
     kernel = build(formula, name, loop, computed)
     turns = int(np.prod(sizes, dtype=np.int64))
     words = (*sizes[1:], *[stride for i in loop.arrays for stride in strides[i]])
