@@ -165,7 +165,7 @@ class DeviceArray(NDArrayOperatorsMixin):
     def view_by(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> "DeviceArray":
         """Return what a function of NumPy that makes views makes of this array."""
         try:
-            offset, lying = _viewed(function, self.lying, arguments, tuple(options.items()))
+            offset, lying = _viewed(function, self.lying, arguments, tuple(options.items()) if options else ())
         except TypeError:  # lists, say, are not hashable; or an argument is wrong
             return self.view_of(function(self.unread(), *arguments, **options))
         return DeviceArray(self.address + offset, lying, None, self if self.base is None else self.base)
@@ -386,7 +386,8 @@ def on_device(module: str) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def choose(*arguments: Any, **options: Any) -> Any:
             for argument in arguments:
-                if type(argument) is DeviceArray or (type(argument) in (list, tuple) and _has_device_array(argument)):
+                kind = type(argument)
+                if kind is DeviceArray or ((kind is list or kind is tuple) and _has_device_array(argument)):
                     _require_device(choose, arguments)
                     return twin(choose)(*arguments, **options)
             return function(*arguments, **options)
@@ -404,9 +405,10 @@ def _has_device_array(arguments: Sequence[Any]) -> bool:
 def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
     """Raise NotOnDevice for arrays of the host, but those without dimensions: they are numbers."""
     for argument in arguments:
-        if type(argument) in (list, tuple):
+        kind = type(argument)
+        if kind is list or kind is tuple:
             _require_device(function, argument)
-        elif isinstance(argument, np.ndarray) and argument.ndim:
+        elif kind is not DeviceArray and isinstance(argument, np.ndarray) and argument.ndim:
             raise NotOnDevice(
                 f"{function.__name__}: got arrays of the host and of the device; they must be in one place"
             )

@@ -14,21 +14,17 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled, state
-from spillgrad.autograd.node import OutputMeta
-from spillgrad.device import CUDA
 from spillgrad.errors import GraphError, OperandError, ShapeError
 from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Derivative, Operation
-from spillgrad.ops.numeric import as_array, as_own, compute_dtype, run_formula
-from spillgrad.ops.planned import REMEMBERED, DevicePlan, Plan, Planned, new_plan
+from spillgrad.ops.numeric import as_own, run_formula
+from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
 from spillgrad_kernels.device_array import (
-    ACCESS_BYTES,
     ARRAYS,
-    DeviceArray,
     address_of,
     is_on_device,
     prepare_on_device,
@@ -53,7 +49,6 @@ class Loop(Planned):
         super().__init__(name, parameters(formula))
         self.formula = formula
         self.gives_bool = gives_bool
-        self._device_plans: dict[Any, DevicePlan | None] = {}
 
     def promoted(self, *operands: Any) -> tuple[Any, ...]:
         return promoted(self.name, operands)
@@ -72,58 +67,17 @@ class Loop(Planned):
         code, large = (call.code, None) if small else (None, call)
         return new_plan(layouts, code, call.tiles, call.kept, call.shape, result, large)
 
-    def on_device(self, *operands: Any, out: Any = None) -> tuple[Any, DevicePlan] | None:
-        key: list[Any] = []
-        addresses = 0
-        for operand in operands if out is None else (*operands, out):
-            kind = type(operand)
-            if kind is DeviceArray:
-                key.append(operand.lying)
-                addresses |= operand.address
-            else:
-                key.append(kind)
-        found = (*key, out is None, addresses % ACCESS_BYTES == 0)
-        try:
-            plan = self._device_plans[found]
-        except KeyError:
-            plan = self._device_plan(operands, out, found[-1])
-            if len(self._device_plans) >= REMEMBERED:
-                self._device_plans.clear()
-            self._device_plans[found] = plan
-        if plan is None:
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        dtype = dtypes.bool_ if self.gives_bool else _dtype_of(operands)
+        if out is not None and out.dtype != dtype:
             return None
-        if plan.numbers:
-            given = list(operands)
-            for position in plan.numbers:
-                given[position] = as_array(operands[position], plan.dtype)[()]
-            operands = tuple(given)
-        (result,) = plan.call.run(operands, () if out is None else (out,))
-        return result, plan
-
-    def _device_plan(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> DevicePlan | None:
-        """Return how to compute for operands like these; None where they must be converted first."""
-        arrays = [operand for operand in operands if is_on_device(operand)]
-        dtype = next((a.dtype for a in arrays if a.dtype != dtypes.bool_), dtypes.bool_)
-        numbers = tuple([i for i, operand in enumerate(operands) if type(operand) in (float, int, bool)])
-        result = dtypes.bool_ if self.gives_bool else dtype
-        if (
-            not dtypes.is_floating_point(dtype)
-            or any(a.dtype not in (dtype, dtypes.bool_) for a in arrays)
-            or len(numbers) + len(arrays) < len(operands)
-            or (out is not None and (not is_on_device(out) or out.dtype != result))
-        ):
-            return None
-        computed = compute_dtype(dtype)
-        layouts = tuple([
-            layout_of(operand) if is_on_device(operand) else as_array(operand, computed).dtype for operand in operands
-        ])  # fmt: skip
+        layouts = tuple([layout_of(x) if is_on_device(x) else x.dtype for x in operands])
         outs = () if out is None else (layout_of(out),)
         try:
-            call = prepare_on_device(self.formula, self.name, (result,), layouts, outs, is_aligned)
+            call = prepare_on_device(self.formula, self.name, (dtype,), layouts, outs, is_aligned)
         except ValueError as error:
-            raise _shape_error(self.name, [a.shape for a in arrays]) from error
-        inputs = tuple([layout[::2] if type(layout) is tuple else ((), layout) for layout in layouts])
-        return DevicePlan(call, numbers, computed, inputs, (OutputMeta(call.results[0].lying.shape, result, CUDA),))
+            raise _shape_error(self.name, _shapes(operands)) from error
+        return call, call.results[0].lying.shape, dtype
 
     def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the result. Raises ShapeError when shapes do not broadcast."""
