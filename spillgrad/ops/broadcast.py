@@ -18,9 +18,7 @@ def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
     axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
     if self.dtype.kind in "biu":
         return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
-    result = on_floats(lambda a: reductions.sum(a, axes), self)
-    # A view would hold it, and whoever accumulates gradients would copy it.
-    return result if result.shape == shape else result.reshape(shape)
+    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)
 
 
 def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:
