@@ -72,7 +72,7 @@ class StoredTensor:
     def copy_to(self, tensor: Tensor) -> None:
         """Overwrite a tensor in place: of the same dtype and dense, with no memory beside its own."""
         with no_grad():
-            if tensor.dtype != self.dtype or tensor.shape != self.shape:
+            if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
                 return
             array = tensor.array_to_overwrite()  # held, for it may not be anywhere else yet

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.device_array import ARRAYS
-
 # A sum of smaller ones, in new memory, costs less than to look who holds the first.
 _LEAST_BYTES = 1 << 16
 
@@ -22,12 +20,16 @@ def is_unshared(grads: list[Any], place: int) -> bool:
         return False
     if not storage.offloaded:
         array = storage.array
-        if grad._array is not array or not array.flags.carray or isinstance(array.base, ARRAYS):
+        if grad._array is not array or not array.flags.carray or _is_view(array):
             return False
         del array
     offloaded = storage.offloaded
     del grad, storage
     return all(count <= alone for count, alone in zip(_holders(grads, place, offloaded), _ALONE, strict=False))
+
+
+def _is_view(array: Any) -> bool:
+    return hasattr(array.base, "strides")  # another array's, of the host or of a device
 
 
 def _holders(grads: list[Any], place: int, offloaded: bool) -> list[int]:

@@ -220,7 +220,13 @@ def dense(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | 
     return (array if array.flags.carray else memory.copy(array)), None
 
 
-def changed_error(handle: Handle) -> SpillError:
+class Labelled(Protocol):
+    """What says where it comes from."""
+
+    label: Label
+
+
+def changed_error(handle: Labelled) -> SpillError:
     """Return the error for an array that was modified while it waited to be written."""
     return SpillError(
         f"get: {handle.label} was modified in place before it was stored, its old values are lost; "

@@ -8,6 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
@@ -21,6 +22,7 @@ from spillgrad_kernels.cuda import (
     reductions,
     rows,
     sorting,
+    tensor_cores,
 )
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
@@ -121,6 +123,43 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
             assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
     tile = matmul._TILES["float64" if dtype == "float64" else "float32"]
     assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
+
+
+def assembled(code, capability):
+    """What NVIDIA's assembler makes of a kernel; it raises for instructions that devices do not have."""
+    linker = nvjitlink.create(2, [f"-arch=sm_{capability[0]}{capability[1]}", "-verbose"])
+    nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code.encode(), len(code), "kernel")
+    nvjitlink.complete(linker)
+    log = bytearray(nvjitlink.get_info_log_size(linker))
+    nvjitlink.get_info_log(linker, log)
+    nvjitlink.destroy(linker)
+    return log.decode()
+
+
+@pytest.mark.parametrize("a_turned, b_turned", [(False, False), (True, True)])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_turned):
+    kind = np.dtype(dtype)
+    depth, tile = tensor_cores.KINDS[kind.name].depth, tensor_cores.KINDS[kind.name].tile
+    plain, turned = dense((1024, 1024), kind), dense((1024, 1024), kind, (1, 0))
+    kernel = matmul.prepare(
+        turned if a_turned else plain,
+        turned if b_turned else plain,
+        plain,
+        (),
+        None,
+        "",
+        (True, True, True),
+        (kind.name,),
+    ).kernel
+    of_step = tile.warp_rows // 16 * (tile.warp_columns // 8) * (tile.depth // depth)
+    for capability in CAPABILITIES[1:]:
+        code = kernel.ptx(capability)
+        assert len(re.findall(rf"mma\.sync\.aligned\.m16n8k{depth}", code)) == of_step
+        assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in code) == (kind.itemsize == 2)
+        assert set(re.findall(r"ld\.global\.(\S+)", code)) == {"v4.u32"}
+        if capability == (8, 0):  # what it has, later ones have too
+            assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, capability))
 
 
 @pytest.mark.parametrize("mask", [attention.NO_MASK, attention.CHOICE, attention.BIAS])
