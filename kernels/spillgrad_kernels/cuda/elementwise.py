@@ -216,9 +216,7 @@ def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]
 
 
 def _layout(operand: Operand) -> Layout | np.dtype[Any]:
-    if isinstance(operand, DeviceArray):
-        return operand.shape, operand.strides, operand.dtype
-    return operand.dtype
+    return (operand.shape, operand.strides, operand.dtype) if type(operand) is DeviceArray else operand.dtype
 
 
 def compute(
@@ -230,7 +228,11 @@ def compute(
     Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides; numbers fill them.
     One of `outs` may be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
     """
-    is_aligned = not any(x.address % ACCESS_BYTES for x in (*operands, *outs) if isinstance(x, DeviceArray))
+    addresses = 0
+    for x in (*operands, *outs):
+        if type(x) is DeviceArray:
+            addresses |= x.address
+    is_aligned = addresses % ACCESS_BYTES == 0
     call = prepare(
         formula, name, dtypes, tuple(map(_layout, operands)), tuple([(x.shape, x.strides, x.dtype) for x in outs]),
         is_aligned,
@@ -261,9 +263,7 @@ def _number(value: Any) -> np.generic:
 
 def contiguous(a: DeviceArray) -> DeviceArray:
     """Return the array, or a copy of it without gaps."""
-    if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
-        return a
-    return copy(a)
+    return a if a.lying.dense else copy(a)
 
 
 def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:

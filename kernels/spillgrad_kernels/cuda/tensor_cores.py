@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from numba import cuda as numba_cuda
 from numba.cuda import types
 
+from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.compile import SIMULATED, cuda
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
 
@@ -87,7 +87,7 @@ def used_for() -> tuple[str, ...]:
 @functools.cache
 def at_hand() -> bool:
     """Return whether the device has them."""
-    return not SIMULATED and numba_cuda.get_current_device().compute_capability >= (8, 0)
+    return not SIMULATED and driver.calls.capability() >= (8, 0)
 
 
 if SIMULATED:
