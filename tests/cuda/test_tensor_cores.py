@@ -30,11 +30,11 @@ def used(monkeypatch):
         return build(variant, tile, *rest)
 
     monkeypatch.setattr(products, "build", noted)
-    products.prepare.cache_clear()
+    products.prepared.cache_clear()
     tensor_cores.allow_tf32(True)
     yield tiles
     tensor_cores.allow_tf32(False)
-    products.prepare.cache_clear()  # of products in the simulator
+    products.prepared.cache_clear()  # of products in the simulator
 
 
 def integers(shape, dtype=np.float16, seed=0):

@@ -329,7 +329,6 @@ class Call(NamedTuple):
     words: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=4096)
 def prepare(
     a: Layout, b: Layout, result: Layout, further: tuple[tuple[str, Layout], ...], formula: Formula | None, name: str,
     is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...] = (),
@@ -398,7 +397,7 @@ def _reading(layout: Layout, steps: list[int], along: int, sizes: Shape, width: 
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepared(
+def prepared(
     arrays: tuple[Lying, ...], further: tuple[str, ...], formula: Formula | None, name: str,
     is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...],
 ) -> Call:  # fmt: skip
@@ -420,7 +419,7 @@ def _product(
     given = {each: array for each, array in further.items() if array is not None}
     arrays = [a, b, result, *given.values()]
     addresses = [array.address for array in arrays]
-    call = _prepared(
+    call = prepared(
         tuple([array.lying for array in arrays]), tuple(given), formula, name,
         tuple([address % ACCESS_BYTES == 0 for address in addresses]), tensor_cores.used_for(),
     )  # fmt: skip
