@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import DeviceError
+from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad.ops import placement
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.linalg import linear
-from spillgrad.ops.placement import HostComputeWarning
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 
