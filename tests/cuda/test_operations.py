@@ -192,6 +192,28 @@ def test_a_row_of_the_table_computes_on_a_device_as_on_the_host(name):
     assert_the_same(function, tuple(operands))
 
 
+def test_what_a_device_remembers_of_a_call_serves_calls_that_are_alike():
+    def calls(a, m):
+        wide, flat = a.reshape(4, 4), a.reshape(-1)
+        for turn in range(2):
+            for x, y in ((wide, wide.T), (flat[1:9], flat[:8]), (flat[4:12], flat[:8]), (wide[::2], wide[1])):
+                yield x + y
+            for number in (2, 2.5, True, -0.0, 1e39, -math.inf, turn):
+                yield (flat * number, number - flat, sg.where(m, flat, number), sg.maximum(flat, number))
+            yield (
+                flat > turn,
+                wide.bfloat16() * 3,
+                wide @ wide.T,
+                wide.sum(1),
+                wide.sum(1, keepdim=True),
+                wide.mean(0),
+            )
+            yield (F.linear(a, wide), F.linear(a, wide, wide[turn]), wide.double() @ wide.double())
+            yield flat[1:9].clone().add_(flat[:8]).mul_(m[:8])
+
+    assert_the_same(lambda a, m: list(calls(a, m)), (floats(2, 2, 4), truths(16)))
+
+
 def test_what_has_no_kernel_is_computed_by_the_host_with_a_warning_once():
     x = sg.tensor(A, device="cuda", requires_grad=True)
     placement._warned.clear()

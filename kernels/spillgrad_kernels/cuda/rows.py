@@ -363,7 +363,9 @@ def run(
     """
     if not rows.units:
         return
-    dtypes, given, addresses = [], [], 0
+    dtypes: list[np.dtype[Any] | None] = []
+    given: list[Any] = []
+    addresses = 0
     for operand in (*operands, *results):
         dtypes.append(None if operand is None else operand.dtype)
         if type(operand) is DeviceArray:
