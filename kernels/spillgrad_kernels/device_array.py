@@ -38,15 +38,19 @@ def _cuda(module: str) -> Any:
 class Lying:
     """How an array lies in memory; strides are in bytes, and `dense` is what NumPy calls C-contiguous.
 
+    `bounds` are where its first byte is, from the first element on, and where it ends; nowhere without elements.
     What lies alike has one such object, or a few where there were very many others: it is its own key, at once.
     """
 
-    __slots__ = ("dense", "dtype", "shape", "strides", "writeable")
+    __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
 
     def __init__(
         self, shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True
     ) -> None:
         self.shape, self.strides, self.dtype, self.dense, self.writeable = shape, strides, dtype, dense, writeable
+        reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+        last = sum([reach for reach in reaches if reach > 0]) + dtype.itemsize
+        self.bounds = (sum([reach for reach in reaches if reach < 0]), last) if 0 not in shape else (0, 0)
 
     @staticmethod
     @functools.lru_cache(maxsize=1 << 14)
@@ -342,7 +346,16 @@ def placed(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: S
 def byte_bounds(array: np.ndarray) -> tuple[int, int]:
     """Return the addresses of an array's first byte, and behind its last one."""
     looked_at: Any = array
-    return np.lib.array_utils.byte_bounds(looked_at.unread() if is_on_device(array) else array)
+    if type(looked_at) is DeviceArray:
+        low, high = looked_at.lying.bounds
+        return looked_at.address + low, looked_at.address + high
+    return np.lib.array_utils.byte_bounds(array)
+
+
+def may_share_memory(a: DeviceArray, b: DeviceArray) -> bool:
+    """Return whether what two arrays reach over has a byte in common."""
+    (low, high), (other_low, other_high) = byte_bounds(a), byte_bounds(b)  # type: ignore[arg-type]
+    return max(low, other_low) < min(high, other_high)
 
 
 def to_device(array: np.ndarray) -> np.ndarray:

@@ -67,3 +67,20 @@ def test_memory_lives_as_long_as_the_last_view():
     del view
     gc.collect()
     assert driver.allocator().stats().live_bytes == before
+
+
+def test_arrays_share_memory_where_numpy_s_may():
+    def looks(a):
+        return [
+            a, a.T, a[1:3], a[::-1, 2:], a[:, :1], a[:, 1:2], a[0], a[3], a[2:2], a[1, 1, ...], a[1, 2, ...], 
+            a[::2], a[1::2],
+            np.broadcast_to(a[:, :1], (4, 5)),
+        ]  # fmt: skip
+
+    host = np.arange(20, dtype=np.float32).reshape(4, 5)
+    there = to_device(host)
+    for a, x in zip(looks(host), looks(there), strict=True):
+        for b, y in zip(looks(host), looks(there), strict=True):
+            assert np.may_share_memory(x, y) == np.may_share_memory(a, b)
+    assert not np.may_share_memory(there, to_device(host))
+    assert not np.may_share_memory(there, host)

@@ -8,7 +8,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.memory import Block
-from spillgrad_kernels.device_array import DeviceArray, Lying
+from spillgrad_kernels.device_array import DeviceArray, Lying, byte_bounds
 from spillgrad_kernels.walk import Shape
 
 
@@ -71,7 +71,7 @@ def to_host(array: DeviceArray) -> np.ndarray:
     if not array.size:
         return np.empty(array.shape, array.dtype)
     # What lies between the first and the last element, which only a dense array fills.
-    low, high = np.lib.array_utils.byte_bounds(array.unread())
+    low, high = byte_bounds(array)  # type: ignore[arg-type]
     memory = np.empty(high - low, np.uint8)
     driver.copy_to_host(memory, low)
     found = np.ndarray(array.shape, array.dtype, memory, array.address - low, array.strides)

@@ -16,7 +16,7 @@ from spillgrad_kernels.cuda import logic, scalar_math
 from spillgrad_kernels.cuda.array import Fresh, fresh, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import DeviceArray, may_share_memory
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, dense, plan
 
@@ -287,7 +287,7 @@ def assign(target: DeviceArray, value: Any) -> None:
         value = value[()] if not value.ndim else to_device(value)
     if not isinstance(value, DeviceArray):
         value = np.asarray(value).astype(target.dtype)[()]
-    elif np.may_share_memory(value, target):
+    elif may_share_memory(value, target):
         value = copy(value)
     if isinstance(value, DeviceArray):
         value = value.broadcast_to(target.shape)
