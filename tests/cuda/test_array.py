@@ -72,7 +72,7 @@ def test_memory_lives_as_long_as_the_last_view():
 def test_arrays_share_memory_where_numpy_s_may():
     def looks(a):
         return [
-            a, a.T, a[1:3], a[::-1, 2:], a[:, :1], a[:, 1:2], a[0], a[3], a[2:2], a[1, 1, ...], a[1, 2, ...], 
+            a, a.T, a[1:3], a[::-1, 2:], a[:, :1], a[:, 1:2], a[0], a[3], a[2:2], a[1, 1, ...], a[1, 2, ...],
             a[::2], a[1::2],
             np.broadcast_to(a[:, :1], (4, 5)),
         ]  # fmt: skip
