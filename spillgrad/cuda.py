@@ -1,47 +1,148 @@
-"""What programs ask of CUDA devices, under PyTorch's names: there are none, this version computes on the host.
+"""What programs ask of CUDA devices, under PyTorch's names. One is used, the first; without it, all go on on the host.
 
-Scripts that look for a device first, `"cuda" if torch.cuda.is_available() else "cpu"`, so find the host.
+Scripts that look for a device first, `"cuda" if sg.cuda.is_available() else "cpu"`, find the one there is. Nothing is
+started, and nothing of CUDA's imported, before a device is used.
 """
 
+import sys
 from typing import Any
+
+from spillgrad.errors import DeviceError
+from spillgrad_kernels.cuda.availability import SIMULATED, device_count, missing
+from spillgrad_kernels.cuda.failures import CudaError
+from spillgrad_kernels.cuda.memory import MemoryStats
+from spillgrad_kernels.cuda.memory import OutOfMemory as OutOfMemoryError
 
 
 def is_available() -> bool:
     """Return whether there is a CUDA device to compute on."""
-    return False
-
-
-def device_count() -> int:
-    """Return the number of CUDA devices to compute on."""
-    return 0
+    return missing() is None
 
 
 def is_initialized() -> bool:
     """Return whether CUDA is in use."""
-    return False
+    driver = sys.modules.get("spillgrad_kernels.cuda.driver")
+    return driver is not None and bool(driver.is_started())
+
+
+def _driver(device: Any = None) -> Any:
+    """Return the driver of a device. Raises DeviceError for one that does not exist here."""
+    why = missing()
+    if why is not None:
+        raise DeviceError(f"cuda: {why}")
+    if str(device) not in ("None", "0", "cuda", "cuda:0"):
+        raise DeviceError(f"cuda: got the device {str(device)!r}; this version computes on the first, 'cuda:0'")
+    from spillgrad_kernels.cuda import driver
+
+    return driver
+
+
+def current_device() -> int:
+    """Return the number of the device in use. Raises DeviceError where there is none."""
+    _driver()
+    return 0
+
+
+def get_device_name(device: Any = None) -> str:
+    """Return what a device is called. Raises DeviceError where there is none."""
+    return str(_driver(device).calls.name())
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Return a device's capability to compute: major and minor. Raises DeviceError where there is none."""
+    major, minor = _driver(device).calls.capability()
+    return major, minor
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether a CUDA device computes in bfloat16."""
-    return False
+    """Return whether a CUDA device computes in bfloat16; with emulation, every one does, in float32."""
+    return is_available() and (including_emulation or SIMULATED or get_device_capability() >= (8, 0))
 
 
 def manual_seed(seed: int) -> None:
-    """Do nothing, as there is no device whose generator could be seeded; `sg.manual_seed` seeds the host's."""
+    """Do nothing, as a device has no generator of its own: `sg.manual_seed` seeds the one there is."""
 
 
 manual_seed_all = manual_seed
 
 
 def synchronize(device: Any = None) -> None:
-    """Do nothing, as there is no device to wait for."""
+    """Wait until a device has done all that it was given, if it was. Raises CudaError for what failed there."""
+    if is_initialized():
+        _driver(device).synchronize()
 
 
 def empty_cache() -> None:
-    """Do nothing, as there is no device memory; `sg.empty_cache` is that for the host's."""
+    """Return to the device the memory that no tensor needs; `sg.empty_cache` is that for the host's."""
+    if is_initialized():
+        _driver().empty_cache()
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Return the free bytes of a device, and all. Raises DeviceError where there is none."""
+    free, total = _driver(device).calls.memory_bytes()
+    return free, total
+
+
+def _stats(device: Any) -> MemoryStats:
+    if is_initialized():
+        found: MemoryStats = _driver(device).allocator().stats()
+        return found
+    return MemoryStats()
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Return the allocator's figures by PyTorch's names for them.
+
+    Units: bytes for names in `_bytes`; for others, counts. "allocated" is what tensors have, "reserved" what was taken
+    from the device for them and later ones.
+    """
+    stats = _stats(device)
+    return {
+        "allocated_bytes.all.current": stats.live_bytes,
+        "allocated_bytes.all.peak": stats.peak_live_bytes,
+        "allocated_bytes.all.allocated": stats.allocated_bytes,
+        "allocated_bytes.all.freed": stats.allocated_bytes - stats.live_bytes,
+        "reserved_bytes.all.current": stats.reserved_bytes,
+        "reserved_bytes.all.peak": stats.peak_reserved_bytes,
+        "allocation.all.current": stats.blocks,
+        "allocation.all.allocated": stats.allocations,
+        "allocation.all.freed": stats.allocations - stats.blocks,
+        "segment.all.current": stats.segments,
+        "num_alloc_retries": stats.retries,
+        "num_ooms": stats.failures,
+    }
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Return the bytes of device memory that tensors have."""
+    return _stats(device).live_bytes
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """Return the most bytes that tensors had, since the start or `reset_peak_memory_stats`."""
+    return _stats(device).peak_live_bytes
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Return the bytes taken from the device, for tensors that there are and later ones."""
+    return _stats(device).reserved_bytes
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """Return the most bytes taken from the device, since the start or `reset_peak_memory_stats`."""
+    return _stats(device).peak_reserved_bytes
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Let peaks be those from now on."""
+    if is_initialized():
+        _driver(device).allocator().reset_peaks()
 
 
 __all__ = [
-    "device_count", "empty_cache", "is_available", "is_bf16_supported", "is_initialized", "manual_seed",
-    "manual_seed_all", "synchronize",
+    "CudaError", "OutOfMemoryError", "current_device", "device_count", "empty_cache", "get_device_capability",
+    "get_device_name", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
+    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved",
+    "memory_stats", "missing", "reset_peak_memory_stats", "synchronize",
 ]  # fmt: skip

@@ -14,7 +14,9 @@ def run(program: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("module", ["numba", "h5py", "rich", "typer", "torch", "matplotlib", "scipy"])
+@pytest.mark.parametrize(
+    "module", ["numba", "numba.cuda", "cuda", "h5py", "rich", "typer", "torch", "matplotlib", "scipy"]
+)
 def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 

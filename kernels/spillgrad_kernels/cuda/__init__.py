@@ -1,4 +1,5 @@
 """Kernels for NVIDIA GPUs, made of the same rows, rules and formulas as those for the CPU.
 
-Its modules, but for `memory`, import numba-cuda.
+`availability`, `failures`, `memory` and `pinned` import nothing of CUDA's, `driver` only NVIDIA's driver; the others
+import numba-cuda.
 """

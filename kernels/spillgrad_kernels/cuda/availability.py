@@ -1,11 +1,77 @@
-"""Whether there is a device to compute on, and what is missing where there is none."""
+"""Whether there is a CUDA device to compute on, and what is missing where there is none; imports nothing of CUDA's.
 
+With `NUMBA_ENABLE_CUDASIM=1`, Numba's simulator is the device.
+"""
+
+import ctypes
+import functools
 import importlib.util
 import os
 
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
+# The oldest that the kernels are compiled for.
+LEAST_CAPABILITY = (7, 5)
+
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # the package around it is not there
+        return False
+
+
+def _error(driver: ctypes.CDLL, status: int) -> str:
+    text = ctypes.c_char_p()
+    driver.cuGetErrorString(status, ctypes.byref(text))
+    return f"{(text.value or b'unknown error').decode()} (error {status})"
+
+
+@functools.cache
 def missing() -> str | None:
-    """Return None where a device can be used, else what is missing and what to do."""
-    if importlib.util.find_spec("numba_cuda") is None and importlib.util.find_spec("numba.cuda") is None:
-        return "numba-cuda is not installed; pip install spillgrad[cuda]"
-    return None if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1" else "there is no driver"
+    """Return what keeps this process from computing on a CUDA device, and what to do about it; None if nothing does.
+
+    It is the extra's packages, NVIDIA's driver, or a GPU, looked for in this order.
+    """
+    for module in ("numba_cuda",) if SIMULATED else ("numba_cuda", "cuda.bindings.driver", "cuda.bindings.nvjitlink"):
+        if not _is_installed(module):
+            return (
+                f"the extra 'cuda' is missing: there is no Python module {module}; "
+                "install it: pip install 'spillgrad[cuda]'"
+            )
+    if SIMULATED:
+        return None
+    advice = "install one, or start the container with GPUs (nvidia-smi shows what there is); or compute on 'cpu'"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        status = driver.cuInit(0)
+    except (OSError, AttributeError) as error:
+        return f"NVIDIA's driver is missing: {error}; {advice}"
+    if status not in (0, _NO_DEVICE):
+        return f"NVIDIA's driver does not work: {_error(driver, status)}; see whether nvidia-smi runs, or reinstall it"
+    count = ctypes.c_int(0)
+    if status == _NO_DEVICE or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return (
+            "there is no GPU: NVIDIA's driver is installed, and finds none; see what nvidia-smi and "
+            f"CUDA_VISIBLE_DEVICES ({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}) say, or compute on 'cpu'"
+        )
+    capability = []
+    for attribute in (_MAJOR, _MINOR):
+        found = ctypes.c_int(0)
+        driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, 0)
+        capability.append(found.value)
+    if tuple(capability) < LEAST_CAPABILITY:
+        return (
+            f"there is no GPU that will do: the first has compute capability {capability[0]}.{capability[1]}, and "
+            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} is the least; choose another by CUDA_VISIBLE_DEVICES, or "
+            "compute on 'cpu'"
+        )
+    return None
+
+
+def device_count() -> int:
+    """Return how many devices there are to compute on: one, or none. Only the first is used."""
+    return int(missing() is None)

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from numba import cuda as numba_cuda
-from numba.cuda import config, types
+from numba.cuda import types
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
+from spillgrad_kernels.cuda import driver
+from spillgrad_kernels.cuda.availability import SIMULATED as SIMULATED  # which kernels' modules import from here
 
 Capability = tuple[int, int]  # of a device to compute: major, minor
 
@@ -44,6 +45,9 @@ else:
     from numba.cuda import dispatcher
     from numba.cuda.compiler import compile_cuda, kernel_fixup
     from numba.cuda.extending import register_jitable
+
+    from spillgrad_kernels.cuda import machine_code
+    from spillgrad_kernels.cuda.launch import launcher
 
     def device(function: Callable[..., Any]) -> Callable[..., Any]:
         """Let kernels call `function`, which stays a Python function."""
@@ -114,13 +118,17 @@ class Kernel:
         (text,) = self._library.get_asm_strs(cc=capability)
         return re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text)
 
-    def launch(self, blocks: int, *arguments: Any) -> None:
-        """Run so many blocks of threads."""
-        self._dispatcher[blocks, self.threads](*arguments)
+    def code(self, capability: Capability) -> bytes:
+        """Return the kernel's machine code for devices of a capability to compute; needs no GPU."""
+        return machine_code.find(self.function, self.parameters, capability, lambda: self.ptx(capability))
 
     @functools.cached_property
-    def _dispatcher(self) -> Any:
-        return numba_cuda.jit(_without_warnings(self.function) if SIMULATED else self.function)
+    def launch(self) -> Callable[..., None]:
+        """Run so many blocks of threads: `launch(blocks, *arguments)`; does not wait for them."""
+        if not SIMULATED:
+            return launcher(self.code(driver.calls.capability()), self.function.__name__, self.parameters, self.threads)
+        dispatcher = numba_cuda.jit(_without_warnings(self.function))
+        return lambda blocks, *arguments: dispatcher[blocks, self.threads](*arguments)
 
 
 def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
@@ -139,7 +147,6 @@ def blocks_for(turns: int, threads: int) -> int:
     return max(1, min(-(-turns // threads), _most_blocks()))
 
 
-@functools.cache
 def _most_blocks() -> int:
     # Each multiprocessor holds 2,048 threads: eight blocks of 256; twice as many even out their ends.
-    return 2 if SIMULATED else 16 * int(numba_cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    return 2 if SIMULATED else 16 * int(driver.calls.multiprocessors())

@@ -1,7 +1,8 @@
 """Device memory: a caching allocator, since the driver's own takes a millisecond and waits for all work.
 
 What is freed is kept and handed out again, split where it is much too large, and joined with free neighbours. All
-work runs in order on one stream, so that memory may be handed out again while what was there is still being read.
+kernels run in order on one stream, so that memory may be handed out again while what was there is still being read.
+Copies on other streams hold what they read or write until they are done (`driver.Stream`).
 """
 
 import bisect
@@ -19,29 +20,44 @@ _OWN_SEGMENT_BYTES = 10 << 20
 _OWN_SEGMENT_ROUND_BYTES = 2 << 20
 
 
+def _readable(nbytes: int) -> str:
+    """Return a number of bytes as text, as `spillgrad.storage.budget.format_bytes` does."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
 class OutOfMemory(MemoryError):
     """The device has no room: `asked`, `free` on the device, `held` by live arrays, `cached` for later ones; bytes."""
 
     def __init__(self, asked: int, free: int, held: int, cached: int) -> None:
         self.asked, self.free, self.held, self.cached = asked, free, held, cached
-        super().__init__(f"asked for {asked} bytes; {free} are free, {held} held, {cached} cached")
+        super().__init__(
+            f"cuda: asked for {_readable(asked)} of device memory; {_readable(free)} are free, {_readable(held)} held "
+            f"by live arrays, {_readable(cached)} cached between them; let go of arrays, take a smaller batch, or keep "
+            "saved tensors elsewhere (save_on_disk, checkpoint); a CUDA device's memory is shared with other processes"
+        )
 
 
 @dataclass(frozen=True)
 class MemoryStats:
     """Bytes: lent to live arrays, reserved from the device for them and for later ones, and the peaks of both.
 
-    `segments` is how many pieces the device gave, `allocations` how many requests there were, and `retries` how many of
-    them were met only after idle memory went back.
+    `allocated_bytes` were lent in all; `blocks` are lent now, of `allocations` in all. `segments` is how many pieces
+    the device gave, `retries` how many requests took idle memory's going back, and `failures` how many were not met.
     """
 
-    live_bytes: int
-    reserved_bytes: int
-    peak_live_bytes: int
-    peak_reserved_bytes: int
-    segments: int
-    allocations: int
-    retries: int
+    live_bytes: int = 0
+    reserved_bytes: int = 0
+    peak_live_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    blocks: int = 0
+    allocations: int = 0
+    segments: int = 0
+    retries: int = 0
+    failures: int = 0
 
 
 class Block:
@@ -59,22 +75,24 @@ class Block:
 class CachingAllocator:
     """Blocks of device memory; `reserve(nbytes)` asks the device for a segment and returns its address, or None.
 
-    `give_back(address)` returns one, and `free_bytes()` says what the device has left.
+    `give_back(address)` returns one, and `free_bytes()` says what the device has left. `settle(waits)` has copies let
+    go of the arrays that they are done with; where it waits, of all.
 
     Invariant: the blocks of a segment follow each other without gaps, and no two free ones do. The lock guards the
     blocks and counters; an array's death may come inside this lock's own section, so it posts to `_returned`.
     """
 
     def __init__(
-        self, reserve: Callable[[int], int | None], give_back: Callable[[int], None], free_bytes: Callable[[], int]
-    ) -> None:
-        self._reserve, self._give_back, self._free_bytes = reserve, give_back, free_bytes
+        self, reserve: Callable[[int], int | None], give_back: Callable[[int], None], free_bytes: Callable[[], int],
+        settle: Callable[[bool], None] = lambda waits: None,
+    ) -> None:  # fmt: skip
+        self._reserve, self._give_back, self._free_bytes, self._settle = reserve, give_back, free_bytes, settle
         self._lock = threading.Lock()
         # Free blocks of small segments and of others, by size, then address: the best fit is found by bisection.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._returned: list[Block] = []
         self._live = self._reserved = self._peak_live = self._peak_reserved = 0
-        self._segments = self._allocations = self._retries = 0
+        self._allocated_bytes = self._blocks = self._allocations = self._segments = self._retries = self._failures = 0
 
     def allocate(self, nbytes: int) -> Block:
         """Return a block of at least so many bytes. Raises OutOfMemory, which leaves everything as it was."""
@@ -82,19 +100,28 @@ class CachingAllocator:
         small = wanted <= SMALL_BYTES
         with self._lock:
             self._drain()
-            self._allocations += 1
-            block = self._best_fit(wanted, small) or self._segment(wanted, small)
+            block = self._best_fit(wanted, small) or self._segment(wanted, small) or self._retry(wanted, small)
             if block is None:
-                self._give_back_idle()
-                self._retries += 1
-                block = self._segment(wanted, small)
-            if block is None:
+                self._failures += 1
                 raise OutOfMemory(nbytes, self._free_bytes(), self._live, self._reserved - self._live)
             self._split(block, wanted)
             block.is_free = False
             self._live += block.nbytes
             self._peak_live = max(self._peak_live, self._live)
+            self._allocated_bytes += block.nbytes
+            self._allocations += 1
+            self._blocks += 1
             return block
+
+    def _retry(self, wanted: int, small: bool) -> Block | None:
+        """Return a block, if there is one once all copies are done and idle memory went back."""
+        self._retries += 1
+        self._drain(waits=True)
+        block = self._best_fit(wanted, small)
+        if block is None:
+            self._give_back_idle()
+            block = self._segment(wanted, small)
+        return block
 
     def release(self, block: Block) -> None:
         """Take back a block; takes no lock, as an array may die anywhere."""
@@ -111,14 +138,22 @@ class CachingAllocator:
         with self._lock:
             self._drain()
             return MemoryStats(
-                self._live, self._reserved, self._peak_live, self._peak_reserved, self._segments, self._allocations,
-                self._retries,
+                self._live, self._reserved, self._peak_live, self._peak_reserved, self._allocated_bytes, self._blocks,
+                self._allocations, self._segments, self._retries, self._failures,
             )  # fmt: skip
 
-    def _drain(self) -> None:
+    def reset_peaks(self) -> None:
+        """Let the peaks be those from now on."""
+        with self._lock:
+            self._drain()
+            self._peak_live, self._peak_reserved = self._live, self._reserved
+
+    def _drain(self, waits: bool = False) -> None:
+        self._settle(waits)
         while self._returned:
             block = self._returned.pop()
             self._live -= block.nbytes
+            self._blocks -= 1
             self._join(block)
 
     def _best_fit(self, wanted: int, small: bool) -> Block | None:
