@@ -60,6 +60,7 @@ FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch", "spillgra
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
     "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
+    "spillgrad.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
     "spillgrad.cuda": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
