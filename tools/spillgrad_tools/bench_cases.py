@@ -103,8 +103,8 @@ class Result:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Return what each bar says, where its peer was timed; a case that failed has none."""
-        if "ours" in self.failures:
+        """Return what each bar says, where we and its peer were timed."""
+        if "ours" not in self.seconds:
             return []
         return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
 

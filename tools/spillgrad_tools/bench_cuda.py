@@ -18,7 +18,7 @@ from spillgrad_tools.bench_cases import Case, Result
 from spillgrad_tools.bench_cuda_cases import FLOATS_LOG2, cuda_cases
 from spillgrad_tools.bench_kernels import matching, rounds_of, time_case
 from spillgrad_tools.bench_process import RequestFailed, Worker, WorkerEnded
-from spillgrad_tools.bench_report import cuda_as_markdown, machine, show_cuda, write_between_markers
+from spillgrad_tools.bench_report import cuda_as_markdown, cuda_row_as_text, machine, show_cuda, write_between_markers
 
 MARKER = "bench cuda"
 MODULE = "spillgrad_tools.bench_worker"
@@ -140,8 +140,10 @@ def run(as_json: bool, name: str, threads: int | None, rounds: int, quick: bool,
         results: list[Result] = []
         with Console(stderr=True).status("checking and timing") as status:
             for result in measure(cases, contenders, rounds):
-                status.update(f"{len(results) + 1} of {len(cases)}, {result.case.name} done")
                 results.append(result)
+                # Minutes of work: who ends it before its time has at least the rows so far.
+                status.console.print(cuda_row_as_text(result), highlight=False, soft_wrap=True)
+                status.update(f"{len(results)} of {len(cases)} done")
     if page:
         write_between_markers(page, MARKER, cuda_as_markdown(every, about, results))
     if as_json:

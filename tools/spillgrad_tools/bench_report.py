@@ -117,6 +117,13 @@ def show_cuda(about: dict[str, Any], results: Sequence[Result]) -> None:
     _show_reached(console, [verdict for result in results for verdict in result.verdicts])
 
 
+def cuda_row_as_text(result: Result) -> str:
+    """Return a row of a GPU in one line."""
+    cells = zip(_CUDA_LIBRARIES, _times_or_failures(result), strict=True)
+    times = [f"{LIBRARY_NAMES[library]} {cell}" for library, cell in cells]
+    return f"{result.case.name}: {', '.join((*times, *map(str, result.verdicts)))}"
+
+
 def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequence[Result]) -> str:
     """Return a row per case as Markdown; its cells are empty as long as nothing was measured."""
     by_name = {result.case.name: result for result in results}
