@@ -8,6 +8,7 @@ NUMBA_ENABLE_CUDASIM=1 runs all of it in Numba's simulator, which takes many min
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -34,6 +35,7 @@ STEPS = 6
 # Sums in another order, and what six steps make of that.
 LOSS_TOLERANCE = 1e-3
 SHOWN_FAILURES = 5
+HOST_LOSSES = "host-losses.json"
 
 
 class Outcome(NamedTuple):
@@ -76,10 +78,8 @@ def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | No
             return None
         finally:
             # Its own children too; some live on when it ended before them.
-            try:
+            with contextlib.suppress(ProcessLookupError):  # all of them ended
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # all of them ended
             process.wait()
 
 
@@ -116,7 +116,6 @@ def say_machine() -> str:
 
 def train(device: str, spills: bool) -> list[float]:
     """Return the losses of a small GPT's first steps."""
-    import contextlib
     import tempfile
 
     import numpy as np
@@ -155,11 +154,13 @@ def train(device: str, spills: bool) -> list[float]:
 
 def say_training(out: Path, spills: bool) -> str:
     """Train on the device and, for the first time, on the host; return how far apart the losses are."""
-    kept = out / "host-losses.json"
+    import numpy as np
+
+    kept = out / HOST_LOSSES
     if not kept.exists():
         kept.write_text(json.dumps(train("cpu", False)))
     wanted, got = json.loads(kept.read_text()), train("cuda", spills)
-    apart = max(abs(a - b) / abs(b) for a, b in zip(got, wanted, strict=True))
+    apart = float(np.max(np.abs(np.subtract(got, wanted)) / np.abs(wanted)))  # NaN if one of them is
     text = f"{len(got)} losses, {got[0]:.4f} … {got[-1]:.4f}, at most {apart:.1e} from the host's"
     if not apart <= LOSS_TOLERANCE:
         raise RuntimeError(f"{text}; {LOSS_TOLERANCE:g} is allowed")
@@ -226,14 +227,12 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
             chosen, own = log.with_suffix(f".{number}.args"), log.with_suffix(f".{number}.log")
             chosen.write_text("\n".join(chunks[number]))
             left = until - time.monotonic()
-            status = None if left <= 0 else execute(
-                ["-m", "pytest", "-q", "--tb=short", "-rfE", "--color=no", "-p", "no:cacheprovider", f"@{chosen}"], own, left
-            )  # fmt: skip
-            text = own.read_text() if own.exists() else ""
-            passed, skipped = (
-                sum(map(int, re.findall(rf"(\d+) {word}", text[-300:]))) for word in ("passed", "skipped")
-            )
-            lines = [line[:160] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            options = ["-q", "--tb=short", "-rfE", "--color=no", "-p", "no:cacheprovider"]
+            status = None if left <= 0 else execute(["-m", "pytest", *options, f"@{chosen}"], own, left)
+            said = own.read_text().splitlines() if own.exists() else []
+            last = said[-1] if said else ""
+            passed, skipped = (sum(map(int, re.findall(rf"(\d+) {word}", last))) for word in ("passed", "skipped"))
+            lines = [line[:160] for line in said if line.startswith(("FAILED ", "ERROR "))]
             missing = len(chunks[number]) - passed - skipped - len(lines)
             if status not in (0, 1) or missing > 0:
                 lines.append(f"{max(0, missing)} tests from {chunks[number][0]} on: {ended(status)}, see {own}")
@@ -307,19 +306,23 @@ def main() -> int:
         }[options.part]()  # fmt: skip
         print(said)
         return 0
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / HOST_LOSSES).unlink(missing_ok=True)
     rows, failed = [], 0
     for part in parts(options.quick):
         if options.only and options.only not in part.name:
             continue
         print(f"== {part.name}", flush=True)
         started = time.monotonic()
+        log = out / f"{part.name.replace(',', '').replace(' ', '-')}.log"
+        for former in out.glob(f"{log.stem}.*"):
+            former.unlink()
         try:
-            outcome = part.run(out / f"{part.name.replace(', ', '-').replace(' ', '-')}.log", part.limit_s)
+            outcome = part.run(log, part.limit_s)
         except Exception as error:  # the others are worth running all the same
             outcome = Outcome(False, f"{type(error).__name__}: {error}")
-        print(*outcome.lines, sep="\n", flush=True)
+        for line in outcome.lines:
+            print(line, flush=True)
         failed += not outcome.passed
         rows.append((part.name, outcome, time.monotonic() - started))
     print("\n| check | result | time |\n|---|---|---|")
