@@ -240,7 +240,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
         with ThreadPoolExecutor(CORES) as pool:
             outcomes = list(pool.map(run, range(len(chunks))))
-        passed, skipped = (sum(outcome[i] for outcome in outcomes) for i in (0, 1))
+        passed, skipped = sum(outcome[0] for outcome in outcomes), sum(outcome[1] for outcome in outcomes)
         failures += [line for outcome in outcomes for line in outcome[2]]
         others = len(names) - passed - skipped
         text = f"{passed} passed, {skipped} skipped, {others} failed"
@@ -300,11 +300,11 @@ def main() -> int:
     options = parser.parse_args()
     out = options.out.resolve()
     if options.part:
-        said = {
+        parts_by_name: dict[str, Callable[[], str]] = {
             "machine": say_machine, "memory": say_memory, "training": lambda: say_training(out, False),
             "training-spilled": lambda: say_training(out, True),
-        }[options.part]()  # fmt: skip
-        print(said)
+        }  # fmt: skip
+        print(parts_by_name[options.part]())
         return 0
     out.mkdir(parents=True, exist_ok=True)
     (out / HOST_LOSSES).unlink(missing_ok=True)

@@ -127,7 +127,7 @@ class CaseRunner:
         assert self.case
         if self.case.heavy:
             return 1
-        count = max(1, round(TIMING_S / self.module.seconds_of(1, call)))
+        count: int = max(1, round(TIMING_S / self.module.seconds_of(1, call)))
         seconds: float = self.module.seconds_of(count, call)
         return max(1, round(TIMING_S * count / seconds))
 
