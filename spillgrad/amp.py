@@ -13,13 +13,14 @@ from spillgrad.errors import ArgumentError
 from spillgrad.ops.autocast import autocast, is_autocast_enabled, present
 from spillgrad.ops.convert import to_dtype
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.cuda.availability import missing
 
 __all__ = ["autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
 
 
 def is_autocast_available(device_type: str) -> bool:
     """Return whether `autocast` does something for tensors on a device."""
-    return device_type == "cpu"
+    return device_type == "cpu" or (device_type == "cuda" and missing() is None)
 
 
 def custom_fwd(
@@ -30,14 +31,14 @@ def custom_fwd(
     With `cast_inputs`, a dtype, it runs outside of `autocast`, on floating-point tensors of that dtype, but float64.
     Raises ArgumentError for another device.
     """
-    _require_cpu("custom_fwd", device_type)
+    _require_device("custom_fwd", device_type)
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
     dtype = None if cast_inputs is None else dtypes.as_dtype(cast_inputs)
 
     @functools.wraps(fwd)
     def forward(ctx: Any, *arguments: Any, **options: Any) -> Any:
-        if dtype is None or not is_autocast_enabled():
+        if dtype is None or not is_autocast_enabled(device_type):
             ctx._autocast = present()
             return fwd(ctx, *arguments, **options)
         ctx._autocast = autocast(enabled=False)
@@ -52,7 +53,7 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str = "cpu
 
     Raises ArgumentError for another device.
     """
-    _require_cpu("custom_bwd", device_type)
+    _require_device("custom_bwd", device_type)
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
 
@@ -64,9 +65,9 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str = "cpu
     return backward
 
 
-def _require_cpu(name: str, device_type: str) -> None:
-    if device_type != "cpu":
-        raise ArgumentError(f'{name}: got device_type={device_type!r}; wanted "cpu": tensors are there')
+def _require_device(name: str, device_type: str) -> None:
+    if device_type not in ("cpu", "cuda"):
+        raise ArgumentError(f'{name}: got device_type={device_type!r}; wanted "cpu" or "cuda"')
 
 
 def _converted(value: Any, dtype: dtypes.DType) -> Any:

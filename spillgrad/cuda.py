@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from spillgrad.errors import DeviceError
-from spillgrad_kernels.cuda.availability import SIMULATED, device_count, missing
+from spillgrad_kernels.cuda.availability import device_count, missing
 from spillgrad_kernels.cuda.failures import CudaError
 from spillgrad_kernels.cuda.memory import MemoryStats
 from spillgrad_kernels.cuda.memory import OutOfMemory as OutOfMemoryError
@@ -56,7 +56,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Return whether a CUDA device computes in bfloat16; with emulation, every one does, in float32."""
-    return is_available() and (including_emulation or SIMULATED or get_device_capability() >= (8, 0))
+    return is_available() and (including_emulation or get_device_capability() >= (8, 0))
 
 
 def manual_seed(seed: int) -> None:

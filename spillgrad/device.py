@@ -1,6 +1,5 @@
 """Where a tensor's memory is, and memory on either device."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,17 @@ from spillgrad_kernels.device_array import empty_on_device, is_on_device, to_dev
 Array = np.ndarray
 
 
-@dataclass(frozen=True, repr=False)
 class Device:
-    """A device, equal to its names: `x.device == "cuda"`, `x.device == "cuda:0"`."""
+    """A device, equal to its names: `x.device == "cuda"`, `x.device == "cuda:0"`; whether it exists is not asked.
 
-    type: str
-    index: int | None = None
+    Made of a type and a number, or of a name that has both.
+    """
+
+    __slots__ = ("index", "type")
+
+    def __init__(self, type: str, index: int | None = None) -> None:
+        self.type, _, number = str(type).partition(":")
+        self.index = int(number) if number.isdecimal() else index
 
     def __repr__(self) -> str:
         index = "" if self.index is None else f", index={self.index}"

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from spillgrad.nn.module import around_forward
 from spillgrad.offload.tensors import OffloadedView
 from spillgrad.ops.autocast import CastOf, Conversion
 from spillgrad.ops.losses import MADE_AHEAD
+from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
@@ -31,10 +32,15 @@ from spillgrad.storage.file_system import is_ram_disk
 from spillgrad.storage.preflight import Preflight, preflight
 from spillgrad.storage.store import Handle, Label, StoreStats, View
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels import memory
+from spillgrad_kernels.device_array import address_of, is_on_device, placed
+
+if TYPE_CHECKING:
+    from spillgrad.device_cache import DeviceCache, Stored
 
 # A smaller tensor costs more in bookkeeping than it frees.
 MIN_BYTES = 4096
+# Two of the largest tensors that a layer of GPT-2 saves at 4 × 512 tokens: enough to copy one while another is used.
+DEVICE_BUDGET = "64MiB"
 # What says nothing of a store, as the one of an offload is what it is.
 _OPTIONS_OF_STORE = {
     "ram_budget": None,
@@ -65,19 +71,19 @@ class Spilled:
     The storage's bytes are freed when the last such object dies.
     """
 
-    __slots__ = ("__weakref__", "_dtype", "_handle", "_key", "_offset", "_shape", "_spill", "_strides")
+    __slots__ = ("__weakref__", "_dtype", "_key", "_offset", "_shape", "_spill", "_strides", "stored")
 
     def __init__(
         self,
         spill: "save_on_disk",
-        handle: Handle,
+        stored: "Handle | Stored",
         key: Hashable,
         array: np.ndarray,
         offset: int,
         strides: tuple[int, ...],
     ) -> None:
         self._spill = spill
-        self._handle = handle
+        self.stored = stored
         self._key = key
         self._dtype = array.dtype
         self._shape = array.shape
@@ -85,16 +91,18 @@ class Spilled:
         self._offset = offset
 
     def __del__(self) -> None:
-        self._spill._store.drop(self._handle)
+        if isinstance(self.stored, Handle):
+            self._spill._store.drop(self.stored)
+        else:
+            self.stored.drop()
 
     def tensor(self) -> Tensor:
         """Return the tensor, over memory it shares with all others of its storage."""
-        dense, storage = self._spill._memory_of(self._handle, self._key)
-        array: np.ndarray = np.ndarray(self._shape, self._dtype, dense, self._offset, self._strides)
-        return Tensor.wrap(array, storage)
+        dense, storage = self._spill._memory_of(self.stored, self._key)
+        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), storage)
 
     def __repr__(self) -> str:
-        return f"<Spilled {self._handle!r}>"
+        return f"<Spilled {self.stored!r}>"
 
 
 class _Kept:
@@ -117,9 +125,14 @@ class _Kept:
 
 @dataclass(frozen=True)
 class SpillStats(StoreStats):
-    """What the store did and holds; `kept_bytes` are in RAM beside the budget: by the policy, or a loss's gradients."""
+    """What the store did and holds; `kept_bytes` are in RAM beside the budget: by the policy, or a loss's gradients.
+
+    `device_bytes` are what a CUDA device holds of the tensors that it has saved, `peak_device_bytes` the most of that.
+    """
 
     kept_bytes: int = 0
+    device_bytes: int = 0
+    peak_device_bytes: int = 0
 
 
 # Of each slot of gradients that an operation made ahead, what stays in RAM: backward needs it first of all, and then
@@ -179,8 +192,13 @@ class save_on_disk(hooks.saved_tensors_hooks):
     `spillgrad inspect` and `sg.storage.inspect` read, also while it is written. One object has one, to itself for as
     long as it, or a graph that needs it, is there: who makes a new object for each step names a file for each.
 
-    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
-    used.
+    Of tensors on a CUDA device the newest stay there, up to `device_budget`; the others are copied to pinned memory,
+    which counts as RAM here, and from there to the disk, while kernels run, and back before backward comes to them.
+    Beyond the budgets are 16 MiB through which what comes from the disk is copied to the device, and the tensors that
+    one operation's backward uses.
+
+    Units: `ram_budget`, `device_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a
+    temporary one is used.
     Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
     without `ram_budget`, or for an option that is the offload's; SpillError for a directory that cannot be used, or a
     journal of another object that lives.
@@ -193,6 +211,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
         directory: str | os.PathLike[str] | disk_offload | None = None,
         *,
         ram_budget: int | str | None = None,
+        device_budget: int | str = DEVICE_BUDGET,
         min_bytes: int | str = MIN_BYTES,
         direct_io: bool | None = None,
         checksums: bool = True,
@@ -208,6 +227,8 @@ class save_on_disk(hooks.saved_tensors_hooks):
         self._policy: Policy | Automatic | None = None if policy in ("spill", "auto") else Policy(policy)
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._min_bytes = parse_bytes(min_bytes)
+        self._device_budget = parse_bytes(device_budget)
+        self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
         self._store = _store_at(
             directory,
             ram_budget=ram_budget,
@@ -223,7 +244,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
             self._policy = self._auto = Automatic(self._store, os.stat(self._store.directory).st_dev)
         # The storage over the array that the store hands out now: an array must not have two, or a change through one
         # would go unnoticed by who holds the other.
-        self._storages: weakref.WeakKeyDictionary[Handle, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
+        self._storages: weakref.WeakKeyDictionary[Handle | Stored, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
         self._storages_lock = threading.Lock()
         if not isinstance(directory, disk_offload):
             weakref.finalize(self, self._store.retire).atexit = False
@@ -261,14 +282,14 @@ class save_on_disk(hooks.saved_tensors_hooks):
         if storage.trainable or storage.array.nbytes < self._min_bytes:
             return tensor
         if array.nbytes < self._min_bytes:
-            return Tensor.wrap(memory.copy(array))  # a view would keep its whole storage in RAM
+            return Tensor.wrap(cast(array, array.dtype))  # a view would keep its whole storage in RAM
         operation, slot = hooks.packing()
         if self._policy is not None and self._policy.keeps(operation, labels.current.module or ""):
             return self._keep(tensor, operation, slot)
         if slot in MADE_AHEAD and slot not in _nearest:
             kept = _nearest[slot] = self._keep(tensor, operation, slot)
             return kept
-        offset = _address(array) - _address(storage.array) if array.size else 0
+        offset = address_of(array) - address_of(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
             return storage.view_of(tensor)
         key, strides = _key(storage), array.strides
@@ -285,12 +306,20 @@ class save_on_disk(hooks.saved_tensors_hooks):
                 tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
             )
         label = _label(operation, slot)
+        view = View(label.op, label.slot, array.dtype.name, array.shape, strides, offset)
+        if is_on_device(stored):
+            owner = storage if is_kept else None
+            there = self._on_device().put(contiguous(stored), key, label, owner, view, _MAX_VIEWS)
+            if is_kept:
+                with self._storages_lock:
+                    self._storages.setdefault(there, weakref.ref(storage))
+            return Spilled(self, there, key, array, offset, strides)
         version = storage.version
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
         # back from there gets this storage, and counts its changes there.
         handle = self._store.put(stored, key=key, label=label, unchanged=lambda: storage.version == version)
         if len(handle.views) < _MAX_VIEWS:
-            handle.views.append(View(label.op, label.slot, array.dtype.name, array.shape, strides, offset))
+            handle.views.append(view)
         if is_kept:
             with self._storages_lock:
                 self._storages.setdefault(handle, weakref.ref(storage))
@@ -312,13 +341,20 @@ class save_on_disk(hooks.saved_tensors_hooks):
         And the bytes that stay in RAM beside the budget now, each memory once.
         """
         kept = {id(storage): storage.array.nbytes for storage in [entry.storage for entry in list(self._kept)]}
-        return SpillStats(**dataclasses.asdict(self._store.stats()), kept_bytes=sum(kept.values()))
+        stats = dataclasses.asdict(self._store.stats())
+        device = self._device_cache
+        held = (0, 0) if device is None else (device.resident_bytes, device.peak_resident_bytes)
+        return SpillStats(
+            **stats, kept_bytes=sum(kept.values()), device_bytes=held[0], peak_device_bytes=held[1]
+        )  # fmt: skip
 
     def flush(self) -> None:
         """Return when every live spilled tensor is in the files, and all that happened in the journal.
 
         Raises SpillError when a tensor could not be written.
         """
+        if self._device_cache is not None:
+            self._device_cache.flush()
         self._store.flush()
 
     def preflight(self) -> Preflight:
@@ -330,19 +366,29 @@ class save_on_disk(hooks.saved_tensors_hooks):
         """Where this object's files are."""
         return self._store.directory
 
-    def _memory_of(self, handle: Handle, key: Hashable) -> tuple[np.ndarray, Storage]:
-        """Return the array of `handle` and the storage over it: the packed one while that is in RAM, else a copy's."""
-        array = self._store.get(handle)
+    def _on_device(self) -> "DeviceCache":
+        """Return what keeps saved tensors of a device."""
         with self._storages_lock:
-            known = self._storages.get(handle)
+            if self._device_cache is None:
+                from spillgrad.device_cache import DeviceCache
+
+                self._device_cache = DeviceCache(self._store, self._device_budget)
+            return self._device_cache
+
+    def _memory_of(self, stored: "Handle | Stored", key: Hashable) -> tuple[np.ndarray, Storage]:
+        """Return a stored array and the storage over it: the packed one while that is in memory, else a copy's."""
+        array = self._store.get(stored) if isinstance(stored, Handle) else stored.memory()
+        with self._storages_lock:
+            known = self._storages.get(stored)
             storage = None if known is None else known()
-            if storage is None or _address(storage.array) != _address(array):
+            if storage is None or address_of(storage.array) != address_of(array):
                 storage = copy = Copy(array, key)
-                self._storages[handle] = weakref.ref(storage)
-                self._store.watch(handle, array, lambda: not copy.version)
+                self._storages[stored] = weakref.ref(storage)
+                if isinstance(stored, Handle):
+                    self._store.watch(stored, array, lambda: not copy.version)
         if isinstance(storage, Copy) and storage.version:
             raise SavedTensorError(
-                f"unpack: {handle.label} was modified in place after it was read back for another use; "
+                f"unpack: {stored.label} was modified in place after it was read back for another use; "
                 f"clone() a saved tensor before changing it"
             )
         return array, storage
@@ -390,10 +436,6 @@ def _dense_strides(array: np.ndarray) -> tuple[int, ...]:
 
 def _label(operation: str, slot: str) -> Label:
     return Label(operation or None, slot or None, labels.current.module, labels.current.step)
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 _is_ram_disk = functools.cache(is_ram_disk)

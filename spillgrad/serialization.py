@@ -23,7 +23,7 @@ import safetensors.numpy
 import xxhash
 
 from spillgrad import dtypes
-from spillgrad.device import Device, as_device
+from spillgrad.device import CPU, Device, as_device, moved
 from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError, OperandError
 from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
@@ -31,6 +31,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.tensor import Storage, Tensor, native
 from spillgrad.tensor_files import START_BYTES, known_dtype, reason, refuse_pickles
 from spillgrad_kernels import memory
+from spillgrad_kernels.device_array import address_of
 
 _VERSION = 1
 _KEY = "spillgrad"
@@ -172,14 +173,12 @@ class _Writer:
 
     def _entry(self, value: Tensor | np.ndarray, path: tuple[Any, ...]) -> dict[str, Any]:
         array = value.array if isinstance(value, Tensor) else native(value)
-        looks_at = (
-            array.__array_interface__["data"][0], array.shape, array.strides, str(array.dtype)
-        )  # fmt: skip
+        looks_at = address_of(array), array.shape, array.strides, str(array.dtype)
         name = self._names.get(looks_at)
         if name is None:
             name = self._names[looks_at] = self._free_name(path)
             self._kept.append(array)
-            dense = np.asarray(array, order="C")
+            dense = np.asarray(moved(array, CPU), order="C")
             # Complex128 is not in safetensors.
             self.arrays[name] = dense.reshape(-1).view(np.float64) if dense.dtype == dtypes.complex128 else dense
         entry: dict[str, Any] = {"name": name, "kind": "array"}

@@ -72,7 +72,7 @@ class StoredTensor:
     def copy_to(self, tensor: Tensor) -> None:
         """Overwrite a tensor in place: of the same dtype and dense, with no memory beside its own."""
         with no_grad():
-            if tensor.dtype != self.dtype or tensor.shape != self.shape:
+            if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
                 return
             array = tensor.array_to_overwrite()  # held, for it may not be anywhere else yet
@@ -163,7 +163,7 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _write_array(file: Any, digest: Any, tensor: Tensor) -> None:
-    content = _bytes_of(np.asarray(tensor.array, order="C"))
+    content = _bytes_of(np.asarray(tensor.host_array(), order="C"))
     for start in range(0, len(content), _PIECE_BYTES):
         piece = content[start : start + _PIECE_BYTES]
         digest.update(piece)

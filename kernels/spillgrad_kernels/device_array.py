@@ -35,11 +35,12 @@ class DeviceArray(NDArrayOperatorsMixin):
     and `np.asarray`, raise NotOnDevice: `to_host` copies them there.
     """
 
-    __slots__ = ("__weakref__", "_lying")
+    __slots__ = ("__weakref__", "_lying", "base")
     __hash__ = object.__hash__
 
-    def __init__(self, lying: np.ndarray) -> None:
+    def __init__(self, lying: np.ndarray, base: "DeviceArray | None" = None) -> None:
         self._lying = lying
+        self.base = base  # the array that this is a view of; as with NumPy's, who holds the view holds it
 
     def __repr__(self) -> str:
         return f"<{self.dtype} array of shape {self.shape} on a device>"
@@ -89,56 +90,55 @@ class DeviceArray(NDArrayOperatorsMixin):
         """NumPy's flags: whether the elements are in order without gaps, and may be written."""
         return self._lying.flags
 
-    @property
-    def base(self) -> None:
-        """None: a view holds the memory itself."""
-        return None
-
     # Views
+
+    def view_of(self, lying: np.ndarray) -> "DeviceArray":
+        """Return the view of this array that lies in memory as a view of how this one does."""
+        return DeviceArray(lying, self if self.base is None else self.base)
 
     @property
     def T(self) -> "DeviceArray":
         """A view with the dimensions in reverse order."""
-        return DeviceArray(self._lying.T)
+        return self.view_of(self._lying.T)
 
     def __getitem__(self, key: Any) -> "DeviceArray":
         """Return a view; for an index with arrays a copy."""
         if _has_arrays(key):
             return _cuda("advanced_indexing").pick(self, key)  # type: ignore[no-any-return]
-        return DeviceArray(self._lying[_viewing(key)])
+        return self.view_of(self._lying[_viewing(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Overwrite a part with a broadcast value. Raises NotOnDevice for an index with arrays."""
-        _cuda("elementwise").assign(DeviceArray(self._lying[_viewing(key)]), value)
+        _cuda("elementwise").assign(self.view_of(self._lying[_viewing(key)]), value)
 
     def __len__(self) -> int:
         return len(self._lying)
 
     def view(self, dtype: Any = None) -> "DeviceArray":
         """Return a view, of the same bytes as another dtype if one is given. Raises ValueError as NumPy does."""
-        return DeviceArray(self._lying.view() if dtype is None else self._lying.view(dtype))
+        return self.view_of(self._lying.view() if dtype is None else self._lying.view(dtype))
 
     def transpose(self, *axes: Any) -> "DeviceArray":
         """Return a view with the dimensions in another order."""
-        return DeviceArray(self._lying.transpose(*axes))
+        return self.view_of(self._lying.transpose(*axes))
 
     def swapaxes(self, axis1: int, axis2: int) -> "DeviceArray":
         """Return a view with two dimensions exchanged."""
-        return DeviceArray(self._lying.swapaxes(axis1, axis2))
+        return self.view_of(self._lying.swapaxes(axis1, axis2))
 
     def squeeze(self, axis: Any = None) -> "DeviceArray":
         """Return a view without dimensions of size 1."""
-        return DeviceArray(self._lying.squeeze(axis))
+        return self.view_of(self._lying.squeeze(axis))
 
     def broadcast_to(self, shape: Shape) -> "DeviceArray":
         """Return a view in which sizes of 1 are repeated."""
-        return DeviceArray(np.broadcast_to(self._lying, shape))
+        return self.view_of(np.broadcast_to(self._lying, shape))
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
         """Return a view of another shape, or a copy where that takes one; then `copy=False` raises ValueError."""
         sizes = shape[0] if len(shape) == 1 else shape
         try:
-            return DeviceArray(np.reshape(self._lying, sizes, copy=False))
+            return self.view_of(np.reshape(self._lying, sizes, copy=False))
         except ValueError:
             if copy is False or self.flags.c_contiguous:  # of what is dense, sizes that do not multiply to it
                 raise
@@ -227,12 +227,19 @@ def arange_beside(array: Any, count: int) -> np.ndarray:
     return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
 
 
-def as_strided_array(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
-    """Return a view of an array's memory, of the host or of the device, at these strides in bytes."""
-    if type(array) is DeviceArray:
-        array = DeviceArray(np.lib.stride_tricks.as_strided(array._lying, shape, strides))
-        return array  # type: ignore[no-any-return]
-    return np.lib.stride_tricks.as_strided(array, shape, strides)
+def placed(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
+    """Return what lies so many bytes into dense memory, of the host or of the device; strides are in bytes too."""
+    if is_on_device(memory):
+        array: Any = memory
+        lying: np.ndarray = np.ndarray(shape, dtype, array._lying.reshape(-1).view(np.uint8).data, offset, strides)
+        return array.view_of(lying)  # type: ignore[no-any-return]
+    return np.ndarray(shape, dtype, memory, offset, strides)
+
+
+def byte_bounds(array: np.ndarray) -> tuple[int, int]:
+    """Return the addresses of an array's first byte, and behind its last one."""
+    array = getattr(array, "_lying", array)
+    return np.lib.array_utils.byte_bounds(array)
 
 
 def to_device(array: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks
 from spillgrad.errors import SavedTensorError
 from spillgrad.tensor import Storage, Tensor
+from spillgrad_kernels.device_array import address_of, byte_bounds, placed
 
 
 class _Packed:
@@ -46,9 +47,9 @@ class _Keeper:
         dense = self._storage.array
         if dense.flags.c_contiguous:
             memory = dense.reshape(-1).view(np.uint8)
-            bounds = [np.lib.array_utils.byte_bounds(packed.array) for packed in looking]
+            bounds = [byte_bounds(packed.array) for packed in looking]
             start = min(low for low, _ in bounds)
-            offset = start - np.lib.array_utils.byte_bounds(dense)[0]
+            offset = start - byte_bounds(dense)[0]
             copy = memory[offset : offset + max(high for _, high in bounds) - start].copy()
             storage = Storage(copy)
             for packed in looking:
@@ -64,8 +65,7 @@ class _Keeper:
 
 def _moved(array: np.ndarray, copy: np.ndarray, start: int) -> np.ndarray:
     """Return what `array` is in a copy of the memory that begins at address `start`."""
-    place = int(array.__array_interface__["data"][0]) - start
-    return np.ndarray(array.shape, array.dtype, copy, place, array.strides)
+    return placed(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
 
 
 def _pack(tensor: Tensor) -> _Packed:

@@ -20,12 +20,16 @@ def is_unshared(grads: list[Any], place: int) -> bool:
         return False
     if not storage.offloaded:
         array = storage.array
-        if grad._array is not array or not array.flags.carray or isinstance(array.base, np.ndarray):
+        if grad._array is not array or not array.flags.carray or _is_view(array):
             return False
         del array
     offloaded = storage.offloaded
     del grad, storage
     return all(count <= alone for count, alone in zip(_holders(grads, place, offloaded), _ALONE, strict=False))
+
+
+def _is_view(array: Any) -> bool:
+    return hasattr(array.base, "strides")  # another array's, of the host or of a device
 
 
 def _holders(grads: list[Any], place: int, offloaded: bool) -> list[int]:

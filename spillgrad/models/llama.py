@@ -237,7 +237,9 @@ class Transformer(Module):
         x = self.embed_tokens(idx)
         # In float64, in which angles of far positions are still exact.
         angles = np.arange(idx.shape[1])[:, np.newaxis] * self.frequencies
-        rotation = tuple(creation.tensor(part, dtype=x.dtype) for part in (np.cos(angles), np.sin(angles)))
+        rotation = tuple(
+            creation.tensor(part, dtype=x.dtype, device=x.device) for part in (np.cos(angles), np.sin(angles))
+        )
         for block in self.layers:
             x = block(x, rotation)
         result: Tensor = self.norm(x)

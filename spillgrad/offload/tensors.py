@@ -14,6 +14,7 @@ from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
+from spillgrad_kernels.device_array import address_of, placed
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
@@ -154,18 +155,13 @@ class OffloadedView:
     def __init__(self, tensor: Tensor) -> None:
         array = tensor._array
         self._storage = tensor._storage
-        self._offset = _address(array) - _address(tensor._storage.array) if array.size else 0
+        self._offset = address_of(array) - address_of(tensor._storage.array) if array.size else 0
         self._shape, self._dtype, self._strides = array.shape, array.dtype, array.strides
 
     def tensor(self) -> Tensor:
         """Return the tensor, over the storage's array."""
         dense = self._storage.array
-        array: np.ndarray = np.ndarray(self._shape, self._dtype, dense, self._offset, self._strides)
-        return Tensor.wrap(array, self._storage)
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), self._storage)
 
 
 class Offloaded(Tensor):

@@ -24,6 +24,8 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.tensor import Storage, Tensor
+from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.device_array import address_of, placed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -81,14 +83,13 @@ class Conversion:
         self._origin = storage.origin
         self._label = hooks.packing()
         self._array = array.dtype, array.shape, array.strides
-        addresses = [each.__array_interface__["data"][0] for each in (array, storage.array)]
-        self._offset = addresses[0] - addresses[1] if array.size else 0
+        self._offset = address_of(array) - address_of(storage.array) if array.size else 0
 
     def tensor(self) -> Tensor:
         """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
         dtype, shape, strides = self._array
         converted = to_dtype(self._origin.tensor(*self._label), dtype)
-        return Tensor.wrap(np.ndarray(shape, dtype, converted.array, self._offset, strides), converted.storage)
+        return Tensor.wrap(placed(converted.array, self._offset, shape, dtype, strides), converted.storage)
 
 
 class _Known(NamedTuple):
@@ -126,10 +127,16 @@ _region = _Region()
 
 
 class Casting(NamedTuple):
-    """What products convert their operands to, and whether parameters' conversions are kept."""
+    """What products convert their operands on a device to, and whether parameters' conversions are kept."""
 
+    device_type: str
     dtype: dtypes.DType
     cache_enabled: bool
+
+    def is_for(self, argument: Any, sources: frozenset[dtypes.DType]) -> bool:
+        """Return whether an argument is a tensor of the device, and of one of some dtypes."""
+        is_one = isinstance(argument, Tensor) and argument.dtype in sources
+        return is_one and argument.device.type == self.device_type
 
     def operands(self, operation: Operation, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return an operation's arguments, those of a product as it computes with them."""
@@ -139,7 +146,7 @@ class Casting(NamedTuple):
             return tuple([self._converted(argument) for argument in arguments])
 
     def _converted(self, argument: Any) -> Any:
-        if not isinstance(argument, Tensor) or argument.dtype not in _CONVERTED or argument.dtype == self.dtype:
+        if not self.is_for(argument, _CONVERTED) or argument.dtype == self.dtype:
             return argument
         storage = argument._storage
         if not (storage.trainable or storage.offloaded):
@@ -208,8 +215,8 @@ class autocast:
     inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs `dtype=bfloat16`
     or scaled losses: gradients below 6e-8 are 0 in float16.
 
-    With a dtype that is neither bfloat16 nor float16 it warns and does nothing, as PyTorch does; so does "cuda".
-    Raises ArgumentError for another `device_type`.
+    It is for tensors of the device, "cpu" or "cuda". With a dtype that is neither bfloat16 nor float16 it warns and
+    does nothing, as PyTorch does; so does "cuda" where there is none. Raises ArgumentError for another `device_type`.
     Source: Micikevicius et al. 2018, "Mixed precision training"; torch.autocast.
     """
 
@@ -217,8 +224,8 @@ class autocast:
         self, device_type: str = "cpu", dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         if not isinstance(device_type, str) or device_type.split(":")[0] not in ("cpu", "cuda"):
-            raise ArgumentError(f'autocast: got device_type={device_type!r}; wanted a string, "cpu"')
-        self.device = device_type
+            raise ArgumentError(f'autocast: got device_type={device_type!r}; wanted "cpu" or "cuda"')
+        self.device = device_type.split(":")[0]
         self.fast_dtype = dtypes.bfloat16 if dtype is None else dtypes.as_dtype(dtype)
         if enabled and self.fast_dtype not in dtypes.HALF:
             warnings.warn(
@@ -226,8 +233,9 @@ class autocast:
                 stacklevel=2,
             )
             enabled = False
-        if enabled and device_type != "cpu":
-            warnings.warn(f"autocast: got device_type={device_type!r}; tensors are on the CPU. Disabling", stacklevel=2)
+        lack = missing() if enabled and self.device == "cuda" else None
+        if lack is not None:
+            warnings.warn(f"autocast: got device_type={device_type!r}; {lack}. Disabling", stacklevel=2)
             enabled = False
         self._enabled = bool(enabled)
         self._cache_enabled = is_autocast_cache_enabled() if cache_enabled is None else bool(cache_enabled)
@@ -240,7 +248,7 @@ class autocast:
         interception = Interception(_PRODUCTS) if self._enabled else None
         self._before.append((state.autocast, interception))
         _region.depth += 1
-        state.autocast = Casting(self.fast_dtype, self._cache_enabled) if self._enabled else None
+        state.autocast = Casting(self.device, self.fast_dtype, self._cache_enabled) if self._enabled else None
         return self
 
     def __exit__(
@@ -260,12 +268,14 @@ class autocast:
 def present() -> autocast:
     """Return a context that restores this thread's present mode."""
     casting: Casting | None = state.autocast
-    return autocast(enabled=False) if casting is None else autocast("cpu", casting.dtype, True, casting.cache_enabled)
+    if casting is None:
+        return autocast(enabled=False)
+    return autocast(casting.device_type, casting.dtype, True, casting.cache_enabled)
 
 
 def is_autocast_enabled(device_type: str = "cpu") -> bool:
     """Return whether products of this thread compute in half precision."""
-    return device_type == "cpu" and state.autocast is not None
+    return state.autocast is not None and state.autocast.device_type == device_type
 
 
 def get_autocast_dtype(device_type: str = "cpu") -> dtypes.DType:
@@ -294,8 +304,8 @@ def float32_in_autocast(function: _Function) -> _Function:
         state.autocast = None
         try:
             return function(
-                *[_as(argument, dtypes.HALF, dtypes.float32) for argument in arguments],
-                **{name: _as(option, dtypes.HALF, dtypes.float32) for name, option in options.items()},
+                *[_as(argument, casting, dtypes.HALF, dtypes.float32) for argument in arguments],
+                **{name: _as(option, casting, dtypes.HALF, dtypes.float32) for name, option in options.items()},
             )
         finally:
             state.autocast = casting
@@ -310,11 +320,11 @@ def half_in_autocast(function: _Function) -> _Function:
     def call(*arguments: Any, **options: Any) -> Any:
         casting = state.autocast
         if casting is not None:
-            arguments = tuple([_as(argument, _CONVERTED, casting.dtype) for argument in arguments])
+            arguments = tuple([_as(argument, casting, _CONVERTED, casting.dtype) for argument in arguments])
         return function(*arguments, **options)
 
     return call  # type: ignore[return-value]
 
 
-def _as(argument: Any, sources: frozenset[dtypes.DType], dtype: dtypes.DType) -> Any:
-    return to_dtype(argument, dtype) if isinstance(argument, Tensor) and argument.dtype in sources else argument
+def _as(argument: Any, casting: Casting, sources: frozenset[dtypes.DType], dtype: dtypes.DType) -> Any:
+    return to_dtype(argument, dtype) if casting.is_for(argument, sources) else argument

@@ -73,7 +73,7 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
 
 def _share_memory(result: np.ndarray, array: np.ndarray) -> bool:
     """Return whether an operation's result looks at its operand's memory."""
-    base = result.base  # None for arrays on a device
+    base = result.base
     if base is not None and (base is array or base is array.base) and result.size:
         return True
     return np.may_share_memory(result, array)

@@ -15,15 +15,15 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import Edge, Node, OutputMeta
-from spillgrad.device import filled, moved
+from spillgrad.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import address_of, as_strided_array, beside, zeros_beside
+from spillgrad_kernels.device_array import address_of, beside, is_on_device, placed, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
@@ -208,8 +208,10 @@ class ChangedSlice(Node):
 def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
     """Return the elements of a dense array at a place."""
     shape, strides, offset = place
-    flat = contiguous(self).reshape(-1)[offset:]
-    return as_strided_array(flat, shape, tuple(s * self.itemsize for s in strides))
+    dense, steps = contiguous(self), tuple(s * self.itemsize for s in strides)
+    if is_on_device(dense):
+        return placed(dense, offset * self.itemsize, shape, self.dtype, steps)
+    return np.lib.stride_tricks.as_strided(dense.reshape(-1)[offset:], shape, steps)
 
 
 def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
@@ -291,11 +293,12 @@ register_view_again(_view_again)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
+    from_array = to_device(from_array, tensor.device)
     if _is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
     begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
-    assign(tensor.array, moved(from_array.array, tensor.device))
+    assign(tensor.array, from_array.array)
     return tensor
 
 

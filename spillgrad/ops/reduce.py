@@ -399,7 +399,7 @@ def _logsumexp_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
 
 
 _logsumexp: Callable[..., Tensor] = operation(
-    "logsumexp", lambda self, dims, keepdim: on_floats(lambda a: np.asarray(kernels.logsumexp(a, dims, keepdim)), self),
+    "logsumexp", lambda self, dims, keepdim: on_floats(lambda a: as_own(kernels.logsumexp(a, dims, keepdim)), self),
     self=_logsumexp_gradient,
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.inplace import Geometry
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import is_on_device, placed
 
 # --- Views -----------------------------------------------------------------------------------------------------------
 
@@ -20,6 +21,8 @@ from spillgrad.tensor import Tensor
 def _read(self: np.ndarray, memory: np.ndarray, place: Geometry, own: Geometry) -> np.ndarray:
     size, strides, offset = place
     steps = tuple(s * self.itemsize for s in strides)
+    if is_on_device(memory):
+        return placed(memory, offset * self.itemsize, size, self.dtype, steps)
     return np.ndarray(size, self.dtype, memory.view(np.uint8).data, offset * self.itemsize, steps)
 
 

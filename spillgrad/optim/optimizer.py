@@ -8,6 +8,7 @@ from typing import Any
 
 from spillgrad.autograd.grad_mode import enable_grad, no_grad
 from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.ops.convert import to_device
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor
@@ -163,7 +164,8 @@ class Optimizer:
             param = by_number[number]
             for key, value in state.items():
                 with self.around_update(param):  # puts it away again, before the next, where state lives on disk
-                    self.state[param][key] = _copied(value)
+                    copied = _copied(value)
+                    self.state[param][key] = to_device(copied, param.device) if isinstance(copied, Tensor) else copied
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples

@@ -299,7 +299,8 @@ class _Watching(save_on_disk):
         if isinstance(packed, Spilled):
             storage = tensor.storage
             self._watched.recorder.save(path, storage.uid, storage.array.nbytes)
-            self._watched.trace.name(packed._handle, storage.uid)
+            if isinstance(packed.stored, Handle):
+                self._watched.trace.name(packed.stored, storage.uid)
         return path, packed
 
     def unpack_hook(self, packed: Any) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.chunks import PAGE_BYTES, compressed_chunks
-from spillgrad.storage.store import Handle
+from spillgrad.storage.store import Handle, Remote
 from spillgrad_kernels import memory
 
 # Less than this stays as it is: structure in the file and the work in Python would cost more than the bytes.
@@ -63,7 +63,7 @@ class Encoded:
 class Codec(Protocol):
     """Turns arrays into stored bytes and back. Every method may be called from any thread."""
 
-    def bound(self, array: np.ndarray | Handle) -> int:
+    def bound(self, array: np.ndarray | Handle | Remote) -> int:
         """Return how much memory encoding may take; 0: an array like this is stored as it is."""
         ...
 
@@ -98,7 +98,7 @@ class Lossless:
 
     name = "lossless"
 
-    def bound(self, array: np.ndarray | Handle) -> int:
+    def bound(self, array: np.ndarray | Handle | Remote) -> int:
         takes = array.nbytes >= MIN_BYTES and array.shape and array.dtype.itemsize <= MAX_ITEM_BYTES
         return int(array.nbytes * _PAYS) // PAGE_BYTES * PAGE_BYTES if takes else 0
 
@@ -166,7 +166,7 @@ class Bfloat16:
 
     name = "bf16"
 
-    def bound(self, array: np.ndarray | Handle) -> int:
+    def bound(self, array: np.ndarray | Handle | Remote) -> int:
         return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if _is_float(array) else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
@@ -195,7 +195,7 @@ class Int8:
 
     name = "int8"
 
-    def bound(self, array: np.ndarray | Handle) -> int:
+    def bound(self, array: np.ndarray | Handle | Remote) -> int:
         return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if _is_float(array) else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
@@ -293,7 +293,7 @@ def _fill_up(rest: np.ndarray) -> None:
         rest[_SKIPPABLE_HEAD_BYTES:] = 0
 
 
-def _is_float(array: np.ndarray | Handle) -> bool:
+def _is_float(array: np.ndarray | Handle | Remote) -> bool:
     dtype = array.dtype
     return array.nbytes >= MIN_BYTES and dtype.isnative and dtype in (np.float32, np.float64)
 

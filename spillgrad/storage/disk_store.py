@@ -28,7 +28,7 @@ from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.run_directory import RunDirectory, default_directory
 from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
-from spillgrad.storage.store import NO_LABEL, Handle, Label, StoreStats, changed_error, dense, storable
+from spillgrad.storage.store import NO_LABEL, Handle, Label, Remote, StoreStats, changed_error, dense, storable
 from spillgrad.storage.sweep import sweep
 from spillgrad.storage.writer import Writer
 
@@ -148,7 +148,7 @@ class DiskStore:
 
     def put(
         self,
-        array: np.ndarray,
+        array: np.ndarray | Remote,
         *,
         key: Hashable | None = None,
         label: Label | None = None,
@@ -172,8 +172,9 @@ class DiskStore:
                 entry = account.known(key)  # another thread may have put it meanwhile
             if entry is None:
                 # Copied only now, where there is room: a copy that waits would be beyond the budget.
-                kept = dense(array)
+                kept, arrival = dense(array)
                 entry = account.enter(kept, key, label, unchanged if kept is array else None, lasting)
+                entry.arrival = arrival
                 try:
                     if fits:
                         account.cache.keep(entry, kept, ours=lasting or kept is not array)
@@ -225,6 +226,7 @@ class DiskStore:
                 self._discard_changed(entry, array)
                 array = unchanged = None
                 continue
+            entry.await_arrival()
             account.look_again()
             return array
 

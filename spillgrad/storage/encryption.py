@@ -7,7 +7,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.codecs import Codec, Encoded, Encoding, Undecodable
-from spillgrad.storage.store import Handle
+from spillgrad.storage.store import Handle, Remote
 from spillgrad_kernels import memory
 
 _PIECE_BYTES = 1 << 20
@@ -30,7 +30,7 @@ class Encrypted:
         self._cipher = aes_gcm(aes_gcm.generate_key(256))
         self._nonces = itertools.count()
 
-    def bound(self, array: np.ndarray | Handle) -> int:
+    def bound(self, array: np.ndarray | Handle | Remote) -> int:
         inner = self._inner.bound(array) if self._inner else 0
         return max(inner + sealed_bytes(inner), sealed_bytes(array.nbytes))
 

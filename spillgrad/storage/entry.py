@@ -19,6 +19,7 @@ class Entry(Handle):
     __slots__ = (
         "ahead",
         "array",
+        "arrival",
         "changing",
         "edition",
         "encoded",
@@ -43,6 +44,7 @@ class Entry(Handle):
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
         self.array: np.ndarray | None = None  # the store's own reference
+        self.arrival: Callable[[], None] | None = None  # returns once its bytes, which are on their way, are there
         self.lease: Lease | None = None  # while an array that the store made is alive, here or outside
         self.extent: Extent | None = None  # where it is on disk
         self.key: Hashable | None = None
@@ -63,6 +65,12 @@ class Entry(Handle):
         self.staged_bytes = 0  # reserved for that
         self.writing = False
         self.uncounted = False  # its memory is the caller's, who waits in `put` for the write
+
+    def await_arrival(self) -> None:
+        """Return once the array's bytes are there. Called without the account's lock."""
+        if self.arrival is not None:
+            self.arrival()
+            self.arrival = None
 
     @property
     def on_disk_only(self) -> bool:

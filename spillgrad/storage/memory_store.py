@@ -8,12 +8,23 @@ from typing import cast
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError
-from spillgrad.storage.store import Handle, Label, StoreStats, changed_error, closed_error, dense, gone_error, storable
+from spillgrad.storage.store import (
+    Handle,
+    Label,
+    Remote,
+    StoreStats,
+    changed_error,
+    closed_error,
+    dense,
+    gone_error,
+    storable,
+)
 
 
 class _Kept(Handle):
-    __slots__ = ("array", "key", "references", "unchanged")
+    __slots__ = ("array", "arrival", "key", "references", "unchanged")
     array: np.ndarray
+    arrival: Callable[[], None] | None
     key: Hashable | None
     references: int
     unchanged: Callable[[], bool] | None
@@ -35,7 +46,7 @@ class MemoryStore:
 
     def put(
         self,
-        array: np.ndarray,
+        array: np.ndarray | Remote,
         *,
         key: Hashable | None = None,
         label: Label | None = None,
@@ -54,7 +65,8 @@ class MemoryStore:
                 self._deduplicated += array.nbytes
                 return handle
             handle = _Kept(array, self._sequence, label)
-            handle.array, handle.key, handle.references = dense(array), key, 1
+            handle.array, handle.arrival = dense(array)
+            handle.key, handle.references = key, 1
             handle.unchanged = unchanged if handle.array is array else None
             self._sequence += 1
             self._kept[handle.sequence] = handle
@@ -73,6 +85,8 @@ class MemoryStore:
             if kept is None or kept is not handle:
                 raise gone_error("get", handle)
             self._hits += 1
+        if kept.arrival is not None:
+            kept.arrival()
         if kept.unchanged is not None and not kept.unchanged():
             raise changed_error(handle)
         return kept.array

@@ -5,7 +5,7 @@ A store takes bytes and gives the same bytes back. It knows no tensor, no autogr
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,6 +43,18 @@ class View(NamedTuple):
     offset: int
 
 
+class Remote(Protocol):
+    """An array in other memory than the host's, which a store copies once it has room for it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+
+    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        """Begin to copy the array; return the copy, in memory of its own, and what returns once its bytes are there."""
+        ...
+
+
 class Handle:
     """Names one stored array; only the store that made it can use it.
 
@@ -51,7 +63,7 @@ class Handle:
 
     __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views")
 
-    def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
+    def __init__(self, array: np.ndarray | Remote, sequence: int, label: Label | None) -> None:
         self.shape = array.shape
         self.dtype = array.dtype
         self.nbytes = array.nbytes
@@ -97,7 +109,7 @@ class Store(Protocol):
 
     def put(
         self,
-        array: np.ndarray,
+        array: np.ndarray | Remote,
         *,
         key: Hashable | None = None,
         label: Label | None = None,
@@ -108,7 +120,8 @@ class Store(Protocol):
 
         With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
         not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through
-        `unchanged`. One that is `lasting` stays beyond a training step, as parameters do, and is used in each.
+        `unchanged`. One that is remote is copied as soon as there is room, and must not change before that is done. One
+        that is `lasting` stays beyond a training step, as parameters do, and is used in each.
 
         Raises SpillError when an earlier write failed, or this one did.
         """
@@ -181,27 +194,39 @@ class Store(Protocol):
         ...
 
 
-def storable(array: np.ndarray) -> np.ndarray:
-    """Return `array` as a NumPy array.
+def storable(array: np.ndarray | Remote) -> np.ndarray | Remote:
+    """Return `array` as a NumPy array, or a remote one as it is.
 
     Raises SpillError for one that is no plain bytes, or has more dimensions than HDF5 knows.
     """
-    array = np.asarray(array)
+    if not hasattr(array, "fetch"):
+        array = np.asarray(array)
     if array.dtype.hasobject:
         raise SpillError(
             f"put: got dtype {array.dtype}; Python objects have no bytes to store; convert them to numbers"
         )
-    if array.ndim > 32:
-        raise SpillError(f"put: got {array.ndim} dimensions; HDF5 holds at most 32; reshape the array")
+    if len(array.shape) > 32:
+        raise SpillError(f"put: got {len(array.shape)} dimensions; HDF5 holds at most 32; reshape the array")
     return array
 
 
-def dense(array: np.ndarray) -> np.ndarray:
-    """Return `array` itself if a store may keep it as it is, else a C-contiguous, aligned, writeable copy."""
-    return array if array.flags.carray else memory.copy(array)
+def dense(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
+    """Return `array` itself if a store may keep it as it is, else a C-contiguous, aligned, writeable copy.
+
+    And, of a remote one, what returns once the copy is complete.
+    """
+    if not isinstance(array, np.ndarray):
+        return array.fetch()
+    return (array if array.flags.carray else memory.copy(array)), None
 
 
-def changed_error(handle: Handle) -> SpillError:
+class Labelled(Protocol):
+    """What says where it comes from."""
+
+    label: Label
+
+
+def changed_error(handle: Labelled) -> SpillError:
     """Return the error for an array that was modified while it waited to be written."""
     return SpillError(
         f"get: {handle.label} was modified in place before it was stored, its old values are lost; "

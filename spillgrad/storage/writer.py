@@ -20,7 +20,7 @@ from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.shrink_samples import ShrinkSamples
-from spillgrad.storage.store import Label, changed_error, closed_error
+from spillgrad.storage.store import Label, Remote, changed_error, closed_error
 from spillgrad.storage.worker import Worker
 
 # While nothing is known of a step, writing begins when this part of the budget is full of arrays that are not on disk.
@@ -118,7 +118,7 @@ class Writer:
     def _paused(self) -> bool:
         return time.monotonic() < self._paused_until_s
 
-    def needs(self, array: np.ndarray) -> int:
+    def needs(self, array: np.ndarray | Remote) -> int:
         """Return the bytes that a new array takes, with what it becomes on its way to disk where both can fit."""
         if self._codec is not None:
             with_encoded = array.nbytes + self._codec.bound(array)
@@ -312,6 +312,7 @@ class Writer:
         """Make of an array, which can be got meanwhile, what is stored instead; the writer finds a place for that."""
         account = self._account
         try:
+            entry.await_arrival()
             entry.encoded = cast(Codec, self._codec).encode(cast(np.ndarray, entry.array), entry)
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._directory, caught))
@@ -336,6 +337,7 @@ class Writer:
         started = time.perf_counter()
         sampled = None if self._shrinks is None else _payload(entry)  # it may leave RAM as soon as it is written
         try:
+            entry.await_arrival()
             with self._account.ledger.writing:
                 extent.write(_payload(entry), self._segments.goes_through_cache)
             self._segments.measure(extent.segment)

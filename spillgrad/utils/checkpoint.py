@@ -80,7 +80,7 @@ def _by_metadata(tensor: Tensor) -> _Description:
 
 
 def _by_value(tensor: Tensor) -> _Description:
-    values = np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8)
+    values = np.ascontiguousarray(tensor.host_array()).reshape(-1).view(np.uint8)
     return _by_metadata(tensor)._replace(checksum=xxhash.xxh3_64_hexdigest(values.data))
 
 

@@ -121,3 +121,61 @@ def test_ignored_rows_have_no_gradient_whatever_is_in_them():
 def test_the_ignored_index_may_be_a_class():
     losses, _ = forward(draw(3, 5)[0], np.array([0, 1, 2]), ignored=1)
     np.testing.assert_array_equal(losses.to_host() > 0, [True, False, True])
+
+
+@pytest.fixture(params=[1 << 25, 1], ids=["one block of rows", "several"])
+def _blocks(request, monkeypatch):
+    monkeypatch.setattr(on_device, "_WORKSPACE_BYTES", request.param)
+    monkeypatch.setattr(on_device, "_BLOCK_ROWS", 4)
+
+
+def draw_linear(dtype=np.float64):
+    rng = np.random.default_rng(3)
+    a, weight, bias = (rng.standard_normal(shape) for shape in ((10, 5), (11, 5), (11,)))
+    target = rng.integers(0, 11, 10)
+    target[::4] = IGNORED
+    return a.astype(dtype), weight.astype(dtype), bias.astype(dtype), target
+
+
+def linear_on_device(grad, a, weight, bias, *further):
+    arrays = [None if array is None else to_device(array) for array in (grad, a, weight, bias)]
+    results = on_device.linear_cross_entropy_with_gradients(*arrays, *further)
+    return [None if result is None else exact(result.to_host()) for result in results]
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize(("smoothing", "has_bias", "dtype"), [
+    (0.0, True, np.float64), (0.1, False, np.float32), (0.1, True, np.float16), (0.0, True, ml_dtypes.bfloat16),
+])  # fmt: skip
+def test_the_loss_of_a_product_and_its_gradients_agree_with_the_cpu_s(smoothing, has_bias, dtype):
+    a, weight, bias, target = draw_linear(dtype)
+    grad, bias = (np.arange(10) / 8).astype(dtype), bias if has_bias else None
+    wanted = on_cpu.linear_cross_entropy_with_gradients(
+        exact(grad), exact(a), exact(weight), exact(bias), target, IGNORED, smoothing
+    )
+    results = linear_on_device(grad, a, weight, bias, to_device(target), IGNORED, smoothing)
+    for result, value in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(result, value, rtol=TOLERANCE[dtype], atol=4 * TOLERANCE[dtype])
+    only = on_device.linear_cross_entropy(
+        to_device(a), to_device(np.asarray(weight, order="F").T).T, None if bias is None else to_device(bias),
+        to_device(target), IGNORED, smoothing,
+    )  # fmt: skip
+    np.testing.assert_array_equal(exact(only.to_host()), results[0])
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
+def test_gradients_that_nobody_needs_are_not_made(needs):
+    a, weight, bias, target = draw_linear()
+    every = linear_on_device(np.ones(10), a, weight, bias, to_device(target), IGNORED)
+    some = linear_on_device(np.ones(10), a, weight, bias, to_device(target), IGNORED, 0.0, needs)
+    for wanted, need, got in zip(every[1:], needs, some[1:], strict=True):
+        np.testing.assert_array_equal(got, wanted if need else None)
+
+
+@pytest.mark.parametrize(("rows", "width", "classes"), [(0, 3, 4), (2, 0, 4)])
+def test_the_loss_of_an_empty_product_is_defined(rows, width, classes):
+    a, weight, target = np.ones((rows, width)), np.ones((classes, width)), to_device(np.zeros(rows, np.int64))
+    result, da, dweight, dbias = linear_on_device(np.ones(rows), a, weight, np.zeros(classes), target, IGNORED)
+    np.testing.assert_allclose(result, np.full(rows, np.log(classes)))
+    assert da.shape == a.shape and not dweight.any()
+    np.testing.assert_allclose(dbias, rows * (1 / classes - (np.arange(classes) == 0)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels import optim as host
-from spillgrad_kernels.cuda import optim
+from spillgrad_kernels.cuda import driver, optim
 from spillgrad_kernels.cuda.array import to_device
 
 UPDATES = {
@@ -73,7 +73,7 @@ def test_a_nan_gradient_reaches_its_parameter_only():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_of_squares_agree_with_numpy(dtype, monkeypatch):
     monkeypatch.setattr(optim, "_PART_ELEMENTS", 40)
-    arrays = [draw(shape, dtype, 0) for shape in ((), (0,), (3, 5), (40,), (41,), (130,))]
+    arrays = [draw(shape, dtype, 0) for shape in ((), (0,), (3, 5), (40,), (41,), (130,), *[(1,)] * 12)]
     found = optim.sums_of_squares([*map(to_device, arrays), to_device(arrays[2]).T])
     wanted = [(a.astype(np.float64) ** 2).sum() for a in (*arrays, arrays[2])]
     assert all(isinstance(total, float) for total in found)
@@ -87,6 +87,39 @@ def test_the_sum_of_squares_does_not_overflow_float32():
     np.testing.assert_allclose(large, 5e61, rtol=1e-6)
     assert np.isnan(nan)
     assert infinite == np.inf
+
+
+def test_sums_follow_what_arrays_hold_and_where_they_lie():
+    a = to_device(np.ones(50, np.float32))
+    assert optim.sums_of_squares([a]) == [50]
+    optim.run([optim.scaled(a, 2)])
+    assert optim.sums_of_squares([a]) == [200]
+    assert optim.sums_of_squares([a[:10], a]) == [40, 200]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_gradients_are_clipped_without_waiting(max_norm, dtype, monkeypatch):
+    arrays = [draw(shape, dtype, 0) for shape in ((3, 5), (40,))]
+    grads = [to_device(a) for a in arrays]
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "copy_to_host", None)  # whatever waits would call it
+        patch.setattr(driver, "copy_to_device", None)
+        norm, factor = optim.clipping(optim.squares_on_device(grads), max_norm, dtype)
+        optim.run(optim.scaled(grad, factor) for grad in grads)
+    wanted = np.sqrt(sum((a.astype(np.float64) ** 2).sum() for a in arrays))
+    np.testing.assert_allclose(norm.to_host(), wanted, rtol=1e-14)
+    by = min(1, max_norm / (wanted + 1e-6))
+    for grad, a in zip(grads, arrays, strict=True):
+        np.testing.assert_allclose(grad.to_host(), a * dtype(by), rtol=1e-6)
+    assert by < 1 or all(np.array_equal(grad.to_host(), a) for grad, a in zip(grads, arrays, strict=True))
+
+
+def test_an_undefined_norm_reaches_the_gradients():
+    grad = to_device(np.array([1, np.nan, 2], np.float32))
+    norm, factor = optim.clipping(optim.squares_on_device([grad]), 1.0, np.float32)
+    optim.run([optim.scaled(grad, factor)])
+    assert np.isnan(norm.to_host()) and np.isnan(grad.to_host()).all()
 
 
 def test_arrays_that_do_not_fit_are_refused():

@@ -5,6 +5,7 @@ import pytest
 
 from spillgrad_kernels.cuda import reductions
 from spillgrad_kernels.cuda.array import to_device
+from tests.kernels.integer_rows import INTEGERS
 
 SHAPES_AND_AXES = [
     ((7,), (0,)), ((5, 9), (0,)), ((5, 9), (1,)), ((5, 9), (0, 1)), ((3, 4, 5), (1,)), ((3, 4, 5), (0, 2)),
@@ -12,34 +13,92 @@ SHAPES_AND_AXES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.uint8])
+def norm(a, axis, keepdims=False):
+    return np.sqrt(np.sum(a * a, axis, keepdims=keepdims))
+
+
+def logsumexp(a, axis, keepdims=False):
+    with np.errstate(divide="ignore"):
+        return np.log(np.sum(np.exp(a), axis, keepdims=keepdims))
+
+
+def mean(a, axis, keepdims=False):
+    return np.sum(a, axis, keepdims=keepdims) / np.prod([a.shape[i] for i in axis])
+
+
+EXACT = {"norm": norm, "logsumexp": logsumexp, "mean": mean}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("shape, axes", SHAPES_AND_AXES)
-@pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min"])
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min", "norm", "logsumexp"])
 def test_a_reduction_agrees_with_numpy(name, shape, axes, dtype):
-    rng = np.random.default_rng(0)
-    a = (
-        rng.integers(1, 4, shape).astype(dtype)
-        if np.dtype(dtype).kind != "f"
-        else (rng.random(shape) * 0.2 + 0.9).astype(dtype)
-    )
-    if name == "mean" and (np.dtype(dtype).kind != "f" or not a.size):
-        return
+    a = (np.random.default_rng(0).random(shape) * 0.2 + 0.9).astype(dtype)
     if name in ("max", "min") and not a.size:
         with pytest.raises(ValueError, match="needs an element"):
             getattr(reductions, name)(to_device(a), axes)
         return
-    for keepdims in (False, True):
-        result = getattr(reductions, name)(to_device(a), axes, keepdims)
-        exact = a if np.dtype(dtype).kind != "f" else a.astype(np.float64)
-        wanted = getattr(np, name)(exact, axis=axes, keepdims=keepdims)
-        assert result.shape == wanted.shape
-        tolerance = {np.float16: 1e-3, np.float32: 1e-6}.get(dtype, 1e-14)
-        np.testing.assert_allclose(result.to_host().astype(wanted.dtype), wanted, rtol=tolerance)
+    keepdims = len(axes) > 1 or shape[:1] == (4,)
+    result = getattr(reductions, name)(to_device(a), axes, keepdims)
+    with np.errstate(invalid="ignore"):
+        wanted = EXACT.get(name, getattr(np, name, None))(a.astype(np.float64), axes, keepdims=keepdims)
+    assert result.shape == wanted.shape
+    tolerance = {np.float16: 1e-3, np.float32: 1e-6}[dtype]
+    np.testing.assert_allclose(result.to_host().astype(wanted.dtype), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_and_truth_values_fold_as_in_numpy(dtype):
+    limits = np.iinfo(np.uint8 if dtype == np.bool_ else dtype)
+    a = np.array([[limits.min, 0, limits.max, 3, limits.max], [0, 1, 0, 7, limits.min]], limits.dtype).astype(dtype)
+    for axes in ((0,), (1,), (0, 1)):
+        for name in ("sum", "prod"):
+            wanted = getattr(np, name)(a, axes, dtype=np.int64)
+            assert np.array_equal(getattr(reductions, name)(to_device(a), axes).to_host(), wanted)
+        for name in ("max", "min", "any", "all"):
+            found = getattr(reductions, name)(to_device(a), axes)
+            wanted = getattr(np, name)(a, axes)
+            assert (found.dtype, found.to_host().tolist()) == (wanted.dtype, wanted.tolist())
+    for axis in (0, 1):
+        for name in ("argmax", "argmin"):
+            assert np.array_equal(getattr(reductions, name)(to_device(a), axis).to_host(), getattr(np, name)(a, axis))
+        for name in ("cumsum", "cumprod"):
+            wanted = getattr(np, name)(a, axis, dtype=np.int64)
+            assert np.array_equal(getattr(reductions, name)(to_device(a), axis).to_host(), wanted)
+
+
+def test_of_no_elements_all_hold_and_none_does():
+    empty = to_device(np.empty((2, 0), np.float32))
+    assert reductions.all(empty, (1,)).to_host().tolist() == [True, True]
+    assert reductions.any(empty, (1,)).to_host().tolist() == [False, False]
+
+
+def test_sums_of_exponentials_do_not_overflow():
+    rows = [[800, 801, 799], [np.inf, 1, 2], [-np.inf] * 3, [np.nan, 1, 2], [-1e4, -1e4, -np.inf]]
+    found = reductions.logsumexp(to_device(np.array(rows)), (1,)).to_host()
+    wanted = [801 + np.log(1 + np.exp(-1) + np.exp(-2)), np.inf, -np.inf, np.nan, -1e4 + np.log(2)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape, axis", [
+    ((9,), 0), ((4, 7), 0), ((4, 7), 1), ((2, 5, 3), 1), ((3, 0), 1), ((1, 200), 1), ((90, 2), 0), ((2, 83), 1),
+])  # fmt: skip
+def test_a_running_fold_agrees_with_numpy(shape, axis, dtype, monkeypatch):
+    monkeypatch.setattr(reductions, "_PART_ELEMENTS", 80)
+    monkeypatch.setattr(reductions, "_COLUMN_ELEMENTS", 8)
+    a = (np.random.default_rng(3).random(shape) * 0.1 + 0.95).astype(dtype)
+    tolerance = {np.float16: 1e-3, np.float32: 1e-6}[dtype]
+    for name in ("cumsum", "cumprod"):
+        found = getattr(reductions, name)(to_device(a), axis)
+        wanted = getattr(np, name)(a.astype(np.float64), axis)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found.to_host().astype(np.float64), wanted, rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
 def test_a_nan_is_an_extreme_wherever_it_is(name):
-    for at in range(20):
+    for at in range(0, 20, 3):
         a = np.random.default_rng(at).random((3, 20)).astype(np.float32)
         a[1, at] = np.nan
         if name.startswith("arg"):
@@ -58,11 +117,13 @@ def test_the_first_of_equal_extremes_is_found():
 
 def test_a_long_fold_is_cut_into_parts(monkeypatch):
     monkeypatch.setattr(reductions, "_PART_ELEMENTS", 16)
-    a = np.random.default_rng(1).random((3, 100)).astype(np.float32)
+    a = np.random.default_rng(1).random((3, 50)).astype(np.float32)
     for axes in ((0,), (1,), (0, 1)):
         np.testing.assert_allclose(reductions.sum(to_device(a), axes).to_host(), a.sum(axes, np.float64), rtol=1e-6)
         np.testing.assert_allclose(reductions.mean(to_device(a), axes).to_host(), a.mean(axes, np.float64), rtol=1e-6)
         assert np.array_equal(reductions.max(to_device(a), axes).to_host(), a.max(axes))
+        np.testing.assert_allclose(reductions.logsumexp(to_device(a), axes).to_host(), logsumexp(a, axes), rtol=1e-6)
+        np.testing.assert_allclose(reductions.norm(to_device(a), axes).to_host(), norm(a, axes), rtol=1e-6)
     assert np.array_equal(reductions.argmax(to_device(a), 1).to_host(), a.argmax(1))
 
 

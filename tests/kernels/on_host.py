@@ -1,4 +1,4 @@
-"""Kernels for a device, as compiled for it, run by one thread of this machine's processor.
+"""Kernels for a device, as compiled for it, run by one thread of this machine's processor, the first of its block.
 
 Numba writes the same code for a device as for a processor, in an older spelling, but for the numbers of threads and
 what the device's library computes: kernels that call that library cannot run here. The simulator runs Python functions,
@@ -18,14 +18,15 @@ llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
 
 _POINTEE = r"(?:void|i\d+|float|double|half|ptr|<\d+ x \w+>|\[\d+ x \w+\]|(?<!\")\{[^{}]*\})"
-_POINTER = re.compile(rf"(?<![\w\"%@.]){_POINTEE}(?: addrspace\(\d\))?\s*\*")
+_POINTER = re.compile(rf"(?<![\w\"%@.]){_POINTEE}\s*\*")
 _COUNTS = {"tid": 0, "ntid": 1, "ctaid": 0, "nctaid": 1}
 _engines: list[Any] = []  # they own the code
 
 
 def _for_host(text: str) -> str:
     """Return a device's module of LLVM code with pointers of one type, a single thread, and no target."""
-    text = re.sub(r"(?m)^(target |!nvvm|@\"?llvm\.).*$", "", text)
+    text = re.sub(r"(?m)^(target |!nvvm|@\"?llvm\.).*$|^.*\bcall void @\"?llvm\.nvvm\.barrier.*$", "", text)
+    text = re.sub(r" addrspace\(\d\)", "", text).replace("addrspacecast", "bitcast")
     while (changed := _POINTER.sub("ptr", text)) != text:
         text = changed
     for register, count in _COUNTS.items():

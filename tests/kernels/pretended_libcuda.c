@@ -61,7 +61,7 @@ static int put(Stream *stream, Operation operation) {
     return status
 
 int cuInit(unsigned flags) { return environment("PRETEND_INIT", SUCCESS); }
-int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
+int cuDriverGetVersion(int *version) { *version = environment("PRETEND_VERSION", 99000); return SUCCESS; }
 int cuDeviceGetCount(int *count) { *count = environment("PRETEND_DEVICES", 1); return SUCCESS; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return SUCCESS; }
 int cuDeviceGetName(char *name, int length, int device) { snprintf(name, length, "Pretended GPU"); return SUCCESS; }

@@ -113,6 +113,22 @@ def test_a_driver_that_does_not_work_says_what_it_says(pretended):
 
 
 @needs_a_compiler
+@pytest.mark.parametrize("version, advice", [
+    ("12040", "12.4, and the installed compiler makes code of CUDA 13; update the driver, or install an older "
+     "compiler: pip install 'numba-cuda[cu12]'"),
+    ("11080", "11.8, and the installed compiler makes code of CUDA 13; update the driver"),
+])  # fmt: skip
+def test_a_driver_that_is_too_old_says_for_what(pretended, version, advice):
+    program = """
+from importlib import metadata
+found = metadata.version
+metadata.version = lambda name: "13.0.1" if name == "nvidia-nvjitlink" else found(name)
+"""
+    lines = run(program + PROGRAM, LD_LIBRARY_PATH=pretended, PRETEND_VERSION=version)
+    assert lines == [f"NVIDIA's driver is too old: it is for CUDA {advice}", "False 0"]
+
+
+@needs_a_compiler
 def test_with_all_three_there_is_a_device(pretended):
     assert run(PROGRAM, LD_LIBRARY_PATH=pretended) == ["None", "True 1"]
 

@@ -8,6 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
@@ -21,6 +22,7 @@ from spillgrad_kernels.cuda import (
     reductions,
     rows,
     sorting,
+    tensor_cores,
 )
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
@@ -93,6 +95,16 @@ def test_every_fold_compiles_for_every_generation(name, dtype):
             assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint64", "bool"])
+@pytest.mark.parametrize("name, is_dense", [("sum", True), ("prod", False)])
+def test_every_running_fold_compiles_for_every_generation(name, is_dense, dtype):
+    kernel = reductions.scan(name, np.dtype(dtype), is_dense)
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert (".f64" in code) == (dtype not in ("uint64", "bool"))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype, lanes", [("float32", "v4.f32"), ("float64", "v2.f64"), ("float16", None)])
 def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned):
@@ -113,6 +125,43 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
     assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
 
 
+def assembled(code, capability):
+    """What NVIDIA's assembler makes of a kernel; it raises for instructions that devices do not have."""
+    linker = nvjitlink.create(2, [f"-arch=sm_{capability[0]}{capability[1]}", "-verbose"])
+    nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code.encode(), len(code), "kernel")
+    nvjitlink.complete(linker)
+    log = bytearray(nvjitlink.get_info_log_size(linker))
+    nvjitlink.get_info_log(linker, log)
+    nvjitlink.destroy(linker)
+    return log.decode()
+
+
+@pytest.mark.parametrize("a_turned, b_turned", [(False, False), (True, True)])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_turned):
+    kind = np.dtype(dtype)
+    depth, tile = tensor_cores.KINDS[kind.name].depth, tensor_cores.KINDS[kind.name].tile
+    plain, turned = dense((1024, 1024), kind), dense((1024, 1024), kind, (1, 0))
+    kernel = matmul.prepare(
+        turned if a_turned else plain,
+        turned if b_turned else plain,
+        plain,
+        (),
+        None,
+        "",
+        (True, True, True),
+        (kind.name,),
+    ).kernel
+    of_step = tile.warp_rows // 16 * (tile.warp_columns // 8) * (tile.depth // depth)
+    for capability in CAPABILITIES[1:]:
+        code = kernel.ptx(capability)
+        assert len(re.findall(rf"mma\.sync\.aligned\.m16n8k{depth}", code)) == of_step
+        assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in code) == (kind.itemsize == 2)
+        assert set(re.findall(r"ld\.global\.(\S+)", code)) == {"v4.u32"}
+        if capability == (8, 0):  # what it has, later ones have too
+            assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, capability))
+
+
 @pytest.mark.parametrize("mask", [attention.NO_MASK, attention.CHOICE, attention.BIAS])
 @pytest.mark.parametrize("dtype, width", [("float32", 64), ("float32", 128), ("float64", 64)])
 @pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
@@ -127,7 +176,7 @@ def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
 
 ROW_LOOPS = {
     loop.name: loop
-    for module in (normalization, losses)
+    for module in (normalization, losses, reductions)
     for loop in vars(module).values()
     if isinstance(loop, rows.RowLoop)
 }
@@ -229,10 +278,12 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
         assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_sum_of_squares_compiles_for_every_generation(dtype):
+@pytest.mark.parametrize("make", [
+    lambda: optim.adding(np.dtype(np.float32), True), lambda: optim.adding(np.dtype(np.float64), False), optim.writing,
+])  # fmt: skip
+def test_sums_of_squares_compile_for_every_generation(make):
     for major, minor in CAPABILITIES:
-        assert f".target sm_{major}{minor}" in optim.squaring(np.dtype(dtype)).ptx((major, minor))
+        assert f".target sm_{major}{minor}" in make().ptx((major, minor))
 
 
 def test_what_the_cpu_compiled_before_is_not_taken_for_a_device_s(tmp_path):

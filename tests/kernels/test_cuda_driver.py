@@ -106,6 +106,31 @@ print(driver.allocator().stats().live_bytes)
     assert run(program) == ["0"]
 
 
+def test_threads_copy_beside_each_other(run):
+    program = """
+wrong = []
+def work(seed):
+    rng, stream = np.random.default_rng(seed), driver.Stream()
+    for turn in range(60):
+        host = rng.integers(0, 256, int(rng.integers(1, 9 * MIB if turn % 20 == 0 else 100_000)), dtype=np.uint8)
+        there, pinned = to_device(host), driver.pinned(host.nbytes)
+        driver.Event().record(driver.compute()).wait(stream)
+        done = stream.copy_to_host_async(pinned, there.address, host.nbytes, keep=there)
+        if turn % 2 and not np.array_equal(there.to_host(), host):
+            wrong.append(turn)
+        del there
+        done.synchronize()
+        if not np.array_equal(pinned, host):
+            wrong.append(turn)
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+driver.synchronize()
+gc.collect()
+print(wrong, driver.allocator().stats().live_bytes)
+"""
+    assert run(program) == ["[] 0"]
+
+
 def test_memory_that_copies_hold_is_waited_for_before_there_is_none(run):
     program = """
 stream = driver.Stream()

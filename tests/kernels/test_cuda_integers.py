@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, logic
+from spillgrad_kernels.cuda import elementwise, logic, reductions
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
-from tests.kernels.on_host import compute
+from tests.kernels.on_host import compiled, compute
 
 HALF_AND_FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
@@ -66,3 +66,24 @@ def test_logic_takes_operands_of_any_dtypes(name, left, right):
     operands = [np.array([0, 1, 0, 2]).astype(left), np.array([0, 0, 3, 1]).astype(right)]
     operands = operands[: len(parameters(logic.LOGICAL[name]))]
     assert np.array_equal(compute(logic.LOGICAL[name], name, operands, bool), getattr(np, name)(*operands))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])
+def test_a_fold_of_integers_compiles_to_what_numpy_computes(name, dtype):
+    values = operands_of("neg", dtype)[0][::-1].copy()
+    wanted = getattr(np, name)(values, **({"dtype": np.int64} if name in ("sum", "prod") else {}))
+    result = np.empty((), wanted.dtype)
+    fold = compiled(reductions.kernel(name, name, dtype, result.dtype))
+    n = values.size
+    fold(1, n, 1, 1, n, n, 1, 1, 1, values.ctypes.data, 0, result.ctypes.data)
+    assert result == wanted
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_running_sums_of_integers_compile_to_numpy_s(dtype):
+    values = np.stack(operands_of("neg", dtype) * 2, 1)
+    result = np.empty(values.shape, np.int64)
+    run = compiled(reductions.scan("sum", dtype, False))
+    run(2, 2, len(values), 1, len(values), values.ctypes.data, 0, result.ctypes.data)
+    assert np.array_equal(result, np.cumsum(values, 0, np.int64))

@@ -13,7 +13,7 @@ from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.availability import SIMULATED
 from spillgrad_tools import bench_ours
 from spillgrad_tools.bench_calls import Operation, chains, layers
-from spillgrad_tools.bench_cuda_cases import GPT_CONFIG, SPILL_BUDGET, gpt_weights
+from spillgrad_tools.bench_cuda_cases import GPT_CONFIG, SPILL_OPTIONS, gpt_weights
 from spillgrad_tools.bench_train_ours import Training
 from spillgrad_tools.bench_train_worker import BETAS, LR, WEIGHT_DECAY
 
@@ -93,7 +93,7 @@ def _gpt_step(tokens: Any, **options: Any) -> Callable[[], Any]:
 
 def _spilled_step(tokens: Any) -> Callable[[], Any]:
     directory = tempfile.TemporaryDirectory()
-    step = _gpt_step(tokens, directory=directory.name, spill_budget=SPILL_BUDGET)
+    step = _gpt_step(tokens, directory=directory.name, **SPILL_OPTIONS)
     step.directory = directory  # type: ignore[attr-defined]
     return step
 

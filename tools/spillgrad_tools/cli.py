@@ -88,6 +88,13 @@ class Codec(enum.StrEnum):
     INT8 = "int8"
 
 
+class Device(enum.StrEnum):
+    """Where tensors may be."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class OnFull(enum.StrEnum):
     """What to do when the disk takes no more."""
 
@@ -169,6 +176,9 @@ def train(
             show_default="every ten minutes",
         ),
     ] = None,
+    device: Annotated[
+        Device, typer.Option(help="Where the model is: this machine's memory, or its GPU's.")
+    ] = Device.CPU,
     spill_dir: Annotated[
         Path | None, typer.Option(help="Folder of the spill files.", show_default="that of the checkpoint")
     ] = None,
@@ -211,7 +221,20 @@ def train(
     named = {name: value for name, value in settings.items() if value is not None}
     chosen = {"codec": codec and codec.value, "on_full": on_full.value, "encrypt": encrypt, "policy": policy.value}
     finished = run(
-        TrainOptions(named, data, out, spill_dir, resume, ram_budget, not spill, offload, save_every, chosen, report)
+        TrainOptions(
+            settings=named,
+            data=data,
+            out=out,
+            spill_dir=spill_dir,
+            resume=resume,
+            device=device.value,
+            ram_budget=ram_budget,
+            keep_saved=not spill,
+            offload=offload,
+            save_every=save_every,
+            spill=chosen,
+            report=report,
+        )
     )
     if not finished:
         raise typer.Exit(INTERRUPTED)
@@ -516,8 +539,10 @@ def _warnings_for_users() -> Iterator[None]:
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:
     from spillgrad.errors import SpillgradError
+    from spillgrad_kernels.cuda.failures import CudaError
+    from spillgrad_kernels.cuda.memory import OutOfMemory
 
-    return SpillgradError, OSError, typer.TyperException
+    return SpillgradError, CudaError, OutOfMemory, OSError, typer.TyperException
 
 
 def _status(error: Exception) -> int:

@@ -16,6 +16,7 @@ import xxhash
 
 import spillgrad as sg
 from spillgrad import labels, tensor_files
+from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
@@ -76,12 +77,14 @@ class Training:
     `offload`, which takes a function that builds the model, one that makes the optimizer, and options, as
     `disk_offload` does, keeps both on disk. `spill`, which may be set at any time, takes what steps save for backward.
     Raises CheckpointError when the checkpoint to resume from is of another model, or was trained on another text or
-    base; ArgumentError for more context than the model has.
+    base; ArgumentError for more context than the model has; DeviceError for a device that is not there.
     """
 
     def __init__(
-        self, settings: TrainSettings, text: bytes, resume_from: Path | None = None, offload: MakeOffload | None = None
-    ) -> None:
+        self, settings: TrainSettings, text: bytes, resume_from: Path | None = None, offload: MakeOffload | None = None,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.device = as_device(device)
         sg.manual_seed(settings.seed)
         self.spill: sg.save_on_disk | None = None
         self.offload: sg.disk_offload | None = None
@@ -104,7 +107,7 @@ class Training:
             )
         build = functools.partial(self._build, is_new=state is None)
         if offload is None:
-            model = build()
+            model = build().to(self.device)
             optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
         else:
             # Several batches' gradients must pile up on disk before the step.
@@ -155,9 +158,10 @@ class Training:
         length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
         prompt = np.frombuffer(SAMPLE_PROMPT, np.uint8).astype(np.int64)[np.newaxis]
         with self._precision():
-            made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed).numpy()[0]
+            made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
+        tokens = made.numpy(force=True)[0]
         # A token that is no byte may still seem likely to a model that knew others, or is new.
-        return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in made).decode(errors="replace")
+        return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in tokens).decode(errors="replace")
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint to resume from; of a model with adapters, these alone.
@@ -205,7 +209,7 @@ class Training:
         return sg.optim.AdamW(parameters, lr=self.lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
-        return sg.autocast("cpu") if self.settings.autocast else contextlib.nullcontext()
+        return sg.autocast(self.device.type) if self.settings.autocast else contextlib.nullcontext()
 
     def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
         started, waited_before_s = time.perf_counter(), _waited_s(self.stats())

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 import spillgrad as sg
+from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.inspection.runs import RunReader
@@ -87,7 +88,7 @@ def _run(
 ) -> bool:
     try:
         with show_preparation(console):
-            training = Training(settings, text, options.resume, _offload(options, out, journal))
+            training = Training(settings, text, options.resume, _offload(options, out, journal), options.device)
         show_line(console, _begin_spilling(training, options, out, journal))
         saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
     except BaseException:
@@ -132,6 +133,12 @@ def _require_consistent(options: TrainOptions) -> None:
         require_packages("--report")
         if options.keep_saved and not options.offload:
             raise ArgumentError("train: got --report with --no-spill, which leaves no journal; leave one out")
+    as_device(options.device)  # whether it is there
+    if options.offload and options.device != "cpu":
+        raise ArgumentError(
+            f"train: got --offload with --device {options.device}; models in this machine's memory can live on disk: "
+            "leave one out"
+        )
     if options.offload:
         for option, unset in (("codec", None), ("encrypt", False)):
             if options.spill.get(option, unset) != unset:
@@ -186,6 +193,7 @@ def _places(options: TrainOptions) -> list[str]:
     """Return the words that a resumed run needs again, as a checkpoint does not hold them."""
     words = ["--offload"] if options.offload else []
     words += ["--no-spill"] if options.keep_saved else []
+    words += ["--device", options.device] if options.device != "cpu" else []
     words += ["--ram-budget", options.ram_budget] if options.ram_budget is not None else []
     words += ["--save-every", str(options.save_every)] if options.save_every is not None else []
     return words + (["--spill-dir", str(options.spill_dir)] if options.spill_dir else [])
@@ -314,6 +322,7 @@ def _report(training: Training, records: collections.deque[StepRecord], duration
         held_out=training.held_out_loss(),
         tokens_per_s=sum(record.tokens for record in records) / sum(record.duration_s for record in records),
         peak_rss_bytes=peak_rss_bytes(),
+        peak_device_bytes=sg.cuda.max_memory_allocated() if training.device.type == "cuda" else None,
         packed_bytes=stats.packed_bytes,
         deduplicated_bytes=stats.deduplicated_bytes,
         written_bytes=stats.written_bytes,

@@ -82,6 +82,7 @@ class Report:
     held_out: Evaluation
     tokens_per_s: float
     peak_rss_bytes: int
+    peak_device_bytes: int | None  # of a CUDA device
     packed_bytes: int
     deduplicated_bytes: int
     written_bytes: int
@@ -103,11 +104,15 @@ def show_report(console: Console, report: Report) -> None:
     table = Table(box=SIMPLE, show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    of_device = (
+        [] if report.peak_device_bytes is None else [("peak on the GPU", format_bytes(report.peak_device_bytes))]
+    )
     for name, value in (
         ("train loss (last steps)", f"{report.train_loss:.4f} nats/byte"),
         (f"held-out loss{_share(report.held_out)}", f"{report.held_out.loss:.4f} nats/byte"),
         ("speed", f"{report.tokens_per_s:,.0f} tokens/s"),
         ("peak RSS", format_bytes(report.peak_rss_bytes)),
+        *of_device,
         ("saved tensors packed", format_bytes(report.packed_bytes)),
         ("deduplicated", format_bytes(report.deduplicated_bytes)),
         ("written to disk", written),

@@ -39,6 +39,8 @@ class TrainOptions:
     out: Path | None = None
     spill_dir: Path | None = None
     resume: Path | None = None
+    device: str = "cpu"
+    """Where the model is and computes; numbers of another device differ by rounding."""
     ram_budget: str | None = None
     """None is `DEFAULT_RAM_BUDGET`; with `offload`, a quarter of the memory that is available."""
     keep_saved: bool = False

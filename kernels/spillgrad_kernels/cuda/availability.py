@@ -7,6 +7,8 @@ import ctypes
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
+from importlib import metadata
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
@@ -15,6 +17,8 @@ LEAST_CAPABILITY = (7, 5)
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR
+# What links kernels. A driver loads the code of its own major version of CUDA, and of earlier ones.
+_LINKER = "nvidia-nvjitlink"
 
 
 def _is_installed(module: str) -> bool:
@@ -28,6 +32,20 @@ def _error(driver: ctypes.CDLL, status: int) -> str:
     text = ctypes.c_char_p()
     driver.cuGetErrorString(status, ctypes.byref(text))
     return f"{(text.value or b'unknown error').decode()} (error {status})"
+
+
+def _number(function: Callable[..., int], *arguments: int) -> int:
+    """Return what a function of the driver writes at the first of its arguments; 0 if it fails."""
+    found = ctypes.c_int(0)
+    return found.value if function(ctypes.byref(found), *arguments) == 0 else 0
+
+
+def _linker_version() -> int:
+    """Return the major version of CUDA that the linker is of; 0 where it is none of Python's packages."""
+    try:
+        return int(metadata.version(_LINKER).partition(".")[0])
+    except metadata.PackageNotFoundError:
+        return 0
 
 
 @functools.cache
@@ -52,18 +70,21 @@ def missing() -> str | None:
         return f"NVIDIA's driver is missing: {error}; {advice}"
     if status not in (0, _NO_DEVICE):
         return f"NVIDIA's driver does not work: {_error(driver, status)}; see whether nvidia-smi runs, or reinstall it"
-    count = ctypes.c_int(0)
-    if status == _NO_DEVICE or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+    version, wanted = _number(driver.cuDriverGetVersion), _linker_version()
+    major, minor = version // 1000, version % 1000 // 10
+    if major < wanted:
+        instead = f", or install an older compiler: pip install 'numba-cuda[cu{major}]'" if major >= 12 else ""
+        return (
+            f"NVIDIA's driver is too old: it is for CUDA {major}.{minor}, and the installed compiler makes code of "
+            f"CUDA {wanted}; update the driver{instead}"
+        )
+    if status == _NO_DEVICE or _number(driver.cuDeviceGetCount) == 0:
         return (
             "there is no GPU: NVIDIA's driver is installed, and finds none; see what nvidia-smi and "
             f"CUDA_VISIBLE_DEVICES ({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}) say, or compute on 'cpu'"
         )
-    capability = []
-    for attribute in (_MAJOR, _MINOR):
-        found = ctypes.c_int(0)
-        driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, 0)
-        capability.append(found.value)
-    if tuple(capability) < LEAST_CAPABILITY:
+    capability = tuple([_number(driver.cuDeviceGetAttribute, attribute, 0) for attribute in (_MAJOR, _MINOR)])
+    if capability < LEAST_CAPABILITY:
         return (
             f"there is no GPU that will do: the first has compute capability {capability[0]}.{capability[1]}, and "
             f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} is the least; choose another by CUDA_VISIBLE_DEVICES, or "

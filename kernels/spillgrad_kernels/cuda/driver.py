@@ -5,7 +5,6 @@ them only where it is said. Importing this starts nothing: the first use does.
 """
 
 import collections
-import importlib
 import threading
 from typing import Any, ClassVar
 
@@ -16,7 +15,12 @@ from spillgrad_kernels.cuda.failures import launches
 from spillgrad_kernels.cuda.memory import CachingAllocator, MemoryStats
 from spillgrad_kernels.cuda.pinned import PinnedMemory
 
-calls: Any = importlib.import_module(f"spillgrad_kernels.cuda.{'simulated' if SIMULATED else 'nvidia'}")
+if SIMULATED:
+    from spillgrad_kernels.cuda import simulated as _calls
+else:
+    from spillgrad_kernels.cuda import nvidia as _calls  # type: ignore[no-redef]
+
+calls: Any = _calls
 
 # Host memory that is not pinned is copied through pinned pieces, so much of them at a time.
 _PIECE_BYTES = 4 << 20
@@ -227,19 +231,28 @@ def empty_cache() -> None:
     _pinned_memory.give_back_idle()
 
 
-def _piece(nbytes: int) -> np.ndarray:
-    """Return pinned memory for a part of a copy, once there are few enough others."""
-    compute().let_go(_STAGED_BYTES - _PIECE_BYTES)
+def _piece(nbytes: int, stream: Stream) -> np.ndarray:
+    """Return pinned memory for a part of a copy, once there are few enough others in the stream."""
+    stream.let_go(_STAGED_BYTES - _PIECE_BYTES)
     return pinned(nbytes)
 
 
-def copy_to_device(address: int, source: np.ndarray) -> None:
-    """Fill device memory from a dense host array of bytes, in order with kernels; the array may change afterwards."""
+def is_pinned(array: np.ndarray) -> bool:
+    """Return whether an array's memory is what `pinned` gave."""
+    return _pinned_memory.lent(array)
+
+
+def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = None, keep: Any = None) -> None:
+    """Fill device memory from a dense host array of bytes, which may change afterwards.
+
+    In order with kernels, or with what else is in another stream, which then holds `keep`, the memory's owner.
+    """
+    stream = compute() if stream is None else stream
     for start in range(0, source.nbytes, _PIECE_BYTES):
         part = source[start : start + _PIECE_BYTES]
-        piece = _piece(part.nbytes)
+        piece = _piece(part.nbytes, stream)
         piece[:] = part
-        compute().copy_to_device_async(address + start, piece, part.nbytes)
+        stream.copy_to_device_async(address + start, piece, part.nbytes, keep)
 
 
 def copy_to_host(target: np.ndarray, address: int) -> None:
@@ -250,7 +263,7 @@ def copy_to_host(target: np.ndarray, address: int) -> None:
     copies: collections.deque[tuple[Event, np.ndarray, np.ndarray]] = collections.deque()
     for start in range(0, target.nbytes, _PIECE_BYTES):
         part = target[start : start + _PIECE_BYTES]
-        piece = _piece(part.nbytes)
+        piece = _piece(part.nbytes, compute())
         copies.append((compute().copy_to_host_async(piece, address + start, part.nbytes), piece, part))
         if len(copies) > 1:
             _land(*copies.popleft())

@@ -2,19 +2,31 @@
 
 A target is read by the kernel alone: waiting for it on the host would cost more than the loss. What is outside the
 classes is not looked up: such a row's loss and gradient are NaN.
+
+For logits that a matrix product makes, `linear_cross_entropy` does without them in memory as a whole: rows are taken in
+blocks, and each block's logits become its gradients in one workspace.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.normalization import EXPONENTIALS, join_exponentials
+from spillgrad_kernels.cuda.array import empty, zeros
+from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
+from spillgrad_kernels.cuda.matmul import linear, matmul
+from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
+from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import CONVERSIONS
 from spillgrad_kernels.scalar_math import exp, log, where
+
+# Logits held at once by the fused product and loss, 50257 float32 classes: 1,280 rows; and what such blocks are
+# multiples of, which is the rows of a product's tile.
+_WORKSPACE_BYTES = 256 << 20
+_BLOCK_ROWS = 128
 
 _OF_TARGET = {"wanted": ("logits", "target"), "target_weight": ("weight", "target")}
 
@@ -90,13 +102,21 @@ def cross_entropy(
     Shapes: logits (N, C), target of integers (N,), weight (C,), losses and lse (N,); lse is float32 for half precision.
     Rows whose target is `ignore_index` have loss 0; those whose target is otherwise outside [0, C), NaN.
     """
-    rows = Rows(*logits.shape)
-    losses = empty((rows.units,), logits.dtype)
-    lse = empty((rows.units,), CONVERSIONS[logits.dtype.name])
+    losses = empty(logits.shape[:1], logits.dtype)
+    return losses, _forward(logits, target, ignore_index, label_smoothing, weight, losses)
+
+
+def _forward(
+    logits: DeviceArray, target: DeviceArray, ignore_index: int, label_smoothing: float, weight: DeviceArray | None,
+    losses: DeviceArray,
+) -> DeviceArray:  # fmt: skip
+    """Write the losses of `cross_entropy`, and return what else it does."""
+    lse = empty(losses.shape, CONVERSIONS[logits.dtype.name])
     operands = [contiguous(logits), _weights(weight), contiguous(target)]
     constants = _constants(ignore_index, label_smoothing, logits)
-    run(_SMOOTHED if label_smoothing else _CROSS_ENTROPY, rows, [*operands, *constants], [losses, lse])
-    return losses, lse
+    loop = _SMOOTHED if label_smoothing else _CROSS_ENTROPY
+    run(loop, Rows(*logits.shape), [*operands, *constants], [losses, lse])
+    return lse
 
 
 def cross_entropy_backward(
@@ -109,8 +129,74 @@ def cross_entropy_backward(
     Shapes: grad (N,), logits (N, C), target of integers (N,), lse (N,), weight (C,).
     """
     out = empty(logits.shape, logits.dtype)
-    operands = [contiguous(logits), _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
+    _backward(grad, contiguous(logits), target, lse, ignore_index, label_smoothing, weight, out)
+    return out
+
+
+def _backward(
+    grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
+    label_smoothing: float, weight: DeviceArray | None, out: DeviceArray,
+) -> None:  # fmt: skip
+    """Write the gradient of `cross_entropy_backward`; it may take the place of the logits, which have no gaps."""
+    operands = [logits, _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
     constants = _constants(ignore_index, label_smoothing, logits)
     loop = _SMOOTHED_BACKWARD if label_smoothing else _CROSS_ENTROPY_BACKWARD
     run(loop, Rows(*logits.shape), [*operands, *constants], [out])
-    return out
+
+
+def linear_cross_entropy(
+    a: DeviceArray,
+    weight: DeviceArray,
+    bias: DeviceArray | None,
+    target: DeviceArray,
+    ignore_index: int,
+    label_smoothing: float = 0.0,
+) -> DeviceArray:
+    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, which are never held as a whole.
+
+    Shapes: a (N, K), weight (C, K), bias (C,), target of integers (N,), losses (N,). Any strides. A row whose target is
+    neither in [0, C) nor `ignore_index` has loss NaN.
+    """
+    losses = empty(target.shape, a.dtype)
+    for rows, logits in _blocks_of_logits(a, weight, bias):
+        _forward(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
+    return losses
+
+
+def linear_cross_entropy_with_gradients(
+    grad: DeviceArray, a: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, target: DeviceArray,
+    ignore_index: int, label_smoothing: float = 0.0, needs: tuple[bool, ...] = (True, True, True),
+) -> tuple[DeviceArray, DeviceArray | None, DeviceArray | None, DeviceArray | None]:  # fmt: skip
+    """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given the gradient of each row's loss.
+
+    `needs` says which of the three gradients are wanted; the others are None. Those of half precision are summed up in
+    float32. Shapes: grad and losses (N,), the others as in `linear_cross_entropy`.
+    """
+    losses, summed_in = empty(target.shape, a.dtype), CONVERSIONS[a.dtype.name]
+    da = empty(a.shape, a.dtype) if needs[0] else None
+    dweight = zeros(weight.shape, summed_in) if needs[1] else None
+    dbias = zeros(weight.shape[:1], summed_in) if needs[2] else None
+    for rows, logits in _blocks_of_logits(a, weight, bias):
+        lse = _forward(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
+        _backward(grad[rows], logits, target[rows], lse, ignore_index, label_smoothing, None, logits)
+        if da is not None:
+            matmul(logits, weight, da[rows])
+        if dweight is not None:
+            matmul(logits.T, a[rows], dweight, accumulate=True)
+        if dbias is not None:
+            compute(ROWS["add"].forward, "add", [dbias, sum_over(logits, (0,))], (summed_in,), (dbias,))
+    dweight, dbias = (None if sums is None else converted(sums, a.dtype) for sums in (dweight, dbias))
+    return losses, da, dweight, dbias
+
+
+def _blocks_of_logits(
+    a: DeviceArray, weight: DeviceArray, bias: DeviceArray | None
+) -> Iterator[tuple[slice, DeviceArray]]:
+    """Yield (rows, logits) for blocks of rows of `a`, every time in the same memory."""
+    rows, classes = a.shape[0], weight.shape[0]
+    fitting = _WORKSPACE_BYTES // max(classes * a.dtype.itemsize, 1)
+    length = max(_BLOCK_ROWS, fitting // _BLOCK_ROWS * _BLOCK_ROWS)
+    workspace = empty((min(length, rows), classes), a.dtype)
+    for start in range(0, rows, length):
+        block = slice(start, min(start + length, rows))
+        yield block, linear(a[block], weight, bias, product=workspace[: block.stop - start])

@@ -3,7 +3,8 @@
 A block of threads makes a tile of C. It walks along K in steps: while the threads multiply what lies in one half of
 shared memory, they fetch the next step's parts of A and B into registers, and put them into the other half. A thread's
 part of the tile is in registers, as rows and columns of as many neighbours as one access moves, which lie apart so that
-the threads of a warp read shared memory without conflicts.
+the threads of a warp read shared memory without conflicts. Half precision, and float32 if it may be rounded to tf32, is
+multiplied by tensor cores where the device has them and neighbours move in accesses of 16 bytes (see `tensor_cores`).
 
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
 "Benchmarking GPUs to tune dense linear algebra".
@@ -16,7 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives formulas' functions their meaning here)
+from spillgrad_kernels.cuda import (
+    scalar_math,  # noqa: F401 (gives formulas' functions their meaning here)
+    tensor_cores,
+)
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
@@ -105,15 +109,18 @@ class Variant(NamedTuple):
         ]  # fmt: skip
 
 
-def _fetched(side: str, operand: Operand, tile: Tile, across: int, width: int) -> Iterator[str]:
+def _fetched(
+    side: str, operand: Operand, tile: Tile | tensor_cores.Tile, across: int, width: int, held: int
+) -> Iterator[str]:
     """Write how each thread fetches its share of a step's part of A or B into registers; what is outside is 0.
 
-    `across` is how many rows of A or columns of B the part has, `width` how many neighbours a register group holds.
+    `across` is how many rows of A or columns of B the part has, `width` how many neighbours a group of registers holds,
+    and `held` how many registers that are.
     """
     size, first = ("m", "row0") if side == "a" else ("n", "column0")
     step_across, step_along = (f"{side}_row", f"{side}_column") if side == "a" else (f"{side}_column", f"{side}_row")
     for turn in range(across * tile.depth // (width * tile.threads)):
-        names = [f"{side}{turn}_{v}" for v in range(width)]
+        names = [f"{side}{turn}_{v}" for v in range(held)]
         yield f"place = thread + {turn * tile.threads}"
         if operand.along:
             yield f"at = {first} + quotient(place, {tile.depth // width})"
@@ -126,12 +133,12 @@ def _fetched(side: str, operand: Operand, tile: Tile, across: int, width: int) -
             yield f"if at < {size} and deep < k:"
             yield f"    {', '.join(names)} = load_{side}({address})"
             yield "else:"
-            yield f"    {' = '.join(names)} = zero"
+            yield f"    {' = '.join(names)} = nothing"
             continue
         for v, name in enumerate(names):
             inside = f"at < {size} and deep + {v} < k" if operand.along else f"at + {v} < {size} and deep < k"
             step = step_along if operand.along else step_across
-            yield f"{name} = load_{side}({address} + {v} * {step}) if {inside} else zero"
+            yield f"{name} = load_{side}({address} + {v} * {step}) if {inside} else nothing"
 
 
 def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
@@ -153,7 +160,52 @@ def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, p
             yield f"store_shared(shared_{side} + at * {itemsize}, {', '.join(names)})"
 
 
-def _source(variant: Variant, tile: Tile, body: Trace | None) -> str:
+def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
+    """Return the code that finds the tile of a block, and where the arrays of its item of the batch begin."""
+    batch = range(variant.batch - 1, 0, -1)
+    return [
+        "tiles = tiles_down * tiles_across",
+        "index0 = quotient(cuda.blockIdx.x, tiles)",
+        "rest = cuda.blockIdx.x - index0 * tiles",
+        # Down groups of rows of tiles, then across.
+        f"group = quotient(rest, {_GROUP_ROWS} * tiles_across)",
+        f"above = group * {_GROUP_ROWS}",
+        f"high = tiles_down - above if tiles_down - above < {_GROUP_ROWS} else {_GROUP_ROWS}",
+        f"rest -= group * {_GROUP_ROWS} * tiles_across",
+        "right = quotient(rest, high)",
+        f"row0, column0 = (above + rest - right * high) * {tile.rows}, right * {tile.columns}",
+        *(f"index{d}, index0 = index0 - quotient(index0, size{d}) * size{d}, quotient(index0, size{d})" for d in batch),
+        *(f"{name} += index{d} * {name}_batch{d}" for name in variant.arrays for d in range(variant.batch)),
+    ]
+
+
+def _source(variant: Variant, tile: Tile | tensor_cores.Tile, body: Trace | None) -> str:
+    """Return the code of the kernel, and of what it calls as `formula`."""
+    header = [] if body is None else [
+        f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines),
+        f"    return {body.results[0]}",
+    ]  # fmt: skip
+    if isinstance(tile, Tile):
+        lines = _on_plain_cores(variant, tile, body is not None)
+    else:
+        fetch = [
+            line
+            for side, operand, across in (("a", variant.a, tile.rows), ("b", variant.b, tile.columns))
+            for line in _fetched(side, operand, tile, across, operand.lanes, ACCESS_BYTES // 4)
+        ]
+
+        def finished(column: str, sums: list[str]) -> Iterator[str]:
+            for i in range(0, len(sums), variant.lanes):
+                yield from _finished(variant, f"{column} + {i}", sums[i : i + variant.lanes], body is not None)
+
+        opening = _opening(variant, tile)
+        kind = tensor_cores.KINDS[variant.a.dtype]
+        lines = tensor_cores.source(kind, variant.a.along, variant.b.along, opening, fetch, finished)
+    return "\n".join([*header, f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)])
+
+
+def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str]:
+    """Return the body of the kernel that multiplies and adds numbers one by one."""
     width = ACCESS_BYTES // np.dtype(variant.sums).itemsize
     down, across = tile.thread_rows, tile.thread_columns
     # A column more than the tile: threads that put elements along the depth do not meet in one bank.
@@ -175,30 +227,21 @@ def _source(variant: Variant, tile: Tile, body: Trace | None) -> str:
             at = f"half_{side} + step * {pitch} + {place(i)}"
             yield f"        {names} = load_shared(shared_{side} + ({at}) * {ACCESS_BYTES // width})"
 
-    fetch = [*_fetched("a", variant.a, tile, tile.rows, width), *_fetched("b", variant.b, tile, tile.columns, width)]
+    fetch = [
+        *_fetched("a", variant.a, tile, tile.rows, width, width),
+        *_fetched("b", variant.b, tile, tile.columns, width, width),
+    ]
     stash = [
         *_stashed("a", variant.a, tile, tile.rows, width, pitch_a),
         *_stashed("b", variant.b, tile, tile.columns, width, pitch_b),
     ]
-    batch = range(variant.batch - 1, 0, -1)
     lines = [
         f"array_a = cuda.shared.array({2 * half_a}, sums{aligned})",
         f"array_b = cuda.shared.array({2 * half_b}, sums{aligned})",
         "shared_a, shared_b = shared_address(array_a), shared_address(array_b)",
         "thread = cuda.threadIdx.x",
         f"thread_x, thread_y = thread & {columns - 1}, quotient(thread, {columns})",
-        "tiles = tiles_down * tiles_across",
-        "index0 = quotient(cuda.blockIdx.x, tiles)",
-        "rest = cuda.blockIdx.x - index0 * tiles",
-        # Down groups of rows of tiles, then across.
-        f"group = quotient(rest, {_GROUP_ROWS} * tiles_across)",
-        f"above = group * {_GROUP_ROWS}",
-        f"high = tiles_down - above if tiles_down - above < {_GROUP_ROWS} else {_GROUP_ROWS}",
-        f"rest -= group * {_GROUP_ROWS} * tiles_across",
-        "right = quotient(rest, high)",
-        f"row0, column0 = (above + rest - right * high) * {tile.rows}, right * {tile.columns}",
-        *(f"index{d}, index0 = index0 - quotient(index0, size{d}) * size{d}, quotient(index0, size{d})" for d in batch),
-        *(f"{name} += index{d} * {name}_batch{d}" for name in variant.arrays for d in range(variant.batch)),
+        *_opening(variant, tile),
         *(f"c{i}_{j} = zero" for i in range(down) for j in range(across)),
         "depth = 0",
         "half = 0",
@@ -224,12 +267,8 @@ def _source(variant: Variant, tile: Tile, body: Trace | None) -> str:
         lines += [f"row = row0 + {thread_row(i)}", "if row < m:"]
         for j in range(0, across, variant.lanes):
             values = [f"c{i}_{j + v}" for v in range(variant.lanes)]
-            lines += [f"    {line}" for line in _finished(variant, thread_column(j), values, body is not None)]
-    header = [] if body is None else [
-        f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines),
-        f"    return {body.results[0]}",
-    ]  # fmt: skip
-    return "\n".join([*header, f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)])
+            lines += [f"    {line}" for line in _finished(variant, thread_column(j), values, has_formula)]
+    return lines
 
 
 def _finished(variant: Variant, column: str, values: list[str], has_formula: bool) -> Iterator[str]:
@@ -258,7 +297,7 @@ def _finished(variant: Variant, column: str, values: list[str], has_formula: boo
 
 
 @functools.lru_cache(maxsize=256)
-def build(variant: Variant, tile: Tile, formula: Formula | None, name: str) -> Kernel:
+def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | None, name: str) -> Kernel:
     """Return the kernel of a variant of the product."""
     number = np.dtype(variant.sums).type
     body = None if formula is None else trace(formula, number)
@@ -268,9 +307,14 @@ def build(variant: Variant, tile: Tile, formula: Formula | None, name: str) -> K
         "sums": getattr(types, variant.sums), "zero": number(0), "shared_address": shared_address,
         "load_shared": shared_loaders[variant.sums, width], "store_shared": shared_storers[variant.sums, width],
         "store_shared1": shared_storers[variant.sums, 1],
-        "load_a": loaders[variant.a.dtype, variant.a.lanes], "load_b": loaders[variant.b.dtype, variant.b.lanes],
         "load_result": loaders[variant.result, variant.lanes], "store_result": storers[variant.result, variant.lanes],
+        "nothing": number(0),
     }  # fmt: skip
+    if isinstance(tile, Tile):
+        namespace["load_a"] = loaders[variant.a.dtype, variant.a.lanes]
+        namespace["load_b"] = loaders[variant.b.dtype, variant.b.lanes]
+    else:
+        namespace |= tensor_cores.names(variant.a.dtype, variant.a.along, variant.b.along)
     exec(compile(_source(variant, tile, body), f"<matmul {name}>", "exec"), namespace)
     if body is not None:
         namespace["formula"] = device(namespace["formula"])
@@ -288,11 +332,12 @@ class Call(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def prepare(
     a: Layout, b: Layout, result: Layout, further: tuple[tuple[str, Layout], ...], formula: Formula | None, name: str,
-    is_aligned: tuple[bool, ...],
+    is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...] = (),
 ) -> Call:  # fmt: skip
     """Return what multiplies operands of these layouts; `further` are the layouts of addend, other and kept.
 
-    `is_aligned` says of A, B and the rest whether they begin at a multiple of 16 bytes.
+    `is_aligned` says of A, B and the rest whether they begin at a multiple of 16 bytes. Tensor cores are used for
+    some dtypes, where neighbours move in accesses of 16 bytes.
     """
     batch, (m, n), k = result[0][:-2], result[0][-2:], a[0][-1]
     sums = "float64" if result[2].name == "float64" else "float32"
@@ -304,9 +349,21 @@ def prepare(
             sizes[d] *= sizes.pop(d + 1)
             for own in steps.values():
                 own.pop(d)
+
+    def operands(width: int) -> tuple[Operand, Operand]:
+        """Return how A and B are read, with so many neighbours in an access if that can be."""
+        a_along, a_lanes = _reading(a, steps["a"], len(a[0]) - 1, (m, k), width if is_aligned[0] else 1)
+        b_along, b_lanes = _reading(b, steps["b"], len(b[0]) - 2, (k, n), width if is_aligned[1] else 1)
+        return Operand(a[2].name, a_along, a_lanes), Operand(b[2].name, b_along, b_lanes)
+
+    tile: Tile | tensor_cores.Tile = _TILES[sums]
     width = ACCESS_BYTES // np.dtype(sums).itemsize
-    a_along, a_lanes = _reading(a, steps["a"], len(a[0]) - 1, (m, k), width if is_aligned[0] else 1)
-    b_along, b_lanes = _reading(b, steps["b"], len(b[0]) - 2, (k, n), width if is_aligned[1] else 1)
+    read = operands(width)
+    if a[2].name in on_tensor_cores and sums == "float32":
+        kind = tensor_cores.KINDS[a[2].name]
+        wide = operands(kind.width)
+        if all(operand.lanes == kind.width for operand in wide):
+            read, tile, width = wide, kind.tile, tensor_cores.NEIGHBOURS
     lanes = width if is_aligned[2] and n % width == 0 else 1
     for each, (_, _, dtype) in layouts.items():
         if each not in "ab":
@@ -314,10 +371,8 @@ def prepare(
             lanes = lanes if whole and steps[each][-1] == dtype.itemsize else 1
     given = {each for each, _ in further}
     variant = Variant(
-        Operand(a[2].name, a_along, a_lanes), Operand(b[2].name, b_along, b_lanes), result[2].name, lanes, len(sizes),
-        "addend" in given, "other" in given, "kept" in given,
+        *read, result[2].name, lanes, len(sizes), "addend" in given, "other" in given, "kept" in given
     )  # fmt: skip
-    tile = _TILES[sums]
     down, across = -(-m // tile.rows), -(-n // tile.columns)
     words = (m, n, k, down, across, *sizes[1:], *[step for each in variant.arrays for step in steps[each]])
     return Call(build(variant, tile, formula, name), down * across * int(np.prod(sizes, dtype=np.int64)), words)
@@ -359,7 +414,7 @@ def _product(
     is_aligned = [array.address % ACCESS_BYTES == 0 for array in arrays]
     call = prepare(
         _layout(a), _layout(b), _layout(result), tuple([(each, _layout(array)) for each, array in given.items()]),
-        formula, name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])),
+        formula, name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])), tensor_cores.used_for(),
     )  # fmt: skip
     if call.blocks:
         call.kernel.launch(call.blocks, *call.words, *[array.address for array in arrays])
@@ -392,17 +447,15 @@ def linear(
 ) -> DeviceArray:  # fmt: skip
     """Return formula(rows @ weight.T + bias, other), made tile by tile while the product is in registers.
 
-    `formula`, known as `name`, may take one parameter; without it the product is returned. What the formula is applied
-    to goes into `product`, if given. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
+    `formula`, known as `name`, may take one parameter. What it is applied to goes into `product`, if given; without a
+    formula that is the result. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
     _, kind = _checked(rows, weight.T)
-    result = empty((rows.shape[0], weight.shape[0]), kind)
+    result = product if formula is None and product is not None else empty((rows.shape[0], weight.shape[0]), kind)
     addend = None if bias is None else bias.reshape(1, weight.shape[0]).broadcast_to(result.shape)
-    _product(
-        rows, weight.T, result if formula is not None or product is None else product, formula, name,
-        addend=addend, other=other, kept=None if formula is None else product,
-    )  # fmt: skip
-    return result if formula is not None or product is None else product
+    kept = None if formula is None else product
+    _product(rows, weight.T, result, formula, name, addend=addend, other=other, kept=kept)
+    return result
 
 
 def _checked(a: DeviceArray, b: DeviceArray) -> tuple[Shape, np.dtype[Any]]:

@@ -4,11 +4,11 @@ A row is read twice: for what it folds into, and for what is written. Numbers of
 where its elements are of half precision.
 """
 
-import math
 from typing import Any
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
+from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
@@ -21,19 +21,6 @@ _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
 
 # --- Softmax ---------------------------------------------------------------------------------------------------------
 
-
-def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total: Any) -> Any:
-    """Return the largest value of two parts of a row, and the sum of exp(value - largest), NaN if there is one."""
-    # Infinities of one sign have no distance.
-    scale = where(other_largest == largest, 1, exp(-abs(other_largest - largest)))
-    is_larger = other_largest > largest
-    return (
-        where(is_larger, other_largest, largest),
-        where(is_larger, total * scale + other_total, total + other_total * scale),
-    )
-
-
-EXPONENTIALS = {"largest": -math.inf, "total": 0}
 _EXPONENTIALS = Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials)
 
 # Where the largest is infinite, it takes away itself from the sum: such a row is undefined, as by definition.

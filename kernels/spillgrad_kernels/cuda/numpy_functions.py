@@ -21,7 +21,7 @@ def _on_view(function: Callable[..., Any]) -> Callable[..., DeviceArray]:
 
     @functools.wraps(function)
     def viewed(array: DeviceArray, *arguments: Any, **options: Any) -> DeviceArray:
-        return DeviceArray(function(array._lying, *arguments, **options))
+        return array.view_of(function(array._lying, *arguments, **options))
 
     return viewed
 

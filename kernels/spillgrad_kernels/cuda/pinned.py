@@ -61,6 +61,13 @@ class PinnedMemory:
         weakref.finalize(lent, self._returned.append, (address, size)).atexit = False
         return np.asarray(lent)
 
+    def lent(self, array: np.ndarray) -> bool:
+        """Return whether an array's memory was lent by `empty`."""
+        root: object = array
+        while isinstance(root, np.ndarray):
+            root = root.base
+        return isinstance(root, _Lent)
+
     def give_back_idle(self) -> None:
         """Return to the system what no array needs."""
         with self._lock:

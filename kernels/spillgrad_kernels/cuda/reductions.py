@@ -3,7 +3,7 @@
 Every reduction is brought to (outer, n, inner) and folded over n. A block of threads makes several results, each with
 several threads: neighbouring threads go along n where that is dense in memory, and from one result to the next where it
 is not. Long folds are cut into parts of a fixed length, whose results are folded in turn: sums do not depend on the
-device. Sums and products accumulate in float64, of integers in int64.
+device. Sums and products accumulate in float64, of integers in int64; those of exponentials in their own dtype.
 """
 
 import builtins
@@ -14,21 +14,35 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from spillgrad_kernels.cuda import scans
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.elementwise import compute, contiguous
+from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
-from spillgrad_kernels.cuda.rows import threads_of_row
+from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
+from spillgrad_kernels.cuda.rows import run as run_rows
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.reductions import RULES, fold_order, reduced_shape, require_elements
+from spillgrad_kernels.formula import CONVERSIONS
+from spillgrad_kernels.reductions import RULES as _CPU_RULES
+from spillgrad_kernels.reductions import fold_order, reduced_shape, require_elements
+from spillgrad_kernels.scalar_math import exp, log, sqrt, where
 from spillgrad_kernels.walk import Shape
 
-# Elements that one part folds.
-_PART_ELEMENTS = 1 << 16
+# Elements that one part folds: 2**24 of them are of 1,024 blocks, as many as a large device runs at once.
+_PART_ELEMENTS = 1 << 14
+# Elements of a column that one thread goes down in a running fold.
+_COLUMN_ELEMENTS = 1 << 8
 
 # The rule that folds the results of parts.
 _OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+
+RULES = {
+    **_CPU_RULES,
+    "norm": _CPU_RULES["sum"]._replace(
+        term=lambda x, _, j: np.float64(x) * np.float64(x), finish=lambda total, n: sqrt(total)
+    ),
+}  # fmt: skip
 
 
 @device
@@ -58,7 +72,7 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
     term, combine = rule.term, rule.combine
     finish = _unfinished if finished_as is None else RULES[finished_as].finish
     identity = _identity(name, dtype)
-    accumulated = getattr(types, type(identity).__name__)
+    number, accumulated = type(identity), getattr(types, type(identity).__name__)
     load, store = loaders[dtype.name, 1], storers[result.name, 1]
     shifted, no_shift = rule.shifted, (np.float32 if dtype.name in HALF else dtype.type)(0)
     size, result_size, threads = dtype.itemsize, result.itemsize, THREADS
@@ -86,7 +100,7 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
                 last = (part + 1) * length if (part + 1) * length < n else n
                 j = part * length + lane
                 while j < last:
-                    folded = combine(folded, term(load(base + j * inner * size), own_shift, j))
+                    folded = combine(folded, number(term(load(base + j * inner * size), own_shift, j)))
                     j += width
             shared[thread] = folded
             cuda.syncthreads()
@@ -105,12 +119,13 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
     return Kernel(fold, [types.int64] * 12, threads)
 
 
-class _Fold(NamedTuple):
+class _Folding(NamedTuple):
     """How (outer, n, inner) is folded: in so many parts of a length, each by `width` threads."""
 
     outer: int
     n: int
     inner: int
+    length: int
 
     @property
     def units(self) -> int:
@@ -118,12 +133,12 @@ class _Fold(NamedTuple):
 
     @property
     def parts(self) -> int:
-        return builtins.max(1, -(-self.n // _PART_ELEMENTS))
+        return builtins.max(1, -(-self.n // self.length))
 
     @property
     def width(self) -> int:
         """The threads of one result, a power of two."""
-        return threads_of_row(builtins.min(self.n, _PART_ELEMENTS), self.inner)
+        return threads_of_row(builtins.min(self.n, self.length), self.inner)
 
     def run(
         self, name: str, finished_as: str | None, count: int, a: DeviceArray, shift: DeviceArray | None,
@@ -133,9 +148,14 @@ class _Fold(NamedTuple):
         beside, apart = (1, self.width) if self.inner == 1 else (columns, 1)
         groups = -(-self.units // columns) * self.parts
         kernel(name, finished_as, a.dtype, out.dtype).launch(
-            blocks_for(groups * THREADS, THREADS), self.units, self.n, self.inner, self.parts, _PART_ELEMENTS, count,
+            blocks_for(groups * THREADS, THREADS), self.units, self.n, self.inner, self.parts, self.length, count,
             self.width, beside, apart, a.address, a.address if shift is None else shift.address, out.address,
         )  # fmt: skip
+
+
+def _in_order(a: DeviceArray, permutation: Shape | None) -> DeviceArray:
+    """Return the elements in the order of (outer, n, inner), without gaps."""
+    return contiguous(a if permutation is None else a.transpose(*permutation))
 
 
 def _result_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -148,17 +168,16 @@ def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: Devic
     """Fold `axes` of an array; a shifted fold has a second operand, with one value per result in the result's order."""
     order = fold_order(a.shape, axes)
     out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
-    fold = _Fold(order.outer, order.n, order.inner)
+    fold = _Folding(order.outer, order.n, order.inner, _PART_ELEMENTS)
     if not fold.units:
         return out
-    if order.permutation is not None:
-        a = a.transpose(*order.permutation)
-    a, shift = contiguous(a), None if shift is None else contiguous(shift)
+    a, shift = _in_order(a, order.permutation), None if shift is None else contiguous(shift)
     count, rule = fold.n, name
     while fold.parts > 1:
         partials = empty((fold.units, fold.parts), np.dtype(type(_identity(rule, a.dtype))))
         fold.run(rule, None, count, a, shift, partials)
-        fold, rule, a, shift = _Fold(fold.units, fold.parts, 1), _OF_PARTS[RULES[rule].ufunc], partials, None
+        fold, rule = _Folding(fold.units, fold.parts, 1, _PART_ELEMENTS), _OF_PARTS[RULES[rule].ufunc]
+        a, shift = partials, None
     fold.run(rule, name, count, a, shift, out)
     return out
 
@@ -222,3 +241,115 @@ def var(a: DeviceArray, axes: Shape, correction: float = 1, keepdims: bool = Fal
     divisor = np.dtype(np.float32 if a.dtype.name in HALF else a.dtype).type(freedom if freedom > 0 else 0)
     compute(ROWS["div"].forward, "div", [squares, divisor], (a.dtype,), (squares,))
     return squares, centre
+
+
+def any(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return whether an element over `axes` is not 0; False over no elements."""
+    return _reduce("max", axes, keepdims, converted(a, np.dtype(np.bool_)))
+
+
+def all(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return whether no element over `axes` is 0; True over no elements."""
+    return _reduce("min", axes, keepdims, converted(a, np.dtype(np.bool_)))
+
+
+def norm(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return the square root of the sum of squares over `axes`."""
+    return _reduce("norm", axes, keepdims, a)
+
+
+# --- Sums of exponentials --------------------------------------------------------------------------------------------
+
+
+def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total: Any) -> Any:
+    """Return the largest value of two parts of a row, and the sum of exp(value - largest), NaN if there is one."""
+    # Infinities of one sign have no distance.
+    scale = where(other_largest == largest, 1, exp(-abs(other_largest - largest)))
+    is_larger = other_largest > largest
+    return (
+        where(is_larger, other_largest, largest),
+        where(is_larger, total * scale + other_total, total + other_total * scale),
+    )
+
+
+EXPONENTIALS = {"largest": -math.inf, "total": 0}
+
+
+def _log_of_sum(largest: Any, total: Any) -> Any:
+    return largest + log(total)
+
+
+_LOGSUMEXP = RowLoop(
+    "logsumexp", ["a"], fold=Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials),
+    finish=_log_of_sum, finished=["lse"], stored=["lse"],
+)  # fmt: skip
+_LOGSUMEXP_OF_PART = RowLoop(
+    "logsumexp_of_part", ["a"], fold=Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials),
+    stored=["largest", "total"],
+)  # fmt: skip
+_LOGSUMEXP_OF_PARTS = RowLoop(
+    "logsumexp_of_parts", ["part_largest", "part_total"],
+    fold=Fold(EXPONENTIALS, lambda part_largest, part_total: (part_largest, part_total), join_exponentials),
+    finish=_log_of_sum, finished=["lse"], stored=["lse"],
+)  # fmt: skip
+
+
+def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
+    """Return log(sum(exp(a))) over `axes` without overflow; -inf over no elements."""
+    order = fold_order(a.shape, axes)
+    out = empty(reduced_shape(a.shape, axes, keepdims), a.dtype)
+    rows = Rows(order.outer, order.n, order.inner)
+    a = _in_order(a, order.permutation)
+    parts = -(-rows.n // _PART_ELEMENTS)
+    if parts <= 1:
+        run_rows(_LOGSUMEXP, rows, [a], [out])
+    else:
+        folded = empty((2, parts, rows.units), CONVERSIONS[a.dtype.name])
+        run_rows(_LOGSUMEXP_OF_PART, rows._replace(parts=parts), [a], [folded[0], folded[1]])
+        run_rows(_LOGSUMEXP_OF_PARTS, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
+    return out
+
+
+# --- Running folds ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
+    """Return the kernel of a running fold by a rule, along what is dense in memory or not."""
+    build = scans.along_rows if is_dense else scans.down_columns
+    kernel = build(RULES[name].combine, _identity(name, dtype), dtype, _result_dtype(name, dtype))
+    kernel.function.__name__ = f"running_{name}_{dtype.name}"
+    return kernel
+
+
+def _running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
+    dtype = a.dtype
+    out = empty(a.shape, _result_dtype(name, dtype))
+    _, outer, n, inner = fold_order(a.shape, (axis,))
+    if not out.size:
+        return out
+    a = contiguous(a)
+    fold = _Folding(outer, n, inner, _PART_ELEMENTS if inner == 1 else _COLUMN_ELEMENTS)
+    before = None
+    if fold.parts > 1:
+        partials = empty((fold.units, fold.parts), np.dtype(type(_identity(name, dtype))))
+        fold.run(name, None, n, a, None, partials)
+        before = _running(name, partials, 1)
+    is_dense = inner == 1
+    groups = outer * fold.parts
+    turns, words = (groups * THREADS, (outer,)) if is_dense else (groups * inner, (groups * inner, inner))
+    scan(name, dtype, is_dense).launch(
+        blocks_for(turns, THREADS), *words, n, fold.parts, fold.length, a.address,
+        0 if before is None else before.address, out.address,
+    )  # fmt: skip
+    return out
+
+
+def cumsum(a: DeviceArray, axis: int) -> DeviceArray:
+    """Return the running sums along `axis`, of integers in int64."""
+    return _running("sum", a, axis)
+
+
+def cumprod(a: DeviceArray, axis: int) -> DeviceArray:
+    """Return the running products along `axis`, of integers in int64."""
+    return _running("prod", a, axis)

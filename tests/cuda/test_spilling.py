@@ -1,0 +1,138 @@
+"""Saved tensors of a device go to pinned memory and disk, and come back, under both budgets."""
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.errors import SavedTensorError, SpillError
+from spillgrad.nn import functional as F
+
+WIDTH = 8  # the simulator takes milliseconds for each number of a product
+LAYERS = 4
+STATE_BYTES = WIDTH * WIDTH * 4
+
+
+@pytest.fixture
+def leaves() -> list[sg.Tensor]:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 8 for _ in range(LAYERS)]
+    return [sg.tensor(array, device="cuda", requires_grad=True) for array in arrays]
+
+
+def loss_of(leaves: list[sg.Tensor]) -> sg.Tensor:
+    x = sg.ones(WIDTH, WIDTH, device="cuda")
+    for leaf in leaves:
+        x = (x @ leaf).tanh()
+        x = x.T * x.reshape(WIDTH, WIDTH)  # two views of one storage
+    return (x * x).mean()
+
+
+def gradients(leaves: list[sg.Tensor]) -> list[np.ndarray]:
+    found = [leaf.grad.numpy(force=True) for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+def plain(leaves: list[sg.Tensor]) -> list[np.ndarray]:
+    loss_of(leaves).backward()
+    return gradients(leaves)
+
+
+@pytest.mark.parametrize("ram_budget", [0, 2 * STATE_BYTES, "1MiB"])
+@pytest.mark.parametrize("device_budget", [0, 3 * STATE_BYTES, "1MiB"])
+def test_gradients_are_the_same_under_any_budgets(leaves, tmp_path, ram_budget, device_budget):
+    wanted = plain(leaves)
+    with sg.save_on_disk(tmp_path, ram_budget=ram_budget, device_budget=device_budget, min_bytes=0) as spill:
+        for _ in range(2):
+            with spill:
+                loss = loss_of(leaves)
+            stats = spill.stats()
+            assert stats.device_bytes <= spill._device_budget
+            loss.backward()
+            for found, value in zip(gradients(leaves), wanted, strict=True):
+                np.testing.assert_array_equal(found, value)
+            del loss
+            assert spill.stats().device_bytes == 0
+            assert spill.stats().live_bytes == 0
+    if device_budget == 0:
+        assert spill.stats().packed_bytes > LAYERS * STATE_BYTES
+    if device_budget == ram_budget == 0:
+        assert spill.stats().written_bytes > LAYERS * STATE_BYTES
+
+
+def test_a_graph_that_is_kept_is_read_again_within_the_budget(leaves, tmp_path):
+    wanted = plain(leaves)
+    with sg.save_on_disk(tmp_path, ram_budget=2048, device_budget=2 * STATE_BYTES, min_bytes=0) as spill:
+        loss = loss_of(leaves)
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+        for found, value in zip(gradients(leaves), wanted, strict=True):
+            np.testing.assert_array_equal(found, value)
+    assert spill.stats().device_bytes <= 3 * STATE_BYTES
+
+
+def test_a_change_of_what_is_saved_on_the_device_is_an_error(leaves, tmp_path):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0):
+        x = leaves[0] * 2
+        y = x * x
+    x.add_(1)
+    with pytest.raises((SavedTensorError, SpillError), match="modified"):
+        y.sum().backward()
+
+
+def test_a_change_of_what_was_copied_from_the_device_is_none_of_the_copy(leaves, tmp_path):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget=0, min_bytes=0):
+        x = leaves[0] * 2
+        y = x * x
+        sg.cuda.synchronize()
+        further = leaves[1] * 2
+        further * further  # when something else is saved, it is noted which copies are done
+    x.add_(1)
+    y.sum().backward()
+    np.testing.assert_array_equal(leaves[0].grad.numpy(force=True), 8 * leaves[0].numpy(force=True))
+
+
+def test_what_is_saved_twice_is_stored_once(leaves, tmp_path):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0) as spill:
+        x = leaves[0] * 2
+        y = x * x + x.T.exp() * x
+    assert spill.stats().device_bytes <= 3 * STATE_BYTES  # x, exp(x.T), and no copy of x
+    y.sum().backward()
+    del x, y
+    assert spill.stats().device_bytes == 0
+
+
+def test_flushing_writes_what_is_on_the_device_and_leaves_it_there(leaves, tmp_path):
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0) as spill:
+        loss = loss_of(leaves)
+    assert spill.stats().written_bytes == 0
+    spill.flush()
+    assert spill.stats().written_bytes >= LAYERS * STATE_BYTES
+    wanted = plain(leaves)
+    loss.backward()
+    for found, value in zip(gradients(leaves), wanted, strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+def test_a_model_of_layers_trains_the_same(tmp_path):
+    def losses(device_budget: int | None) -> list[float]:
+        sg.manual_seed(0)
+        layers = [sg.nn.Linear(32, 32), sg.nn.GELU(), sg.nn.LayerNorm(32), sg.nn.Dropout(0.1), sg.nn.Linear(32, 8)]
+        model = sg.nn.Sequential(*layers).to("cuda")
+        optimizer = sg.optim.AdamW(model.parameters(), lr=1e-2)
+        x, t = sg.randn(16, 32, device="cuda"), sg.randint(0, 8, (16,), device="cuda")
+        found = []
+        for _ in range(2):
+            if device_budget is None:
+                loss = F.cross_entropy(model(x), t)
+            else:
+                with sg.save_on_disk(tmp_path, ram_budget="8KiB", device_budget=device_budget, min_bytes=0):
+                    loss = F.cross_entropy(model(x), t)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    assert losses(None) == losses(0) == losses(4096)
