@@ -35,8 +35,8 @@ def test_views_lie_as_numpy_s():
 def test_a_view_that_takes_a_copy_is_refused():
     array = to_device(np.zeros((3, 4), np.float32))
     with pytest.raises(ValueError, match="copy"):
-        array.T.reshape(12)
-    with pytest.raises(TypeError, match="wanted numbers, slices, None"):
+        array.T.reshape(12, copy=False)
+    with pytest.raises(TypeError, match="a device array's view takes numbers, slices, None"):
         array[[0, 1]]
 
 

@@ -13,7 +13,7 @@ from spillgrad_tools.bench_cases import GPT2_WORDS, Case
 GPT2: dict[str, Any] = {"vocab_size": GPT2_WORDS, "context": 512, "n_layer": 12, "n_head": 12, "n_embd": 768}
 _SIMULATED_GPT: dict[str, Any] = {"vocab_size": 11, "context": 3, "n_layer": 1, "n_head": 1, "n_embd": 4}
 GPT_CONFIG = _SIMULATED_GPT if SIMULATED else GPT2
-# A part of what the spilled step saves stays on the device, the rest goes to pinned memory: the copies are measured, not a
+# A part of what the spilled step saves stays on the device, the rest goes to pinned memory: copies are measured, not a
 # disk. The simulator's step is so small that every byte has to go.
 _SIMULATED_SPILL: dict[str, Any] = {"device_budget": 0, "spill_budget": "1MiB", "min_bytes": 1}
 SPILL_OPTIONS = _SIMULATED_SPILL if SIMULATED else {"device_budget": "512MiB", "spill_budget": "8GiB"}
@@ -64,8 +64,8 @@ def cuda_cases(simulated: bool, log2_floats: int) -> tuple[Case, ...]:
         Case(f"causal attention {'x'.join(map(str, heads))}", "attention", "attention+", (heads,) * 4, "NNNn", ()),
         Case(_STEP, "GPT-2 124M step", "gpt step", tokens, "i", (Ratio("torch", 0.6),), classes=words, heavy=True),
         Case(
-            f"{_STEP}, spilled to RAM but 512 MiB", "GPT-2 124M step", "gpt step spilled", tokens, "i", (Ratio("unspilled", 0.9),),
-            classes=words, heavy=True, beside=("unspilled", _STEP),
+            f"{_STEP}, spilled to RAM but 512 MiB", "GPT-2 124M step", "gpt step spilled", tokens, "i",
+            (Ratio("unspilled", 0.9),), classes=words, heavy=True, beside=("unspilled", _STEP),
         ),
     )  # fmt: skip
 
