@@ -14,7 +14,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad_kernels.cuda.availability import missing
-from spillgrad_tools import bench_cuda, bench_numpy
+from spillgrad_tools import bench_cuda, bench_numpy, bench_worker
 from spillgrad_tools.bench_bars import DeviceCopySpeed, Ratio
 from spillgrad_tools.bench_cases import Case, Result
 from spillgrad_tools.bench_cuda import log2_floats, measure
@@ -92,6 +92,21 @@ def test_numbers_repeat_after_a_period_and_bfloat16_is_the_references_too():
     assert all((x[:30] == y).all() and (x[90:] == y[:10]).all() for x, y in zip(whole, first, strict=True))
     assert {x.dtype.name for x in (*whole, *first)} == {"bfloat16"}
     assert not (first[0] == first[1]).all()
+
+
+def test_every_period_has_to_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    case = Case("x", "x", "add", ((90,), (90,)), "nn", (), period=30)
+    monkeypatch.setitem(bench_worker.CASES_ON, "cpu", {"x": case})
+    runner = bench_worker.CaseRunner("numpy", threads=1)
+    runner.reference("x", str(tmp_path))
+    assert np.load(tmp_path / "0.npy").shape == (30,)
+    assert runner.check("x", str(tmp_path))["disagreement"] <= 1
+
+    def wrong_at_the_end(x: np.ndarray, y: np.ndarray) -> Any:
+        return lambda: np.append((x + y)[:-1], np.float32(7))
+
+    monkeypatch.setitem(bench_numpy.OPERATIONS, "add", wrong_at_the_end)
+    assert runner.check("x", str(tmp_path))["disagreement"] > 1
 
 
 @pytest.mark.parametrize(("gpu_bytes", "log2"), [(80 << 30, 28), (16 << 30, 27), (1 << 20, 20)])

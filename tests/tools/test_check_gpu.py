@@ -45,7 +45,11 @@ def test_parts_run_from_anywhere_in_the_simulator(tmp_path: Path):
         "| machine", "| memory", "| benchmark",
     ]  # fmt: skip
     assert table[-1].startswith("3 of 3 checks passed")
-    assert (tmp_path / "out" / "benchmark.json").exists()
+    answer = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    names = [
+        line.split(" | ")[0].strip("| ") for line in (tmp_path / "out" / "benchmark.md").read_text().splitlines()[2:]
+    ]
+    assert names[: len(answer["results"])] == [result["case"] for result in answer["results"]]
 
 
 @pytest.mark.skipif(missing() is None, reason="there is a device")

@@ -118,9 +118,12 @@ class CaseRunner:
         return {"seconds": seconds}
 
     def _periods(self, result: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the parts of a result that have to be the reference's."""
+        """Return the parts of a result that have to be the reference's; of equal ones the first."""
         assert self.case
-        return list(result.reshape(-1, self.case.period)) if self.case.period else [result]
+        if not self.case.period:
+            return [result]
+        first, *others = result.reshape(-1, self.case.period)
+        return [first, *(part for part in others if not np.array_equal(part, first))]
 
     def _count(self, call: Callable[[], Any]) -> int:
         """Return how many calls fill a timing; the first ones, with caches and threads still cold, do not tell."""
