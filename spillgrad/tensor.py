@@ -14,7 +14,7 @@ from spillgrad import dlpack, dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
-from spillgrad.device import CPU, Device, as_device, device_of, moved
+from spillgrad.device import CPU, CUDA, Device, as_device, device_of, moved
 from spillgrad.errors import (
     ArgumentError,
     DeviceError,
@@ -244,7 +244,7 @@ class Tensor:
     @property
     def is_cuda(self) -> bool:
         """Whether the memory is on a CUDA device."""
-        return is_on_device(self._array)
+        return self.device is CUDA
 
     def bump_version(self) -> None:
         """Count one in-place change of the memory."""

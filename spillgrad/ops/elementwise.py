@@ -19,11 +19,12 @@ from spillgrad.ops import generate, inplace
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.numeric import as_own, run_formula
+from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
-from spillgrad_kernels.device_array import ARRAYS, address_of
+from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
 from spillgrad_kernels.formula import trace as traced
@@ -173,6 +174,8 @@ def by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
     arrays = tuple([o._array if isinstance(o, Tensor) else o for o in operands])
+    if isinstance(out, Tensor) and any([is_on_device(a) for a in (out._array, *arrays)]):
+        require_one_device(row.name, (out, *arrays))
     shapes = {a.shape for a in arrays if isinstance(a, ARRAYS)}
     try:
         shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()

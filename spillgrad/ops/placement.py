@@ -6,13 +6,9 @@ from typing import Any, NoReturn
 
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.device import CPU, CUDA, Device, device_of, moved
-from spillgrad.errors import DeviceError
+from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS, NotOnDevice
-
-
-class HostComputeWarning(UserWarning):
-    """An operation on tensors of a device ran on the host, between copies there and back."""
 
 
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:

@@ -51,6 +51,8 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     """Concatenate, array by array into its place."""
+    if not all(isinstance(array, DeviceArray) for array in arrays) or isinstance(out, np.ndarray):
+        raise NotOnDevice("numpy.concatenate: got arrays of the host and of the device; they must be in one place")
     first = arrays[0]
     axis %= first.ndim
     sizes = [array.shape[axis] for array in arrays]
