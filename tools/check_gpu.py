@@ -35,7 +35,7 @@ PACKAGES = (
 STEPS = 6
 # Sums in another order, and what six steps make of that.
 LOSS_TOLERANCE = 1e-3
-SHOWN_FAILURES = 5
+SHOWN_FAILURES = 8
 HOST_LOSSES = "host-losses.json"
 
 
@@ -247,8 +247,10 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
         failures += [line for outcome in outcomes for line in outcome[2]]
         others = len(names) - passed - skipped
         text = f"{passed} passed, {skipped} skipped, {others} failed"
-        more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
-        return Outcome(not failures and passed > 0, text, [*failures[:SHOWN_FAILURES], *more])
+        # Of a test with many parameters, the first that failed.
+        shown = list({line.partition("[")[0]: line for line in reversed(failures)}.values())[::-1][:SHOWN_FAILURES]
+        more = [f"and {len(failures) - len(shown)} more"] if len(failures) > len(shown) else []
+        return Outcome(not failures and passed > 0, text, [*shown, *more])
 
     return check
 
