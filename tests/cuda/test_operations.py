@@ -242,3 +242,15 @@ def test_a_tensor_of_a_device_shows_itself_and_is_copied_pickled_and_saved(tmp_p
     assert sg.load(tmp_path / "x.sg")["x"].tolist() == [1.5, 2.5]
     with pytest.raises(DeviceError, match="numpy: got a tensor on cuda:0"):
         x.numpy()
+
+
+def test_mixed_precision_on_a_device_leaves_tensors_of_the_host_alone():
+    here, there = sg.tensor(A), sg.tensor(A, device="cuda", requires_grad=True)
+    with sg.autocast("cuda"):
+        assert sg.is_autocast_enabled("cuda") and not sg.is_autocast_enabled("cpu")
+        assert (here @ here.T).dtype == "float32"
+        product = there @ there.T
+    assert product.dtype == "bfloat16"
+    np.testing.assert_allclose(product.float().numpy(force=True), A @ A.T, 2e-2, 2e-2)
+    product.float().sum().backward()
+    assert (there.grad.dtype, there.grad.device) == ("float32", "cuda")
