@@ -1,6 +1,7 @@
 """The benchmark on a GPU: it runs whole in Numba's simulator, its references are right, and a failure is one row's."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ README = (ROOT / "README.md").read_text()
 CASES = cuda_cases(simulated=False, log2_floats=28)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs the extra cuda")
 def test_the_whole_command_runs_in_the_simulator():
     paths = os.pathsep.join(str(ROOT / path) for path in (".", "kernels", "tools"))
     found = subprocess.run(

@@ -36,6 +36,7 @@ def run(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str]:
     return found.returncode, found.stdout
 
 
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs the extra cuda")
 def test_parts_run_from_anywhere_in_the_simulator(tmp_path: Path):
     status, printed = run(tmp_path, "--quick", "--only", "m", NUMBA_ENABLE_CUDASIM="1")
     table = printed.splitlines()
