@@ -16,7 +16,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-cuda test-nojit test-page fuzz lint format clean
+.PHONY: help train bench test test-cuda check-gpu test-nojit test-page fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +36,10 @@ test: $(VENV)/installed-dev  ## run the tests
 # A process has either the simulator or a GPU: these tests run apart from the others.
 test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU
 	NUMBA_ENABLE_CUDASIM=$(SIMULATED) $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS)
+
+# With the Python that has PyTorch and CUDA's packages: nothing is installed for it.
+check-gpu:  ## run all CUDA tests and benchmarks on the GPU of this machine (ten minutes)
+	$(PYTHON) tools/check_gpu.py $(ARGS)
 
 # Uncompiled arithmetic warns where compiled arithmetic quietly gives NaN or infinity.
 test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and report which lines ran

@@ -10,6 +10,7 @@ Where to look:
 * files: `save` and `load`, of tensors in nested containers; `save_checkpoint` and `load_checkpoint`, of training runs;
 * spilling: `save_on_disk` for what operations save, `disk_offload` for parameters, gradients and optimizer state, and
   `spillgrad.storage` for the store alone;
+* NVIDIA's GPUs: `device="cuda"`, and `spillgrad.cuda` for their memory;
 * mixed precision: `autocast`, and `spillgrad.amp`;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
@@ -501,6 +502,7 @@ from spillgrad.ops.window_functions import (
     hann_window,
     kaiser_window,
 )
+from spillgrad.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
 from spillgrad.tensor import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
+from spillgrad.errors import ArgumentError, BudgetError, DeviceError, OperandError, SpillError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.offload.building import built_model, built_optimizer
@@ -19,6 +19,16 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes
 from spillgrad.storage.store import StoreStats
 from spillgrad_kernels import memory
+
+
+def _require_host(model: Module) -> None:
+    """Raise DeviceError for a model on a device."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_cuda:
+            raise DeviceError(
+                f"disk_offload: got {name} on '{tensor.device}'; models in this machine's memory can live on disk: "
+                "move it with .cpu(), or give save_on_disk what its steps save"
+            )
 
 
 class disk_offload:
@@ -96,6 +106,7 @@ class disk_offload:
             if found is not None:
                 undo.callback(found.store.close)  # nobody else has what was built there
             self.model = built_model(model, found)
+            _require_host(self.model)
             self.optimizer = built_optimizer(optimizer, self.model)
             copies_gradients = max_grad_norm is not None and not step_in_backward
             need = largest_need(self.model, self.optimizer, copies_gradients)

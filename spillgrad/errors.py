@@ -1,4 +1,6 @@
-"""Every error spillgrad raises on purpose. Each is a `SpillgradError` and the built-in type a user would expect.
+"""Every error spillgrad raises on purpose, and the warning that one may want to turn into one.
+
+Each error is a `SpillgradError` and the built-in type a user would expect.
 
 Messages read "who: got, wanted; what to do".
 """
@@ -108,3 +110,7 @@ class OperandError(SpillgradError, TypeError, RuntimeError):
 
 class FusionError(SpillgradError, TypeError, RuntimeError):
     """A function that cannot become one kernel."""
+
+
+class HostComputeWarning(UserWarning):
+    """An operation that a device has no kernel for ran on the host, between copies of its tensors there and back."""

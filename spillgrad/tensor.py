@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from spillgrad import dtypes
+from spillgrad import dlpack, dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
-from spillgrad.device import CPU, Device, as_device, device_of, moved
+from spillgrad.device import CPU, CUDA, Device, as_device, device_of, moved
 from spillgrad.errors import (
     ArgumentError,
     DeviceError,
@@ -244,7 +244,7 @@ class Tensor:
     @property
     def is_cuda(self) -> bool:
         """Whether the memory is on a CUDA device."""
-        return is_on_device(self._array)
+        return self.device is CUDA
 
     def bump_version(self) -> None:
         """Count one in-place change of the memory."""
@@ -280,19 +280,33 @@ class Tensor:
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Return a DLPack capsule over the same memory; writes through it cannot be tracked.
 
-        Raises ExportError for what NumPy or PyTorch do not take: bfloat16, negative strides.
+        Raises ExportError for what NumPy or PyTorch do not take: bfloat16 of the host, negative strides.
         """
-        if self.dtype == dtypes.bfloat16:
-            raise ExportError("dlpack: got bfloat16, which NumPy cannot pass on; pass view(int16) and view it there")
         if any(stride < 0 for stride in self._array.strides):
             raise ExportError("dlpack: got negative strides, which not every library takes; use contiguous()")
-        return self.numpy().__dlpack__(**options)
+        if self.is_cuda:
+            self._storage.lend()
+            return dlpack.export(self._array, stream, max_version, dl_device, copy)
+        if self.dtype == dtypes.bfloat16:
+            raise ExportError("dlpack: got bfloat16, which NumPy cannot pass on; pass view(int16) and view it there")
+        return self.numpy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()
+        return dlpack.DEVICE if self.is_cuda else self._array.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """What other libraries take device memory by; a tensor on the host has none."""
+        if not self.is_cuda:
+            raise AttributeError("__cuda_array_interface__: the tensor is on the host")
+        self._storage.lend()
+        return dlpack.interface(self._array)
 
     def item(self) -> Any:
         """Return the only element as a Python number. Raises ArgumentError for more or fewer elements."""

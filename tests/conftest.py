@@ -1,6 +1,7 @@
 """Every test leaves the process as it found it: no thread, no open HDF5 file, no saved-tensor hook."""
 
 import gc
+import importlib.util
 import sys
 import threading
 import time
@@ -9,6 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spillgrad_kernels.compile import counts
+
+# What needs the extra `cuda`, which may not be installed: none of it can even be imported then.
+NEEDS_CUDA = (
+    "cuda/*",
+    *(f"kernels/test_cuda_{name}.py" for name in ("availability", "code", "driver", "integers", "machine_code")),
+)
+HAS_CUDA = importlib.util.find_spec("numba_cuda") is not None
+collect_ignore_glob = [] if HAS_CUDA else list(NEEDS_CUDA)
 
 # The kernels' thread team and the stores' I/O threads live as long as the process.
 LASTING_THREADS = ("spillgrad-kernel-", "spillgrad-io-")
@@ -65,3 +74,7 @@ def nothing_is_left_behind() -> Iterator[None]:
         gc.collect()  # graphs in reference cycles hold files until they are collected
         time.sleep(pause_s)
         pause_s *= 2  # a collection holds the GIL, which a thread that is to end needs
+
+
+def pytest_report_header() -> str | None:
+    return None if HAS_CUDA else f"the extra cuda is not installed: {', '.join(NEEDS_CUDA)} are left out"

@@ -57,10 +57,16 @@ NEVER = {
 STORAGE_FREE_FOR_ALL = ("spillgrad.storage.budget",)
 # Only these open the storage room, and only these know another framework.
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad_tools")
-FRAMEWORK_USERS = ("spillgrad.interop", "spillgrad_tools.bench_torch", "spillgrad_tools.bench_train_torch")
+FRAMEWORK_USERS = (
+    "spillgrad.interop",
+    "spillgrad_tools.bench_torch",
+    "spillgrad_tools.bench_torch_cuda",
+    "spillgrad_tools.bench_train_torch",
+)
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
     "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
+    "spillgrad.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
     "spillgrad.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.cuda": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",

@@ -1,13 +1,15 @@
 """Arrays on a device, and how functions of arrays find their device's twins.
 
-A device array knows where its elements are and reads none: how it lies in memory is a NumPy array over the device's
-addresses, of which views are made and no element is read. What computes is in `spillgrad_kernels.cuda`, which is
-imported when the first such array is made: it needs numba-cuda.
+A device array knows where its elements are and reads none. How a view lies in memory NumPy says once for each layout,
+of an array over addresses of which no element is read. What computes is in `spillgrad_kernels.cuda`, which is imported
+when the first such array is made: it needs numba-cuda.
 """
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +20,11 @@ from spillgrad_kernels.pointers import address_of as host_address_of
 
 Shape = tuple[int, ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# What one access of a device's thread moves at most; arrays that begin at a multiple of it are aligned.
+ACCESS_BYTES = 16
+# Where layouts are that nothing but their views is asked of.
+_SOMEWHERE = 1 << 40
 
 
 class NotOnDevice(TypeError):
@@ -32,19 +39,97 @@ def _cuda(module: str) -> Any:
     return importlib.import_module(f"spillgrad_kernels.cuda.{module}")
 
 
+class Lying:
+    """How an array lies in memory; strides are in bytes, and `dense` is what NumPy calls C-contiguous.
+
+    `bounds` are where its first byte is, from the first element on, and where it ends; nowhere without elements.
+    What lies alike has one such object, or a few where there were very many others: it is its own key, at once.
+    """
+
+    __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
+
+    def __init__(
+        self, shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True
+    ) -> None:
+        self.shape, self.strides, self.dtype, self.dense, self.writeable = shape, strides, dtype, dense, writeable
+        reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+        last = sum([reach for reach in reaches if reach > 0]) + dtype.itemsize
+        self.bounds = (sum([reach for reach in reaches if reach < 0]), last) if 0 not in shape else (0, 0)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1 << 14)
+    def made(shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True) -> "Lying":
+        """Return the one that lies so."""
+        return Lying(shape, strides, dtype, dense, writeable)
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Lying":
+        """Return how an array of NumPy lies."""
+        return cls.made(array.shape, array.strides, array.dtype, array.flags.c_contiguous, array.flags.writeable)
+
+    def at(self, address: int = _SOMEWHERE) -> np.ndarray:
+        """Return an array of NumPy that lies so at an address; nobody may read its elements."""
+        interface = {
+            "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
+            "data": (address, not self.writeable),
+        }  # fmt: skip
+        return np.asarray(_Interface(interface)).view(self.dtype)
+
+
+class _Interface:
+    """What NumPy takes for an array."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+class Flags:
+    """NumPy's flags of a device array, of which `writeable` can be set."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: "DeviceArray") -> None:
+        self._array = array
+
+    @property
+    def c_contiguous(self) -> bool:
+        """Whether the elements are in order without gaps."""
+        return self._array.lying.dense
+
+    @property
+    def writeable(self) -> bool:
+        """Whether elements may be overwritten."""
+        return self._array.lying.writeable
+
+    @writeable.setter
+    def writeable(self, value: bool) -> None:
+        lying = self._array.lying
+        if lying.writeable is not value:
+            self._array.lying = Lying.made(lying.shape, lying.strides, lying.dtype, lying.dense, value)
+
+    @property
+    def carray(self) -> bool:
+        """Whether the elements are in order without gaps and may be overwritten."""
+        return self.c_contiguous and self.writeable
+
+
 class DeviceArray(NDArrayOperatorsMixin):
     """An array in device memory; shape, strides, dtype, flags and views are NumPy's.
 
     NumPy's functions take it where the device has a kernel for them. Those that would read its elements on the host,
-    and `np.asarray`, raise NotOnDevice: `to_host` copies them there.
+    and `np.asarray`, raise NotOnDevice: `to_host` copies them there. `address` is that of the first element. `base` is
+    the array that this is a view of, which it holds, as with NumPy's, and `owner` what else lives as long as it does.
     """
 
-    __slots__ = ("__weakref__", "_lying", "base")
+    __slots__ = ("__weakref__", "address", "base", "dtype", "lying", "owner", "shape", "strides")
     __hash__ = object.__hash__
 
-    def __init__(self, lying: np.ndarray, base: "DeviceArray | None" = None) -> None:
-        self._lying = lying
-        self.base = base  # the array that this is a view of; as with NumPy's, who holds the view holds it
+    def __init__(self, address: int, lying: Lying, owner: Any = None, base: "DeviceArray | None" = None) -> None:
+        self.address = address
+        self.lying = lying
+        self.shape, self.strides, self.dtype = lying.shape, lying.strides, lying.dtype
+        self.owner = owner
+        self.base = base
 
     def __getattr__(self, name: str) -> Any:
         raise NoSuchAttribute(f"{name}: no kernel of the device does this")
@@ -53,103 +138,98 @@ class DeviceArray(NDArrayOperatorsMixin):
         return f"<{self.dtype} array of shape {self.shape} on a device>"
 
     @property
-    def address(self) -> int:
-        """The address of the first element."""
-        return int(self._lying.__array_interface__["data"][0])
-
-    @property
-    def shape(self) -> Shape:
-        """The size of each dimension."""
-        return self._lying.shape
-
-    @property
-    def strides(self) -> Shape:
-        """The bytes from one element to the next in each dimension."""
-        return self._lying.strides
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The data type of the elements."""
-        return self._lying.dtype
-
-    @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self._lying.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self._lying.size
+        return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
         """The bytes of one element."""
-        return self._lying.itemsize
+        return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
         """The bytes of all elements."""
-        return self._lying.nbytes
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def flags(self) -> Any:
-        """NumPy's flags: whether the elements are in order without gaps, and may be written."""
-        return self._lying.flags
+    def flags(self) -> Flags:
+        """Whether the elements are in order without gaps, and may be written."""
+        return Flags(self)
 
     # Views
 
+    def unread(self) -> np.ndarray:
+        """Return an array of NumPy that lies in memory as this one does; nobody may read its elements."""
+        return self.lying.at(self.address)
+
     def view_of(self, lying: np.ndarray) -> "DeviceArray":
-        """Return the view of this array that lies in memory as a view of how this one does."""
-        return DeviceArray(lying, self if self.base is None else self.base)
+        """Return the view of this array that lies in memory as a view of `unread()` does."""
+        base = self if self.base is None else self.base
+        return DeviceArray(host_address_of(lying), Lying.of(lying), None, base)
+
+    def view_by(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> "DeviceArray":
+        """Return what a function of NumPy that makes views makes of this array."""
+        try:
+            offset, lying = _viewed(function, self.lying, arguments, tuple(options.items()) if options else ())
+        except TypeError:  # lists, say, are not hashable; or an argument is wrong
+            return self.view_of(function(self.unread(), *arguments, **options))
+        return DeviceArray(self.address + offset, lying, None, self if self.base is None else self.base)
 
     @property
     def T(self) -> "DeviceArray":
         """A view with the dimensions in reverse order."""
-        return self.view_of(self._lying.T)
+        return self.view_by(np.transpose)
 
     def __getitem__(self, key: Any) -> "DeviceArray":
         """Return a view; for an index with arrays a copy."""
         if _has_arrays(key):
             return _cuda("advanced_indexing").pick(self, key)  # type: ignore[no-any-return]
-        return self.view_of(self._lying[_viewing(key)])
+        return self.view_by(_part, _viewing(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Overwrite a part with a broadcast value. Raises NotOnDevice for an index with arrays."""
-        _cuda("elementwise").assign(self.view_of(self._lying[_viewing(key)]), value)
+        _cuda("elementwise").assign(self.view_by(_part, _viewing(key)), value)
 
     def __len__(self) -> int:
-        return len(self._lying)
+        if not self.shape:
+            raise TypeError("len: got an array without dimensions")
+        return self.shape[0]
 
     def view(self, dtype: Any = None) -> "DeviceArray":
         """Return a view, of the same bytes as another dtype if one is given. Raises ValueError as NumPy does."""
-        return self.view_of(self._lying.view() if dtype is None else self._lying.view(dtype))
+        return self.view_by(np.ndarray.view, self.dtype if dtype is None else dtype)
 
     def transpose(self, *axes: Any) -> "DeviceArray":
         """Return a view with the dimensions in another order."""
-        return self.view_of(self._lying.transpose(*axes))
+        return self.view_by(np.ndarray.transpose, *axes)
 
     def swapaxes(self, axis1: int, axis2: int) -> "DeviceArray":
         """Return a view with two dimensions exchanged."""
-        return self.view_of(self._lying.swapaxes(axis1, axis2))
+        return self.view_by(np.swapaxes, axis1, axis2)
 
     def squeeze(self, axis: Any = None) -> "DeviceArray":
         """Return a view without dimensions of size 1."""
-        return self.view_of(self._lying.squeeze(axis))
+        return self.view_by(np.squeeze, axis)
 
     def broadcast_to(self, shape: Shape) -> "DeviceArray":
         """Return a view in which sizes of 1 are repeated."""
-        return self.view_of(np.broadcast_to(self._lying, shape))
+        return self.view_by(np.broadcast_to, shape)
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
         """Return a view of another shape, or a copy where that takes one; then `copy=False` raises ValueError."""
         sizes = shape[0] if len(shape) == 1 else shape
+        if copy is False or self.lying.dense:  # of what is dense, all sizes that multiply to it are views
+            return self.view_by(_reshaped, sizes)
         try:
-            return self.view_of(np.reshape(self._lying, sizes, copy=False))
+            return self.view_by(_reshaped, sizes)
         except ValueError:
-            if copy is False or self.flags.c_contiguous:  # of what is dense, sizes that do not multiply to it
-                raise
-        return self.copy().reshape(sizes)
+            return self.copy().reshape(sizes)
 
     # Elements
 
@@ -224,15 +304,42 @@ def _has_arrays(key: Any) -> bool:
     return any([isinstance(part, ARRAYS) for part in (key if isinstance(key, tuple) else (key,))])
 
 
-def _viewing(key: Any) -> Any:
-    """Return the index of a view, whatever its dimensions. Raises NotOnDevice for one that NumPy would copy for."""
-    parts = key if isinstance(key, tuple) else (key,)
-    for part in parts:
-        if not (part is None or part is ... or isinstance(part, slice | int | np.integer)) or isinstance(part, bool):
+def _viewing(key: Any) -> tuple[Any, ...]:
+    """Return the index of a view as something hashable. Raises NotOnDevice for one that NumPy would copy for."""
+    parts: list[Any] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        if part is None or part is ... or type(part) is int:
+            parts.append(part)
+        elif isinstance(part, slice):
+            ends = (part.start, part.stop, part.step)
+            parts.append(tuple([end if end is None or type(end) is int else index(end) for end in ends]))
+        elif isinstance(part, int | np.integer) and not isinstance(part, bool):
+            parts.append(int(part))
+        else:
             raise NotOnDevice(
                 f"index: got {type(part).__name__}; a device array's view takes numbers, slices, None, ..."
             )
-    return parts if any(part is ... for part in parts) else (*parts, ...)  # without it, NumPy would read an element
+    return tuple(parts)
+
+
+def _part(array: np.ndarray, key: tuple[Any, ...]) -> np.ndarray:
+    """Return the view of an array that `_viewing` told the index of."""
+    parts = tuple([slice(*part) if type(part) is tuple else part for part in key])
+    found: np.ndarray = array[parts if ... in parts else (*parts, ...)]  # without it, NumPy would read an element
+    return found
+
+
+def _reshaped(array: np.ndarray, sizes: Any) -> np.ndarray:
+    return np.reshape(array, sizes, copy=False)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _viewed(
+    function: Callable[..., np.ndarray], lying: Lying, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+) -> tuple[int, Lying]:
+    """Return where a view of what lies so begins, in bytes from there, and how it lies."""
+    found = function(lying.at(), *arguments, **dict(options))
+    return host_address_of(found) - _SOMEWHERE, Lying.of(found)
 
 
 def arange_beside(array: Any, count: int) -> np.ndarray:
@@ -244,15 +351,24 @@ def placed(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: S
     """Return what lies so many bytes into dense memory, of the host or of the device; strides are in bytes too."""
     if is_on_device(memory):
         array: Any = memory
-        lying: np.ndarray = np.ndarray(shape, dtype, array._lying.reshape(-1).view(np.uint8).data, offset, strides)
+        lying: np.ndarray = np.ndarray(shape, dtype, array.unread().reshape(-1).view(np.uint8).data, offset, strides)
         return array.view_of(lying)  # type: ignore[no-any-return]
     return np.ndarray(shape, dtype, memory, offset, strides)
 
 
 def byte_bounds(array: np.ndarray) -> tuple[int, int]:
     """Return the addresses of an array's first byte, and behind its last one."""
-    array = getattr(array, "_lying", array)
+    looked_at: Any = array
+    if type(looked_at) is DeviceArray:
+        low, high = looked_at.lying.bounds
+        return looked_at.address + low, looked_at.address + high
     return np.lib.array_utils.byte_bounds(array)
+
+
+def may_share_memory(a: DeviceArray, b: DeviceArray) -> bool:
+    """Return whether what two arrays reach over has a byte in common."""
+    (low, high), (other_low, other_high) = byte_bounds(a), byte_bounds(b)  # type: ignore[arg-type]
+    return max(low, other_low) < min(high, other_high)
 
 
 def to_device(array: np.ndarray) -> np.ndarray:
@@ -280,6 +396,11 @@ def beside(array: Any, other: np.ndarray) -> np.ndarray:
     return to_device(other) if type(array) is DeviceArray else other
 
 
+def prepare_on_device(*arguments: Any) -> Any:
+    """Return what computes an elementwise formula on the device; see `spillgrad_kernels.cuda.elementwise.prepare`."""
+    return _cuda("elementwise").prepare(*arguments)
+
+
 def on_device(module: str) -> Callable[[Function], Function]:
     """Let a function of the CPU's kernels take device arrays too.
 
@@ -291,7 +412,8 @@ def on_device(module: str) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def choose(*arguments: Any, **options: Any) -> Any:
             for argument in arguments:
-                if type(argument) is DeviceArray or (type(argument) in (list, tuple) and _has_device_array(argument)):
+                kind = type(argument)
+                if kind is DeviceArray or ((kind is list or kind is tuple) and _has_device_array(argument)):
                     _require_device(choose, arguments)
                     return twin(choose)(*arguments, **options)
             return function(*arguments, **options)
@@ -309,9 +431,10 @@ def _has_device_array(arguments: Sequence[Any]) -> bool:
 def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
     """Raise NotOnDevice for arrays of the host, but those without dimensions: they are numbers."""
     for argument in arguments:
-        if type(argument) in (list, tuple):
+        kind = type(argument)
+        if kind is list or kind is tuple:
             _require_device(function, argument)
-        elif isinstance(argument, np.ndarray) and argument.ndim:
+        elif kind is not DeviceArray and isinstance(argument, np.ndarray) and argument.ndim:
             raise NotOnDevice(
                 f"{function.__name__}: got arrays of the host and of the device; they must be in one place"
             )

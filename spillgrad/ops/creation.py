@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad import dtypes
+from spillgrad import dlpack, dtypes
 from spillgrad.device import CPU, CUDA, Array, as_device, filled, moved
 from spillgrad.device import empty as empty_array
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
@@ -28,7 +28,7 @@ def _finish(array: Array, requires_grad: bool, device: Any) -> Tensor:
 
 
 def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Return a new tensor with a copy of `data`: nested lists, numbers, a NumPy array or a tensor.
+    """Return a new tensor with a copy of `data`: nested lists, numbers, a NumPy array, a tensor or CUDA array.
 
     Python floats become the default float dtype, Python integers int64; arrays keep their dtype. Raises OperandError
     for data that is not numeric or not rectangular, ArgumentError for numbers that an integer dtype cannot hold.
@@ -36,6 +36,8 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     if isinstance(data, Tensor):
         wanted = data.dtype if dtype is None else dtypes.as_dtype(dtype)
         return _finish(cast(data.array, wanted), requires_grad, data.device if device is None else device)
+    if hasattr(data, "__cuda_array_interface__"):
+        return tensor(Tensor.wrap(dlpack.import_interface(data)), dtype, device, requires_grad)
     is_array = hasattr(data, "__array__")
     array = np.asarray(data) if is_array else _from_python(data)
     wanted = dtypes.as_dtype(dtype if dtype is not None else array.dtype if is_array else _natural_dtype(data))
@@ -95,8 +97,13 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return `data` as a tensor, over the same memory where it is a tensor or array of that dtype."""
+    """Return `data` as a tensor, over the same memory where it is a tensor or array of that dtype.
+
+    Objects with `__cuda_array_interface__` are arrays on the device.
+    """
     wanted = None if dtype is None else dtypes.as_dtype(dtype)
+    if not isinstance(data, Tensor) and hasattr(data, "__cuda_array_interface__"):
+        data = Tensor.wrap(dlpack.import_interface(data)).mark_shared()
     if isinstance(data, Tensor) and wanted in (None, data.dtype) and device in (None, data.device):
         return data
     if isinstance(data, np.ndarray) and wanted in (None, data.dtype) and as_device(device) is CPU:
@@ -116,13 +123,16 @@ def from_numpy(array: np.ndarray) -> Tensor:
 
 
 def from_dlpack(source: Any) -> Tensor:
-    """Return a tensor over the memory of any object with `__dlpack__` (PyTorch, NumPy, …); its writes cannot be
-    tracked. Raises DtypeError for dtypes NumPy lacks.
+    """Return a tensor over the memory of any object with `__dlpack__` (PyTorch, NumPy, …), on the host or on CUDA.
+
+    Its writes cannot be tracked. Raises DtypeError for dtypes NumPy lacks, DeviceError for another device.
     """
     if isinstance(source, Tensor):
         return source.detach()
     if not hasattr(source, "__dlpack__"):
         raise OperandError(f"from_dlpack: got {type(source).__name__}; wanted an object with __dlpack__")
+    if getattr(source, "__dlpack_device__", lambda: dlpack.HOST)()[0] == dlpack.DEVICE[0]:
+        return Tensor.wrap(dlpack.import_from(source)).mark_shared()
     try:
         return from_numpy(np.from_dlpack(source))
     except RuntimeError as error:

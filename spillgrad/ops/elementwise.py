@@ -25,7 +25,7 @@ from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
-from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device
+from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device, prepare_on_device
 from spillgrad_kernels.elementwise import ROWS, Row
 from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
 from spillgrad_kernels.formula import trace as traced
@@ -63,6 +63,18 @@ class Loop(Planned):
         small = not call.copied and call.tiles <= call.grain
         code, large = (call.code, None) if small else (None, call)
         return new_plan(layouts, code, call.tiles, call.kept, call.shape, result, large)
+
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        dtype = dtypes.bool_ if self.gives_bool else _dtype_of(operands)
+        if out is not None and out.dtype != dtype:
+            return None
+        layouts = tuple([layout_of(x) if is_on_device(x) else x.dtype for x in operands])
+        outs = () if out is None else (layout_of(out),)
+        try:
+            call = prepare_on_device(self.formula, self.name, (dtype,), layouts, outs, is_aligned)
+        except ValueError as error:
+            raise _shape_error(self.name, _shapes(operands)) from error
+        return call, call.results[0].lying.shape, dtype
 
     def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the result. Raises ShapeError when shapes do not broadcast."""

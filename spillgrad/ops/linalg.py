@@ -19,13 +19,13 @@ from spillgrad.ops.elementwise import OPERATIONS, call
 from spillgrad.ops.intercept import is_active
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.placement import require_one_device
-from spillgrad.ops.planned import Plan, Planned, new_plan
+from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import matmul as kernels
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import empty_beside, is_on_device
+from spillgrad_kernels.device_array import empty_beside, is_on_device, twin
 from spillgrad_kernels.dispatch import get_num_threads
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.walk import Layout, Shape
@@ -56,6 +56,13 @@ class _Product(Planned):
         """Compute a large product, planned for the threads that there are."""
         kernels.matmul(*operands, *outs)
 
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        a, b = operands
+        if out is not None or not _of_one_float(operands):
+            return None
+        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        return CallOnDevice(twin(kernels.matmul)), shape, a.dtype
+
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         a, b = arguments
         if is_on_device(a) and a.dtype.kind not in "biu":
@@ -65,6 +72,12 @@ class _Product(Planned):
         if a.dtype == dtypes.bfloat16:
             return numeric.cast(kernels.matmul(_bits(a), _bits(b)), dtypes.bfloat16)
         return on_floats(kernels.matmul, a, b)
+
+
+def _of_one_float(operands: Sequence[Any]) -> bool:
+    """Return whether operands are arrays of a device that have one floating dtype."""
+    dtype = operands[0].dtype
+    return dtypes.is_floating_point(dtype) and all([is_on_device(x) and x.dtype == dtype for x in operands])
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
@@ -254,6 +267,14 @@ class _Linear(_Product):
             return None
         addend = (0,) * (len(rows[0]) - 1) + (dtype.itemsize,) if bias else None
         return self._planned(layouts, rows, (shape[::-1], strides[::-1], dtype), addend)
+
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        input, weight = operands[:2]
+        if out is not None or not _of_one_float(operands):
+            return None
+        multiply, shape = twin(kernels.linear), (*input.shape[:-1], weight.shape[0])
+        call = CallOnDevice(lambda input, *others: multiply(_as_rows(input), *others).reshape(shape))
+        return call, shape, input.dtype
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
         input, *others = operands

@@ -5,17 +5,15 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from spillgrad.device import CPU, CUDA, Device, device_of, moved
-from spillgrad.errors import DeviceError
+from spillgrad.device import CPU, CUDA, Device, moved
+from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.device_array import ARRAYS, NotOnDevice
+from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class HostComputeWarning(UserWarning):
-    """An operation on tensors of a device ran on the host, between copies there and back."""
 
 
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:
@@ -27,10 +25,13 @@ def require_one_device(name: str, arguments: Iterable[Any]) -> None:
     for argument in arguments:
         if isinstance(argument, Tensor):
             argument = argument._array
-        if isinstance(argument, ARRAYS) and (argument.ndim or device_of(argument) is not CPU):
-            found.setdefault(device_of(argument), argument.shape)
+        kind = type(argument)
+        if kind is DeviceArray:
+            found.setdefault(CUDA, argument)
+        elif kind is np.ndarray and argument.ndim:
+            found.setdefault(CPU, argument)
     if len(found) > 1:
-        got = " and ".join(f"one of shape {shape} on '{device}'" for device, shape in found.items())
+        got = " and ".join(f"one of shape {array.shape} on '{device}'" for device, array in found.items())
         raise DeviceError(f"{name}: got tensors on different devices, {got}; move one with .to(device)")
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.node import OutputMeta
-from spillgrad.device import CPU
+from spillgrad.device import CPU, CUDA
 from spillgrad.ops import generate
-from spillgrad.ops.numeric import as_array
+from spillgrad.ops.numeric import as_array, compute_dtype
 from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
 from spillgrad_kernels.dispatch import Kernel
 from spillgrad_kernels.memory import allocator
 from spillgrad_kernels.pointers import address_of
@@ -46,6 +47,26 @@ class Plan(NamedTuple):
     kept: np.ndarray  # the memory at `words`
 
 
+class DevicePlan(NamedTuple):
+    """What calls with arrays of a device share: `call` computes, and nodes have this metadata."""
+
+    call: Any
+    numbers: tuple[int, ...]  # the positions of numbers of Python
+    dtype: dtypes.DType  # as which they are passed
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+class CallOnDevice(NamedTuple):
+    """A function of arrays of a device, as a plan's call."""
+
+    function: Callable[..., Any]
+
+    def run(self, operands: Sequence[Any], outs: Sequence[Any]) -> tuple[Any]:
+        """Return the result, the only one."""
+        return (self.function(*operands),)
+
+
 class Planned:
     """A function of arrays, of which some may be numbers, then of attributes; and the plans for those it has met.
 
@@ -59,6 +80,7 @@ class Planned:
         self.arrays = len(parameters) if arrays is None else arrays
         self.absent = absent
         self.plans: dict[Any, Plan] = {}
+        self.device_plans: dict[Any, DevicePlan] = {}
 
     def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> Plan | None:
         """Return how to compute for operands that lie so in memory; None where they must be converted first."""
@@ -71,22 +93,86 @@ class Planned:
         """
         raise NotImplementedError
 
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool, *attributes: Any) -> Any:
+        """Return (call, shape, dtype) for device arrays and numbers of one dtype; None where there is no such plan.
+
+        `call.run(operands, outs)` returns the results for what lies alike. Of `out` there is the layout, or None.
+        `is_aligned` says that all arrays begin where a device's widest accesses may.
+        """
+        return None
+
+    def _device_key(self, arguments: tuple[Any, ...], out: Any) -> Any:
+        key: list[Any] = [out if out is None else out.lying, *arguments[self.arrays :]]
+        addresses = 0 if out is None else out.address
+        for operand in arguments[: self.arrays]:
+            kind = type(operand)
+            if kind is DeviceArray:
+                key.append(operand.lying)
+                addresses |= operand.address
+            else:
+                key.append(kind)
+        key.append(addresses % ACCESS_BYTES == 0)
+        return tuple(key)
+
+    def _on_device(self, *arguments: Any, out: Any = None) -> tuple[Any, DevicePlan] | None:
+        """Return what `compute` does, where one of the arguments is an array of a device."""
+        plan = self.device_plans.get(self._device_key(arguments, out))
+        if plan is None:
+            return None
+        operands = arguments[: self.arrays]
+        if plan.numbers:
+            given = list(operands)
+            for position in plan.numbers:
+                given[position] = as_array(operands[position], plan.dtype)[()]
+            operands = tuple(given)
+        return plan.call.run(operands, () if out is None else (out,))[0], plan
+
+    def _prepare_on_device(self, arguments: tuple[Any, ...], out: Any) -> bool:
+        operands, attributes = arguments[: self.arrays], arguments[self.arrays :]
+        arrays = [operand for operand in operands if type(operand) is DeviceArray]
+        dtype = next((array.dtype for array in arrays if array.dtype != dtypes.bool_), dtypes.bool_)
+        numbers = tuple([i for i, operand in enumerate(operands) if type(operand) in (float, int, bool)])
+        if (
+            not dtypes.is_floating_point(dtype)
+            or any([array.dtype not in (dtype, dtypes.bool_) for array in arrays])
+            or len(numbers) + len(arrays) < len(operands)
+            or (out is not None and type(out) is not DeviceArray)
+        ):
+            return False
+        computed = compute_dtype(dtype)
+        given = tuple([as_array(x, computed)[()] if i in numbers else x for i, x in enumerate(operands)])
+        key = self._device_key(arguments, out)
+        found = self.plan_on_device(given, out, key[-1], *attributes)
+        if found is None:
+            return False
+        call, shape, result_dtype = found
+        if len(self.device_plans) >= _REMEMBERED:
+            self.device_plans.clear()
+        inputs = tuple([(operand.shape, operand.dtype) for operand in given])
+        self.device_plans[key] = DevicePlan(call, numbers, computed, inputs, (OutputMeta(shape, result_dtype, CUDA),))
+        return True
+
     def promoted(self, *arguments: Any) -> tuple[Any, ...]:
         """Return an operation's arguments with tensors of the dtype it computes in; a program records these."""
         return arguments
 
     @functools.cached_property
-    def compute(self) -> Callable[..., tuple[np.ndarray, Plan] | None]:
+    def compute(self) -> "Callable[..., tuple[np.ndarray, Plan | DevicePlan] | None]":
         """Return the result, and its plan; None for arguments that no plan is for.
 
         With `out`, the result goes there; None also where it does not lie as fresh results do.
         """
-        names = {"plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of}
+        names = {
+            "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
+            "on_device": self._on_device,
+        }  # fmt: skip
         source = _compute_source(self.arrays, len(self.parameters) - self.arrays, self.absent)
         return generate.function(source, self.name, names)
 
-    def prepare(self, *arguments: Any) -> bool:
+    def prepare(self, *arguments: Any, out: Any = None) -> bool:
         """Make a plan for arguments like these; return whether there is one."""
+        if any([type(operand) is DeviceArray for operand in arguments[: self.arrays]]):
+            return self._prepare_on_device(arguments, out)
         arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]
         if arrays is None:
             return False
@@ -105,7 +191,7 @@ class Planned:
     def result(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the result for any arguments, in `out` where it fits there."""
         found = self.compute(*arguments, out=out)
-        if found is None and self.prepare(*arguments):
+        if found is None and self.prepare(*arguments, out=out):
             found = self.compute(*arguments, out=out)
         return self.converted(*arguments, out=out) if found is None else found[0]
 
@@ -134,6 +220,8 @@ def _compute_source(arrays: int, attributes: int, absent: int) -> str:
     if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
         arrays = arrays_of({", ".join(names)})
         if arrays is None:
+            if {" or ".join(f"type({a}) is DeviceArray" for a in names)}:
+                return on_device({", ".join([*names, *further])}, out=out)
             return None
         {", ".join(names)}, = arrays
     plan = plans.get(({key}))

@@ -24,7 +24,7 @@ from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.logic import logical_not
 from spillgrad.ops.numeric import as_own, compute_dtype, on_floats, require_floats
-from spillgrad.ops.planned import Plan, Planned, new_plan
+from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
 from spillgrad.ops.shape import (
     as_tuple,
     constant_pad,
@@ -40,6 +40,7 @@ from spillgrad.ops.shape import (
 )
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.device_array import twin
 from spillgrad_kernels.walk import Layout
 
 Shape = tuple[int, ...]
@@ -93,6 +94,11 @@ class _Folded(Planned):
         fold = kernels.prepare(self.name, layouts[0], dims, keepdim)
         code, large = (fold.code, None) if fold.direct else (None, fold)
         return new_plan(layouts, code, fold.units, fold.kept, fold.shape, fold.dtype, large)
+
+    def plan_on_device(self, operands: Any, out: Any, is_aligned: bool, dims: Shape, keepdim: bool) -> Any:
+        fold = twin(getattr(kernels, self.name))
+        shape = kernels.reduced_shape(operands[0].shape, dims, keepdim)
+        return CallOnDevice(lambda array: fold(array, dims, keepdim)), shape, operands[0].dtype
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         array, dims, keepdim = arguments

@@ -9,6 +9,7 @@ import pytest
 
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import empty, to_device
+from spillgrad_kernels.device_array import NotOnDevice
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool", "complex64"])
@@ -38,8 +39,23 @@ def test_a_view_that_takes_a_copy_is_refused():
     array = to_device(np.zeros((3, 4), np.float32))
     with pytest.raises(ValueError, match="copy"):
         array.T.reshape(12, copy=False)
-    with pytest.raises(TypeError, match="takes numbers, slices, None"):
+    with pytest.raises(NotOnDevice, match="takes numbers, slices, None"):
         array[[0, 1]]
+
+
+def test_a_shape_that_takes_a_copy_has_the_elements_in_order():
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert np.array_equal(to_device(host).T.reshape(2, 6).to_host(), host.T.reshape(2, 6))
+
+
+def test_numpy_reads_no_element():
+    array = to_device(np.zeros(3, np.float32))
+    with pytest.raises(NotOnDevice, match="to_host"):
+        np.asarray(array)
+    with pytest.raises(NotOnDevice, match="sin"):
+        np.sinc(array)
+    with pytest.raises(NotOnDevice, match="arctan2"):
+        np.arctan2(array, array)
 
 
 def test_memory_lives_as_long_as_the_last_view():
@@ -65,3 +81,20 @@ def test_copies_and_pickles_have_memory_of_their_own():
     kept = copy.deepcopy(array)
     assert driver.allocator().stats().live_bytes == live + 512
     del kept
+
+
+def test_arrays_share_memory_where_numpy_s_may():
+    def looks(a):
+        return [
+            a, a.T, a[1:3], a[::-1, 2:], a[:, :1], a[:, 1:2], a[0], a[3], a[2:2], a[1, 1, ...], a[1, 2, ...],
+            a[::2], a[1::2],
+            np.broadcast_to(a[:, :1], (4, 5)),
+        ]  # fmt: skip
+
+    host = np.arange(20, dtype=np.float32).reshape(4, 5)
+    there = to_device(host)
+    for a, x in zip(looks(host), looks(there), strict=True):
+        for b, y in zip(looks(host), looks(there), strict=True):
+            assert np.may_share_memory(x, y) == np.may_share_memory(a, b)
+    assert not np.may_share_memory(there, to_device(host))
+    assert not np.may_share_memory(there, host)

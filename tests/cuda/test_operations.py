@@ -1,6 +1,8 @@
 """Operations on a device give what they give on the host, and so do their gradients; none of these asks the host."""
 
+import copy
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +11,11 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
+from spillgrad.ops import placement
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.linalg import linear
-from spillgrad.ops.placement import HostComputeWarning
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 
@@ -187,3 +190,89 @@ def test_a_row_of_the_table_computes_on_a_device_as_on_the_host(name):
     if name in ("acosh",):
         operands[0] = operands[0] + 1
     assert_the_same(function, tuple(operands))
+
+
+def test_what_a_device_remembers_of_a_call_serves_calls_that_are_alike():
+    def calls(a, m):
+        wide, flat = a.reshape(4, 4), a.reshape(-1)
+        for turn in range(2):
+            for x, y in ((wide, wide.T), (flat[1:9], flat[:8]), (flat[4:12], flat[:8]), (wide[::2], wide[1])):
+                yield x + y
+            for number in (2, 2.5, True, -0.0, 1e39, -math.inf, turn):
+                yield (flat * number, number - flat, sg.where(m, flat, number), sg.maximum(flat, number))
+            yield (
+                flat > turn,
+                wide.bfloat16() * 3,
+                wide @ wide.T,
+                wide.sum(1),
+                wide.sum(1, keepdim=True),
+                wide.mean(0),
+            )
+            yield (F.linear(a, wide), F.linear(a, wide, wide[turn]), wide.double() @ wide.double())
+            yield flat[1:9].clone().add_(flat[:8]).mul_(m[:8])
+
+    assert_the_same(lambda a, m: list(calls(a, m)), (floats(2, 2, 4), truths(16)))
+
+
+def test_what_has_no_kernel_is_computed_by_the_host_with_a_warning_once():
+    x = sg.tensor(A, device="cuda", requires_grad=True)
+    placement._warned.clear()
+    with pytest.warns(HostComputeWarning, match="sort: cuda:0 has no kernel for it"):
+        values, places = x.sort(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x.detach().sort(1)
+    assert values.device == places.device == "cuda"
+    np.testing.assert_array_equal(values.numpy(force=True), np.sort(A, 1))
+    values[:, 0].sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(force=True), A.min(1, keepdims=True) == A)
+
+
+def test_tensors_of_two_devices_are_refused_and_numbers_of_the_host_are_not():
+    here, there = sg.tensor(A), sg.tensor(A, device="cuda")
+    for refused in (
+        lambda: there + here, lambda: here @ there.T, lambda: sg.cat([here, there]), lambda: F.linear(there, here),
+        lambda: F.embedding(sg.tensor(PLACES), there), lambda: there.add_(here), lambda: here.gather(1, there.long()),
+    ):  # fmt: skip
+        with pytest.raises(DeviceError, match=r"on 'cuda:0'.* and .* on 'cpu'|on 'cpu'.* and .* on 'cuda:0'"):
+            refused()
+    assert (there * sg.tensor(2.0)).device == "cuda"
+
+
+def test_tensors_and_modules_move_and_gradients_find_their_way_back():
+    x = sg.tensor(A, requires_grad=True)
+    (x.cuda() * 2).cpu().sum().backward()
+    assert x.grad.device == "cpu"
+    assert x.grad.tolist() == [[2.0] * 5] * 3
+    layer = sg.nn.BatchNorm1d(5)
+    layer(x).sum().backward()
+    layer.cuda()
+    tensors = [*layer.parameters(), *layer.buffers(), *(p.grad for p in layer.parameters())]
+    assert {str(tensor.device) for tensor in tensors} == {"cuda:0"}
+    assert layer.num_batches_tracked.dtype == "int64"
+    assert {str(tensor.device) for tensor in layer.cpu().state_dict().values()} == {"cpu"}
+
+
+def test_a_tensor_of_a_device_shows_itself_and_is_copied_pickled_and_saved(tmp_path):
+    x = sg.tensor([1.5, 2.5], device="cuda")
+    assert repr(x) == "tensor([1.5000, 2.5000], device='cuda:0')"
+    assert (x.tolist(), x[1].item(), bool(x[0] > 1), 2.5 in x, len(x)) == ([1.5, 2.5], 2.5, True, True, 2)
+    for other in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.clone()):
+        assert (other.device, other.tolist()) == ("cuda", [1.5, 2.5])
+        assert other.data_ptr() != x.data_ptr()
+    sg.save({"x": x}, tmp_path / "x.sg")
+    assert sg.load(tmp_path / "x.sg")["x"].tolist() == [1.5, 2.5]
+    with pytest.raises(DeviceError, match="numpy: got a tensor on cuda:0"):
+        x.numpy()
+
+
+def test_mixed_precision_on_a_device_leaves_tensors_of_the_host_alone():
+    here, there = sg.tensor(A), sg.tensor(A, device="cuda", requires_grad=True)
+    with sg.autocast("cuda"):
+        assert sg.is_autocast_enabled("cuda") and not sg.is_autocast_enabled("cpu")
+        assert (here @ here.T).dtype == "float32"
+        product = there @ there.T
+    assert product.dtype == "bfloat16"
+    np.testing.assert_allclose(product.float().numpy(force=True), A @ A.T, 2e-2, 2e-2)
+    product.float().sum().backward()
+    assert (there.grad.dtype, there.grad.device) == ("float32", "cuda")

@@ -62,6 +62,35 @@ def test_an_update_keeps_to_its_elements_in_any_layout(name):
     assert np.array_equal(param.to_host(), wanted)
 
 
+SEVERAL = [(3, 5), (40,), (), (0,), (64,), (41,), (4, 4), (1,)]
+
+
+@pytest.mark.parametrize(
+    "name, options", [*[(name, options) for name, (_, options) in UPDATES.items()], ("sgd", MOMENTUM[0])]
+)
+def test_many_parameters_are_updated_in_a_launch_for_each_access_and_number(name, options, monkeypatch):
+    monkeypatch.setattr(optim, "_PART_ELEMENTS", 16)
+    states = 1 if options == MOMENTUM[0] else UPDATES[name][0]
+    host_updates, updates, arrays = [], [], []
+    for turn, dtype in enumerate((np.float32, np.float64, np.float32)):
+        own = (options[0] or 0.0) + turn // 2, *options[1:]  # another learning rate
+        if name == "sgd" and states == 0:
+            own = (None, own[1] + turn // 2, *own[2:])
+        for shape in SEVERAL:
+            given = [np.asarray(np.abs(draw(shape, dtype, seed))) for seed in range(2 + states)]
+            there = [to_device(a) for a in given]
+            host_updates.append(getattr(host, name)(*given, *own))
+            updates.append(getattr(optim, name)(*there, *own))
+            arrays += zip(there, given, strict=True)
+    alone = []
+    monkeypatch.setattr(optim, "_run_alone", alone.append)
+    optim.run(updates)
+    host.run(host_updates)
+    assert alone == []
+    for found, wanted in arrays:
+        np.testing.assert_allclose(found.to_host(), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_nan_gradient_reaches_its_parameter_only():
     grad = np.ones(100, np.float32)
     grad[42] = np.nan

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import DeviceError
+from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad.ops.linalg import linear
-from spillgrad.ops.placement import HostComputeWarning
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -30,6 +29,7 @@ MIXED = {
     "linear with an activation": lambda a, b: linear(a, b, activation="relu"),
     "linear with a residual": lambda a, b: linear(a, a, residual=b[:, :2]),
     "out": lambda a, b: sg.add(a, a, out=sg.zeros(2, 3, device=b.device)),
+    "out without dimensions": lambda a, b: sg.add(a[0, 0], a[0, 1], out=sg.zeros((), device=b.device)),
     "out of a comparison": lambda a, b: sg.logical_and(a, a, out=sg.zeros(2, 3, dtype=sg.bool, device=b.device)),
     "isclose": lambda a, b: sg.isclose(a, b),
     "searchsorted": lambda a, b: sg.searchsorted(a[0], b[0]),
@@ -127,7 +127,7 @@ BY_HOST = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::spillgrad.ops.placement.HostComputeWarning")
+@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")
 @pytest.mark.parametrize("name", BY_HOST)
 def test_the_host_computes_what_has_no_kernel(name, here, there):
     results = []

@@ -12,7 +12,7 @@ from spillgrad.nn import functional as F
 from spillgrad.storage.disk_store import DiskStore
 
 WIDTH = 8  # the simulator takes milliseconds for each number of a product
-LAYERS = 4
+LAYERS = 3
 STATE_BYTES = WIDTH * WIDTH * 4
 
 
@@ -43,7 +43,7 @@ def plain(leaves: list[sg.Tensor]) -> list[np.ndarray]:
     return gradients(leaves)
 
 
-@pytest.mark.parametrize("ram_budget", [0, 2 * STATE_BYTES, "1MiB"])
+@pytest.mark.parametrize("ram_budget", [0, "1MiB"])
 @pytest.mark.parametrize("device_budget", [0, 3 * STATE_BYTES, "1MiB"])
 def test_gradients_are_the_same_under_any_budgets(leaves, tmp_path, ram_budget, device_budget):
     wanted = plain(leaves)

@@ -12,6 +12,7 @@ from spillgrad_kernels.cuda import tensor_cores
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.compile import SIMULATED
 from spillgrad_kernels.cuda.matmul import linear, matmul
+from spillgrad_kernels.cuda.precision import allow_tf32
 
 SHAPES = [(32, 16, 32), (40, 24, 72), (8, 8, 8)] + ([] if SIMULATED else [(1000, 520, 328)])
 
@@ -30,11 +31,11 @@ def used(monkeypatch):
         return build(variant, tile, *rest)
 
     monkeypatch.setattr(products, "build", noted)
-    products.prepare.cache_clear()
-    tensor_cores.allow_tf32(True)
+    products.prepared.cache_clear()
+    allow_tf32(True)
     yield tiles
-    tensor_cores.allow_tf32(False)
-    products.prepare.cache_clear()  # of products in the simulator
+    allow_tf32(False)
+    products.prepared.cache_clear()  # of products in the simulator
 
 
 def integers(shape, dtype=np.float16, seed=0):
@@ -106,6 +107,6 @@ def test_float32_is_rounded_to_tf32_only_where_that_is_allowed(used):
     b = np.eye(8, dtype=np.float32)
     wanted = np.where(a > 0, 1 + 2**-10, -1 - 2**-10).astype(np.float32)
     assert np.array_equal(matmul(to_device(a), to_device(b)).to_host(), wanted)
-    tensor_cores.allow_tf32(False)
+    allow_tf32(False)
     assert np.array_equal(matmul(to_device(a), to_device(b)).to_host(), a)
     assert [isinstance(tile, tensor_cores.Tile) for tile in used] == [True, False]

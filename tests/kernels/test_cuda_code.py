@@ -136,8 +136,9 @@ def assembled(code, capability):
     return log.decode()
 
 
-@pytest.mark.parametrize("a_turned, b_turned", [(False, False), (True, True)])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("dtype, a_turned, b_turned", [
+    (np.float16, False, False), (ml_dtypes.bfloat16, True, True), (np.float32, False, True),
+])  # fmt: skip
 def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_turned):
     kind = np.dtype(dtype)
     depth, tile = tensor_cores.KINDS[kind.name].depth, tensor_cores.KINDS[kind.name].tile
@@ -162,8 +163,10 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
             assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, capability))
 
 
-@pytest.mark.parametrize("mask", [attention.NO_MASK, attention.CHOICE, attention.BIAS])
-@pytest.mark.parametrize("dtype, width", [("float32", 64), ("float32", 128), ("float64", 64)])
+@pytest.mark.parametrize("dtype, width, mask", [
+    ("float32", 64, attention.NO_MASK), ("float32", 64, attention.CHOICE), ("float32", 128, attention.BIAS),
+    ("float64", 64, attention.NO_MASK),
+])  # fmt: skip
 @pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
 def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
     kernel = getattr(attention, name)(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
@@ -193,7 +196,7 @@ def row_kernel(name, dtype, lanes, are_columns_there=True):
     return rows.kernel(loop, tuple([dtypes[name] for name in [*loop.operands, *loop.results]]), lanes)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])  # the others differ in loads and stores alone
 @pytest.mark.parametrize("name", ROW_LOOPS)
 def test_every_row_loop_compiles_for_every_generation(name, dtype):
     for lanes, are_columns_there in ((1, False), (16 // np.dtype(dtype).itemsize, True)):
@@ -276,6 +279,20 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code
         assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {access}
+
+
+@pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
+@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
+def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(rule, states, dtype, access):
+    kind = np.dtype(dtype)
+    numbers = len(parameters(rule.formula)) - 2 - states
+    kernel = optim.updating(rule.formula, kind, 2 + states, (None,) * numbers, 16 // kind.itemsize)
+    for major, minor in CAPABILITIES:
+        code = kernel.ptx((major, minor))
+        assert f".target sm_{major}{minor}" in code
+        assert ".local" not in code
+        assert {found.rpartition(".")[2] for found in re.findall(r"st\.global\.(\S+)", code)} == {access[3:]}
+        assert access in code and "ld.global.u64" in code
 
 
 @pytest.mark.parametrize("make", [

@@ -171,8 +171,10 @@ print(count() // MIB, array.to_host().nbytes // MIB, count() // MIB)
 
 def test_a_launch_packs_every_kind_of_number_as_the_kernel_declares_it(run):
     program = """
-kinds = dict(int64="q", float32="f", float64="d", bool="?", int8="b", uint8="B", int16="h", int32="i")
-values = [-5, np.float32(0.1), 1 / 3, np.True_, np.int8(-3), np.uint8(200), np.int16(-300), np.int32(1 << 30)]
+kinds = dict(int64="q", float32="f", float64="d", bool="?", int8="b", uint8="B", int16="h", int32="i", uint64="Q")
+values = [
+    -5, np.float32(0.1), 1 / 3, np.True_, np.int8(-3), np.uint8(200), np.int16(-300), np.int32(1 << 30), (1 << 64) - 1,
+]
 library = ctypes.CDLL("libcuda.so.1")
 count = ctypes.c_int.in_dll(library, "pretended_word_count")
 count.value = len(kinds)

@@ -125,7 +125,7 @@ def test_arguments_are_packed_as_wide_as_the_code_has_them():
     kinds = [types.boolean if name == "bool" else getattr(types, name) for name in _LAYOUTS]
     code = Kernel(namespace["kernel"], kinds).ptx((8, 0))
     assert [str(kind) for kind in kinds] == list(_LAYOUTS)
-    assert re.findall(r"\.param \.([a-z]\d+) ", code) == ["u64", "u32", "u16", "u8", "u8", "u8", "f32", "f64"]
+    assert re.findall(r"\.param \.([a-z]\d+) ", code) == ["u64", "u32", "u16", "u8", "u64", "u8", "u8", "f32", "f64"]
 
 
 @pytest.mark.parametrize("text, capability, says", [

@@ -230,3 +230,12 @@ def test_what_is_added_with_factor_0_does_not_count_be_it_nan(name):
     half = function(leaf(np.ones(())), *operands, beta=0.5)
     np.testing.assert_allclose(half.numpy(), product.numpy() + 0.5)
     check_gradients(lambda x, *rest: function(x, *rest, beta=2, alpha=3), np.ones(()), *(o.numpy() for o in operands))
+
+
+def test_the_precision_of_products_is_chosen_by_pytorch_s_words():
+    assert sg.get_float32_matmul_precision() == "highest"
+    sg.set_float32_matmul_precision("high")
+    assert sg.get_float32_matmul_precision() == "high"
+    sg.set_float32_matmul_precision("highest")
+    with pytest.raises(ArgumentError, match="got 'best'; wanted 'highest', 'high' or 'medium'"):
+        sg.set_float32_matmul_precision("best")

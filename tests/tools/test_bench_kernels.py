@@ -22,6 +22,7 @@ from spillgrad_tools.bench_bars import (
     Verdict,
 )
 from spillgrad_tools.bench_cases import CASES, Case, Result
+from spillgrad_tools.bench_cuda_cases import CUDA_BY_NAME
 from spillgrad_tools.bench_kernels import check
 from spillgrad_tools.bench_process import Worker
 from spillgrad_tools.bench_report import kernels_as_markdown
@@ -50,7 +51,7 @@ def small(case: Case) -> Case:
 
 
 def test_every_operation_is_known_to_every_library_and_has_a_reference():
-    computed = {case.operation.removesuffix(" out=") for case in CASES}
+    computed = {case.operation.removesuffix(" out=") for case in (*CASES, *CUDA_BY_NAME.values())}
     assert computed == bench_numpy.REFERENCES.keys()
     for library in LIBRARIES:
         operations = importlib.import_module(f"spillgrad_tools.bench_{library}").OPERATIONS
@@ -63,7 +64,7 @@ def test_every_library_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch
     if library == "numpy" and operation not in bench_numpy.OPERATIONS:
         pytest.skip("NumPy would have to compose it")
     case = small(OPERATIONS[operation])
-    monkeypatch.setattr(bench_worker, "BY_NAME", {case.name: case})
+    monkeypatch.setitem(bench_worker.CASES_ON, "cpu", {case.name: case})
     runner = bench_worker.CaseRunner(library, threads=1)
     runner.reference(case.name, str(tmp_path))
     assert runner.check(case.name, str(tmp_path))["disagreement"] <= 1

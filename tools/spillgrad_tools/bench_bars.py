@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
+# What else times are compared with.
+PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled"}
 Seconds = Mapping[str, float]
 
 
@@ -24,6 +26,7 @@ class Yardstick:
 NUMPY_COPY = Yardstick("numpy copy", "numpy", copies=True)
 TORCH_COPY = Yardstick("torch copy", "torch", copies=True)
 ONE_THREAD = Yardstick("ours 1 thread", "ours", threads=1)
+DEVICE_COPY = Yardstick("device copy", "ours", copies=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as plain values."""
-        return {"bar": self.bar, "reached": self.reached, "wanted": self.wanted, "met": self.met}
+        plain = {"bar": self.bar, "reached": self.reached, "wanted": self.wanted, "met": self.met}
+        return {**plain, "detail": self.detail.strip(" ()")} if self.detail else plain
 
 
 Measured = dict[str, float]
@@ -87,11 +91,14 @@ class Ratio:
     least: float
     yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
 
+    def __str__(self) -> str:
+        return f"{self.least:g} × {PEER_NAMES[self.peer]}"
+
     def judge(self, seconds: Seconds) -> Verdict | None:
         """Return the ratio, where the peer was timed."""
         if self.peer not in seconds:
             return None
-        return Verdict(f"× {LIBRARY_NAMES[self.peer]}", seconds[self.peer] / seconds["ours"], self.least)
+        return Verdict(f"× {PEER_NAMES[self.peer]}", seconds[self.peer] / seconds["ours"], self.least)
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,11 @@ class CopySpeed:
     arrays: int
     nbytes: int
     yardsticks: ClassVar[tuple[Yardstick, ...]] = (NUMPY_COPY, TORCH_COPY)
+    name: ClassVar[str] = "× best copy"
+    least: ClassVar[float] = 0.85
+
+    def __str__(self) -> str:
+        return f"{self.least:g} {self.name}"
 
     def judge(self, seconds: Seconds) -> Verdict | None:
         """Return our share of the better copy's bytes a second."""
@@ -128,7 +140,16 @@ class CopySpeed:
         detail = (
             f" ({self.arrays * self.nbytes / seconds['ours'] / 1e9:.1f} of {2 * self.nbytes / copy_s / 1e9:.1f} GB/s)"
         )
-        return Verdict("× best copy", self.arrays / 2 * copy_s / seconds["ours"], 0.85, detail=detail)
+        return Verdict(self.name, self.arrays / 2 * copy_s / seconds["ours"], self.least, detail=detail)
+
+
+@dataclass(frozen=True)
+class DeviceCopySpeed(CopySpeed):
+    """Bytes read and written a second are at least 80 % of those of the driver's copy on the device."""
+
+    yardsticks: ClassVar[tuple[Yardstick, ...]] = (DEVICE_COPY,)
+    name: ClassVar[str] = "× device copy"
+    least: ClassVar[float] = 0.8
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What the benchmarks of two libraries call alike, written once: both have PyTorch's interface."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,21 +17,35 @@ def as_numpy(result: Any) -> np.ndarray:
     return array
 
 
+def seconds_of(calls: int, call: Callable[[], Any]) -> float:
+    """Return how long so many calls take."""
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - started
+
+
+def release_memory() -> None:
+    """Keep what memory there is: the next case's operands take it over."""
+
+
 def call(function: Callable[..., Any]) -> Operation:
     """Return the operation that calls `function` with the operands."""
     return lambda *operands: partial(function, *operands)
 
 
+def _with_gradients(function: Callable[..., Any], grad: Callable[..., Any]) -> Callable[..., Any]:
+    def forward_and_backward(*operands: Any) -> Any:
+        *inputs, g = operands
+        y = function(*inputs)
+        return y, *grad(y, inputs, g)
+
+    return forward_and_backward
+
+
 def layers(functional: Any, grad: Callable[..., Any]) -> dict[str, Operation]:
     """Return the operations of a network's layers; those with a "+" compute gradients too."""
-
-    def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-        def forward_and_backward(*operands: Any) -> Any:
-            *inputs, g = operands
-            y = function(*inputs)
-            return y, *grad(y, inputs, g)
-
-        return forward_and_backward
+    with_gradients = partial(_with_gradients, grad=grad)
 
     def softmax(x: Any) -> Any:
         return functional.softmax(x, -1)
@@ -68,3 +83,21 @@ def step_of(optimizer: Callable[..., Any], **options: Any) -> Operation:
         return step
 
     return prepared
+
+
+def _chain_of_5(x: Any) -> Any:
+    return ((x * 2 + 1).sigmoid() * x).clamp(min=0.1)
+
+
+def _chain_of_7(x: Any, y: Any) -> Any:
+    return ((x * y + x).tanh() * y.sigmoid() - x).relu()
+
+
+def chains(fused: Callable[..., Any], grad: Callable[..., Any]) -> dict[str, Operation]:
+    """Return chains of so many elementwise operations, as `fused` returns them; with a "+", gradients too."""
+    seven = fused(_chain_of_7)
+    return {
+        "chain of 5": call(fused(_chain_of_5)),
+        "chain of 7": call(seven),
+        "chain of 7+": call(_with_gradients(seven, grad)),
+    }

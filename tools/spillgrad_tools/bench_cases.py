@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from spillgrad_tools.bench_bars import (
@@ -26,7 +27,7 @@ TOKENS = 2048
 GPT2_LAYERS = ((768, 2304), (768, 768), (768, 3072), (3072, 768))
 GPT2_WORDS = 50257
 
-_DTYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
+_DTYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "bfloat16": ml_dtypes.bfloat16}
 
 # A row of more operations than this takes a second or so a call.
 HEAVY_FLOP = 5e10
@@ -40,7 +41,10 @@ class Case:
     """One row: an operation and its operands.
 
     `kinds` has a letter per operand: "n" normal numbers, "t" the same with the last two axes transposed in memory,
-    "i" class numbers below the first operand's columns, "o" memory for the result. A capital wants a gradient.
+    "i" numbers below `classes`, or the first operand's columns, "o" memory for the result. A capital wants a gradient.
+
+    Numbers repeat after `period` if there is one: results do too, and the reference has but the first ones. `beside`
+    names a contender, and the case whose time on our side is that contender's.
     """
 
     name: str
@@ -51,6 +55,9 @@ class Case:
     bars: tuple[Bar, ...]
     dtype: str = "float32"
     heavy: bool = False
+    classes: int = 0
+    period: int = 0
+    beside: tuple[str, str] | None = None
 
     @property
     def wants_gradient(self) -> bool:
@@ -63,31 +70,42 @@ class Case:
         inputs = len(self.kinds.rstrip("o"))
         return self.operation.removesuffix(" out="), self.shapes[:inputs], self.kinds[:inputs], self.dtype
 
-    def operands(self) -> Iterator[np.ndarray]:
-        """Yield the operands, the same in every process."""
+    def operands(self, whole: bool = True) -> Iterator[np.ndarray]:
+        """Yield the operands, the same in every process; those of one period only unless they are to be whole."""
         random, dtype = np.random.default_rng(0), _DTYPES[self.dtype]
+        drawn = np.float32 if self.dtype == "bfloat16" else dtype
         for shape, kind in zip(self.shapes, self.kinds.lower(), strict=True):
             if kind == "i":
-                yield random.integers(0, self.shapes[0][-1], shape)
+                yield random.integers(0, self.classes or self.shapes[0][-1], shape)
             elif kind == "t":
-                yield random.standard_normal((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
+                turned = random.standard_normal((*shape[:-2], shape[-1], shape[-2]), drawn)
+                yield turned.astype(dtype, copy=False).swapaxes(-1, -2)
             elif kind == "o":
                 yield np.zeros(shape, dtype)
+            elif self.period:
+                numbers = random.standard_normal(self.period, drawn).astype(dtype, copy=False)
+                yield np.resize(numbers, shape) if whole else numbers
             else:
-                yield random.standard_normal(shape, dtype)
+                yield random.standard_normal(shape, drawn).astype(dtype, copy=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out of one case: seconds by contender, and what its bars say of them."""
+    """What came out of one case: seconds by contender, and what its bars say of them.
+
+    `failures` says why a contender was not timed.
+    """
 
     case: Case
     seconds: dict[str, float]
     rounds: int
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Return what each bar says, where its peer was timed."""
+        """Return what each bar says, where we and its peer were timed."""
+        if "ours" not in self.seconds:
+            return []
         return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
 
     def as_json(self) -> dict[str, Any]:
@@ -97,6 +115,7 @@ class Result:
             "group": self.case.group,
             "rounds": self.rounds,
             "seconds": self.seconds,
+            **({"failures": self.failures} if self.failures else {}),
             "bars": [verdict.as_json() for verdict in self.verdicts],
         }
 

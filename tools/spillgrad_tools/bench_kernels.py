@@ -21,16 +21,21 @@ from spillgrad_tools.bench_report import kernels_as_markdown, machine, show_kern
 MARKER = "bench kernels"
 
 
-def chosen(name: str, quick: bool) -> list[Case]:
+def matching(every: Sequence[Case], name: str, quick: bool) -> list[Case]:
     """Return the cases whose name contains `name`, without the heavy ones if it has to be quick.
 
     Raises ArgumentError when there is none.
     """
-    cases = [case for case in CASES if name in case.name and not (quick and case.heavy)]
+    cases = [case for case in every if name in case.name and not (quick and case.heavy)]
     if not cases:
-        words = ", ".join(dict.fromkeys(case.name.split()[0] for case in CASES))
+        words = ", ".join(dict.fromkeys(case.name.split()[0].rstrip(",") for case in every))
         raise ArgumentError(f"bench: no case has '{name}' in its name; filter by one of {words}")
     return cases
+
+
+def rounds_of(case: Case, rounds: int) -> int:
+    """Return the rounds of a case. Heavy ones, whose times vary less, get a third."""
+    return min(rounds, max(3, rounds // 3)) if case.heavy else rounds
 
 
 def check(case: Case, workers: Sequence[Worker], directory: Path) -> None:
@@ -60,7 +65,7 @@ def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) 
 
 
 def measure(cases: Sequence[Case], workers: Sequence[Worker], threads: int, rounds: int) -> Iterator[Result]:
-    """Check and time each case. Heavy ones, whose times vary less, get a third of the rounds."""
+    """Check and time each case."""
     (numpy,) = [worker for worker in workers if worker.library == "numpy"]
     with tempfile.TemporaryDirectory() as directory:
         computed: tuple[object, ...] | None = None
@@ -71,7 +76,7 @@ def measure(cases: Sequence[Case], workers: Sequence[Worker], threads: int, roun
             numpy_can = case.operation in bench_numpy.OPERATIONS and not case.wants_gradient
             able = [worker for worker in workers if worker is not numpy or numpy_can]
             check(case, able, Path(directory))
-            yield time_case(case, able, threads, min(rounds, max(3, rounds // 3)) if case.heavy else rounds)
+            yield time_case(case, able, threads, rounds_of(case, rounds))
 
 
 def run(
@@ -81,7 +86,7 @@ def run(
 
     Raises ArgumentError when there is no such case, or when the page would not get every row of every library.
     """
-    cases = chosen(name, quick)
+    cases = matching(CASES, name, quick)
     libraries = ["ours", "numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
     if page and (len(cases) < len(CASES) or "torch" not in libraries):
         raise ArgumentError(

@@ -1,12 +1,20 @@
 """The benchmarked operations in NumPy: times to beat, and references for what NumPy itself does not have."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
+
+from spillgrad_tools.bench_calls import release_memory, seconds_of
+from spillgrad_tools.bench_cuda_cases import GPT_CONFIG, gpt_weights
+
+__all__ = [
+    "OPERATIONS", "REFERENCES", "VERSION", "as_numpy", "no_grad", "prepare", "release_memory", "seconds_of",
+    "set_num_threads",
+]  # fmt: skip
 
 VERSION = f"NumPy {np.__version__}"
 
@@ -119,6 +127,55 @@ def _adamw_first_step(param: np.ndarray, grad: np.ndarray) -> Any:
     return param * (1 - 1e-3 * 1e-2) - 1e-3 * grad / (np.abs(grad) + 1e-8)
 
 
+def _chain_of_7(x: np.ndarray, y: np.ndarray) -> Any:
+    return np.maximum(np.tanh(x * y + x) / (1 + np.exp(-y)) - x, 0)
+
+
+def _chain_of_7_and_gradients(x: np.ndarray, y: np.ndarray, g: np.ndarray) -> Any:
+    t, s, result = np.tanh(x * y + x), 1 / (1 + np.exp(-y)), _chain_of_7(x, y)
+    g = g * (result > 0)
+    inner = g * s * (1 - t * t)
+    return result, inner * (y + 1) - g, inner * x + g * t * s * (1 - s)
+
+
+def gpt_loss(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> float:
+    """Return the loss of a GPT-2 whose parameters have Hugging Face's names, sequence by sequence: few fit at once."""
+    width, heads = config["n_embd"], config["n_head"]
+    length = tokens.shape[1] - 1
+    masked = np.triu(np.full((length, length), -np.inf), 1)
+    layers = [
+        {
+            name.removeprefix(f"transformer.h.{n}."): x.astype(np.float64)
+            for name, x in weights.items()
+            if f".h.{n}." in name
+        }
+        for n in range(config["n_layer"])
+    ]
+    words, places, scale, shift = (
+        weights[f"transformer.{name}"].astype(np.float64)
+        for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")
+    )
+    losses = []
+    for sequence in tokens:
+        x = words[sequence[:-1]] + places[:length]
+        for layer in layers:
+            y = _layer_norm(x, layer["ln_1.weight"], layer["ln_1.bias"]) @ layer["attn.c_attn.weight"]
+            y = (y + layer["attn.c_attn.bias"]).reshape(length, 3, heads, width // heads)
+            q, k, v = y.transpose(1, 2, 0, 3)
+            p = _softmax(q @ k.swapaxes(1, 2) / math.sqrt(width // heads) + masked)
+            y = (p @ v).transpose(1, 0, 2).reshape(length, width)
+            x = x + y @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"]
+            y = _layer_norm(x, layer["ln_2.weight"], layer["ln_2.bias"]) @ layer["mlp.c_fc.weight"]
+            y = _gelu_tanh(y + layer["mlp.c_fc.bias"])
+            x = x + y @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
+        losses.append(_cross_entropy(_layer_norm(x, scale, shift) @ words.T, sequence[1:]))
+    return float(np.mean(losses))
+
+
+def _gpt_step(tokens: np.ndarray) -> Any:
+    return np.asarray(gpt_loss(GPT_CONFIG, gpt_weights(GPT_CONFIG), tokens))
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {
     "matmul": np.matmul,
     "exp": np.exp,
@@ -146,4 +203,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "cross_entropy+": _cross_entropy_and_gradient,
     "attention+": _attention_and_gradients,
     "adamw": _adamw_first_step,
+    "chain of 5": lambda x: np.maximum(1 / (1 + np.exp(-(x * 2 + 1))) * x, 0.1),
+    "chain of 7": _chain_of_7,
+    "chain of 7+": _chain_of_7_and_gradients,
+    "gpt step": _gpt_step,
+    "gpt step spilled": _gpt_step,
 }

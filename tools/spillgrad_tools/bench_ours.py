@@ -12,9 +12,11 @@ import spillgrad as sg
 from spillgrad.nn import functional
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.elementwise import ROWS
-from spillgrad_tools.bench_calls import Operation, as_numpy, call, layers, step_of
+from spillgrad_tools.bench_calls import Operation, as_numpy, call, layers, release_memory, seconds_of, step_of
 
-__all__ = ["OPERATIONS", "VERSION", "as_numpy", "no_grad", "prepare", "set_num_threads"]
+__all__ = [
+    "OPERATIONS", "VERSION", "as_numpy", "no_grad", "prepare", "release_memory", "seconds_of", "set_num_threads",
+]  # fmt: skip
 
 VERSION = f"spillgrad with Numba {importlib.metadata.version('numba')}"
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -16,22 +17,32 @@ class WorkerEnded(RuntimeError):
 
     def __init__(self, library: str, status: int) -> None:
         super().__init__(f"bench: the {library} process ended with status {status}")
-        self.status = status
+        self.library, self.status = library, status
+
+
+class RequestFailed(RuntimeError):
+    """A process could not do what it was asked, and said why."""
+
+    def __init__(self, library: str, why: str) -> None:
+        super().__init__(why)
+        self.library = library
 
 
 class Worker:
-    """A process that knows one library. It runs `module`, whose `answer_requests` answers `ask`.
+    """A process that knows one library on a device. It runs `module`, whose `answer_requests` answers `ask`.
 
     It has the memory that `cap` leaves it, if one is given. Raises WorkerEnded when it does not even start.
     """
 
-    def __init__(self, module: str, library: str, threads: int, cap: MemoryCap | None = None) -> None:
+    def __init__(
+        self, module: str, library: str, threads: int, cap: MemoryCap | None = None, device: str = "cpu"
+    ) -> None:
         limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         # OpenBLAS's idle threads spin for 2^26 cycles, into the turn of the next library; 2^20 bridge the gap between
         # two calls just as well.
         limits["OPENBLAS_THREAD_TIMEOUT"] = "20"
         self.library = library
-        command = [sys.executable, "-m", module, library, str(threads)]
+        command = [sys.executable, "-m", module, library, str(threads), device]
         self._process = subprocess.Popen(
             command if cap is None else cap.command(command),
             stdin=subprocess.PIPE,
@@ -40,7 +51,7 @@ class Worker:
             env={**os.environ, **limits, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         try:
-            self.version: str = self.ask(do="version")["version"]
+            self.version: str | None = self.ask(do="version")["version"]
         except WorkerEnded:
             self._process.communicate()
             raise
@@ -58,7 +69,8 @@ class Worker:
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send a request and return the answer.
 
-        Raises WorkerEnded when the process has died; what it died of is on its stderr.
+        Raises WorkerEnded when the process has died; what it died of is on its stderr. Raises RequestFailed when it
+        answers that it could not.
         """
         assert self._process.stdin and self._process.stdout
         line = ""
@@ -71,11 +83,23 @@ class Worker:
         if not line:
             raise WorkerEnded(self.library, self._process.wait())
         answer: dict[str, Any] = json.loads(line)
+        if "failed" in answer:
+            raise RequestFailed(self.library, answer["failed"])
         return answer
 
 
-def answer_requests(handlers: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """Answer requests on standard input by the handler that each names under "do", until the input ends."""
+def answer_requests(handlers: Mapping[str, Callable[..., dict[str, Any]]], survives: bool = False) -> None:
+    """Answer requests on standard input by the handler that each names under "do", until the input ends.
+
+    An error ends the process or, if it survives them, is printed and the answer.
+    """
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(handlers[request.pop("do")](**request)), flush=True)
+        try:
+            answer = handlers[request.pop("do")](**request)
+        except Exception as error:
+            if not survives:
+                raise
+            traceback.print_exc()
+            answer = {"failed": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)

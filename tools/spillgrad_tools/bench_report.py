@@ -14,7 +14,7 @@ from rich.table import Table
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import format_bytes
 from spillgrad_tools.bench_bars import LIBRARY_NAMES, Row, Verdict
-from spillgrad_tools.bench_cases import Result
+from spillgrad_tools.bench_cases import Case, Result
 
 ABSENT = "–"
 
@@ -101,6 +101,45 @@ def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str
     return "\n".join(lines)
 
 
+_CUDA_LIBRARIES = ("ours", "torch")
+
+
+def show_cuda(about: dict[str, Any], results: Sequence[Result]) -> None:
+    """Print a table with a row per case: the device's times, or why there are none, and what was reached."""
+    table = Table(box=SIMPLE)
+    for heading in ("case", *(LIBRARY_NAMES[library] for library in _CUDA_LIBRARIES), "reached / wanted"):
+        table.add_column(heading)
+    for result in results:
+        table.add_row(result.case.name, *_times_or_failures(result), "\n".join(map(str, result.verdicts)))
+    console = Console()
+    _show_about(console, about)
+    console.print(table)
+    _show_reached(console, [verdict for result in results for verdict in result.verdicts])
+
+
+def cuda_row_as_text(result: Result) -> str:
+    """Return a row of a GPU in one line."""
+    cells = zip(_CUDA_LIBRARIES, _times_or_failures(result), strict=True)
+    times = [f"{LIBRARY_NAMES[library]} {cell}" for library, cell in cells]
+    return f"{result.case.name}: {', '.join((*times, *map(str, result.verdicts)))}"
+
+
+def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequence[Result]) -> str:
+    """Return a row per case as Markdown; its cells are empty as long as nothing was measured."""
+    by_name = {result.case.name: result for result in results}
+    lines = ["| on a GPU | at least | spillgrad | PyTorch | reached / wanted |", "|---|---|---|---|---|"]
+    for case in cases:
+        cells = ["", "", ""]
+        if case.name in by_name:
+            result = by_name[case.name]
+            cells = [*_times_or_failures(result), ", ".join(map(str, result.verdicts))]
+        lines.append(f"| {case.name} | {', '.join(map(str, case.bars))} | {' | '.join(cells)} |")
+    if results:
+        libraries = ", ".join(about["libraries"])
+        lines += ["", f"{about['gpu']}; {libraries}; {about['date']}; medians of {about['rounds']} rounds."]
+    return "\n".join(lines)
+
+
 def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> None:
     """Print training steps' time, tokens a second, memory and traffic by contender, and what bars were reached."""
     table = Table(box=SIMPLE)
@@ -175,6 +214,12 @@ def _times(result: Result) -> list[str]:
     return [
         format_seconds(result.seconds[library]) if library in result.seconds else ABSENT for library in LIBRARY_NAMES
     ]
+
+
+def _times_or_failures(result: Result) -> list[str]:
+    """Return a cell for each library on a GPU."""
+    times = {name: format_seconds(seconds) for name, seconds in result.seconds.items()}
+    return [result.failures.get(library, times.get(library, ABSENT)) for library in _CUDA_LIBRARIES]
 
 
 def _summary_rows(results: Sequence[Result]) -> Iterator[str]:

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from spillgrad_tools.bench_calls import Operation, as_numpy, call, layers, step_of
+from spillgrad_tools.bench_calls import Operation, as_numpy, call, layers, release_memory, seconds_of, step_of
 
-__all__ = ["OPERATIONS", "VERSION", "as_numpy", "no_grad", "prepare", "set_num_threads"]
+__all__ = [
+    "OPERATIONS", "VERSION", "as_numpy", "no_grad", "prepare", "release_memory", "seconds_of", "set_num_threads",
+]  # fmt: skip
 
 VERSION = f"PyTorch {torch.__version__}"
 

@@ -8,6 +8,7 @@ import numpy as np
 
 import spillgrad as sg
 from spillgrad.nn import init
+from spillgrad.save_on_disk import MIN_BYTES
 from spillgrad_tools.bench_ours import VERSION, set_num_threads
 
 __all__ = ["VERSION", "Training", "set_num_threads"]
@@ -17,7 +18,8 @@ class Training:
     """A model with given parameters, or drawn ones, and its optimizer.
 
     `spill_budget` is for saved tensors in `directory`, `offload_budget` for these and all else; `lora` is the rank of
-    adapters, which are trained in place of the model.
+    adapters, which are trained in place of the model. `device` has the model, unless that is offloaded, and keeps
+    `device_budget` of saved tensors.
     """
 
     def __init__(
@@ -32,8 +34,12 @@ class Training:
         offload_budget: int | str | None = None,
         lora: int | None = None,
         policy: str = "spill",
+        device: str = "cpu",
+        device_budget: int | str = 0,
+        min_bytes: int | str = MIN_BYTES,
     ) -> None:
         sg.manual_seed(0)
+        self.device = device
 
         def build() -> sg.nn.Module:
             with contextlib.nullcontext() if weights is None else init.skipped():
@@ -47,7 +53,7 @@ class Training:
         self.model: sg.nn.Module
         self.optimizer: Any
         if offload_budget is None:
-            self.model = build()
+            self.model = build().to(device)
             self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
         else:
             self.offload = sg.disk_offload(
@@ -62,13 +68,16 @@ class Training:
         if self.offload is not None:
             self.spill = sg.save_on_disk(self.offload, policy=policy)
         elif spill_budget is not None:
-            self.spill = sg.save_on_disk(directory, ram_budget=spill_budget, policy=policy)
+            self.spill = sg.save_on_disk(
+                directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy
+            )
 
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
         """Go forward, backward and one step on; return the loss."""
+        given = [sg.from_numpy(array).to(self.device) for array in (inputs, targets)]
         self.optimizer.zero_grad()
         with self.spill or contextlib.nullcontext():
-            loss = self.model(inputs, targets)[1]
+            loss = self.model(*given)[1]
         loss.backward()
         self.optimizer.step()
         value: float = loss.item()

@@ -85,7 +85,7 @@ class GPT(nn.Module):  # type: ignore[misc]
     def forward(self, idx: Any, targets: Any) -> Any:
         """Return the mean cross-entropy of the targets."""
         parts = self.transformer
-        x = parts.wte(idx) + parts.wpe(torch.arange(idx.shape[1]))
+        x = parts.wte(idx) + parts.wpe(torch.arange(idx.shape[1], device=idx.device))
         for block in parts.h:
             x = block(x)
         logits = self.lm_head(parts.ln_f(x))
@@ -110,10 +110,13 @@ class Training:
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.model = GPT(config)
         if weights is not None:
             self.model.load(weights)
+        self.model.to(device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=lr, betas=tuple(betas), weight_decay=weight_decay, fused=True
         )
@@ -121,7 +124,7 @@ class Training:
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
         """Go forward, backward and one step on; return the loss."""
         self.optimizer.zero_grad()
-        loss = self.model(torch.from_numpy(inputs), torch.from_numpy(targets))
+        loss = self.model(*(torch.from_numpy(array).to(self.device) for array in (inputs, targets)))
         loss.backward()
         self.optimizer.step()
         value: float = loss.item()

@@ -397,6 +397,13 @@ def cache(
     run(action.value)
 
 
+class BenchDevice(enum.StrEnum):
+    """Where kernels are timed."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 @bench.command("kernels")
 def bench_kernels(
     as_json: Json = False,
@@ -405,9 +412,13 @@ def bench_kernels(
     rounds: Rounds = 9,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the cases of a second and more.")] = False,
     page: Page = None,
+    device: Annotated[BenchDevice, typer.Option(help="Where: cuda, on a GPU, has rows of its own.")] = BenchDevice.CPU,
 ) -> None:
     """Time the kernels beside NumPy and, where installed, PyTorch."""
-    from spillgrad_tools.bench_kernels import run
+    if device is BenchDevice.CUDA:
+        from spillgrad_tools.bench_cuda import run
+    else:
+        from spillgrad_tools.bench_kernels import run
 
     run(as_json, name, threads, rounds, quick, page)
 

@@ -1,31 +1,52 @@
 """Memory for arrays on a device, and copies between it and the host's."""
 
+import functools
 import math
-import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.cuda.memory import Block
+from spillgrad_kernels.device_array import DeviceArray, Lying, byte_bounds
 from spillgrad_kernels.walk import Shape
 
 
-class _Memory:
-    """What NumPy takes for memory: an address, and how many bytes are there."""
+class _Lent:
+    """A block of memory, which goes back to the allocator when nobody has this any more."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
+    __slots__ = ("_block", "_release")
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._release = driver.allocator().release
+
+    def __del__(self) -> None:
+        self._release(self._block)
+
+
+class Fresh(NamedTuple):
+    """What new arrays without gaps of one shape and dtype are like."""
+
+    nbytes: int
+    lying: Lying
+
+    def array(self) -> DeviceArray:
+        """Return an uninitialised one. Raises OutOfMemory."""
+        block = driver.allocator().allocate(self.nbytes)
+        return DeviceArray(block.address, self.lying, _Lent(block))
+
+
+@functools.lru_cache(maxsize=4096)
+def fresh(shape: Shape, dtype: Any) -> Fresh:
+    """Return what makes arrays of a shape and dtype."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return Fresh(nbytes, Lying.of(Lying.made((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape)))
 
 
 def empty(shape: Shape, dtype: Any) -> DeviceArray:
     """Return an uninitialised array without gaps. Raises OutOfMemory."""
-    dtype = np.dtype(dtype)
-    nbytes = math.prod(shape) * dtype.itemsize
-    block = driver.allocator().allocate(nbytes)
-    memory = np.asarray(_Memory(block.address, nbytes))
-    weakref.finalize(memory.base, driver.allocator().release, block).atexit = False
-    return DeviceArray(memory.view(dtype).reshape(shape))
+    return fresh(shape, dtype).array()
 
 
 def zeros(shape: Shape, dtype: Any) -> DeviceArray:
@@ -50,7 +71,7 @@ def to_host(array: DeviceArray) -> np.ndarray:
     if not array.size:
         return np.empty(array.shape, array.dtype)
     # What lies between the first and the last element, which only a dense array fills.
-    low, high = np.lib.array_utils.byte_bounds(array._lying)
+    low, high = byte_bounds(array)  # type: ignore[arg-type]
     memory = np.empty(high - low, np.uint8)
     driver.copy_to_host(memory, low)
     found = np.ndarray(array.shape, array.dtype, memory, array.address - low, array.strides)

@@ -153,9 +153,11 @@ def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
 
 def blocks_for(turns: int, threads: int) -> int:
     """Return how many blocks do so many turns: enough to fill the device, where there are as many."""
-    return max(1, min(-(-turns // threads), _most_blocks()))
+    wanted = -(-turns // threads)
+    return min(wanted, _most_blocks()) or 1
 
 
+@functools.cache
 def _most_blocks() -> int:
     # Each multiprocessor holds 2,048 threads: eight blocks of 256; twice as many even out their ends.
     return 2 if SIMULATED else 16 * int(driver.calls.multiprocessors())

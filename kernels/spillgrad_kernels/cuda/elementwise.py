@@ -13,12 +13,12 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda import logic, scalar_math
-from spillgrad_kernels.cuda.array import empty, to_device
+from spillgrad_kernels.cuda.array import Fresh, fresh, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import DeviceArray, may_share_memory
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
-from spillgrad_kernels.walk import Layout, Shape, dense, plan
+from spillgrad_kernels.walk import Layout, dense, plan
 
 Operand = DeviceArray | np.generic  # a number is passed by its value
 
@@ -141,20 +141,24 @@ def _constants(computed: np.dtype[Any]) -> Callable[[float], Any]:
     return lambda value: np.float64(value) if isinstance(value, float) else np.asarray(value).astype(computed)[()]
 
 
+def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
+    """Return the trace of a formula that is computed in a dtype."""
+    return _trace(formula, _constants(computed))
+
+
 class Call(NamedTuple):
     """What calls with the same layouts share: the kernel, the sizes and strides it gets, what results are like."""
 
     kernel: Kernel
     turns: int
     words: tuple[int, ...]
-    shape: Shape
-    dtypes: tuple[np.dtype[Any], ...]
+    results: tuple[Fresh, ...]
 
-    def run(self, operands: Sequence[Operand], outs: Sequence[DeviceArray] = ()) -> tuple[DeviceArray, ...]:
+    def run(self, operands: Sequence[Operand], outs: Sequence[DeviceArray] = ()) -> Sequence[DeviceArray]:
         """Compute into fresh memory or into `outs`."""
-        results = tuple(outs) or tuple([empty(self.shape, dtype) for dtype in self.dtypes])
+        results = outs or [fresh.array() for fresh in self.results]
         if self.turns:
-            given = [x.address if isinstance(x, DeviceArray) else x for x in (*operands, *results)]
+            given = [x.address if type(x) is DeviceArray else x for x in (*operands, *results)]
             self.kernel.launch(blocks_for(self.turns, self.kernel.threads), self.turns, *self.words, *given)
         return results
 
@@ -191,11 +195,11 @@ def prepare(
     computed = None
     if not isinstance(formula, Trace):
         computed = _computed_in([layout[2] for layout in layouts], kinds[-1])
-        formula = _trace(formula, _constants(computed))
+        formula = traced(formula, computed)
     kernel = build(formula, name, loop, computed)
     turns = int(np.prod(sizes, dtype=np.int64))
     words = (*sizes[1:], *[stride for i in loop.arrays for stride in strides[i]])
-    return Call(kernel, turns, words, shape, kinds)
+    return Call(kernel, turns, words, tuple([fresh(shape, kind) for kind in kinds]))
 
 
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
@@ -212,21 +216,23 @@ def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]
 
 
 def _layout(operand: Operand) -> Layout | np.dtype[Any]:
-    if isinstance(operand, DeviceArray):
-        return operand.shape, operand.strides, operand.dtype
-    return operand.dtype
+    return (operand.shape, operand.strides, operand.dtype) if type(operand) is DeviceArray else operand.dtype
 
 
 def compute(
     formula: Formula | Trace, name: str, operands: Sequence[Operand], dtypes: tuple[Any, ...],
     outs: Sequence[DeviceArray] = (),
-) -> tuple[DeviceArray, ...]:  # fmt: skip
+) -> Sequence[DeviceArray]:  # fmt: skip
     """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
 
     Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides; numbers fill them.
     One of `outs` may be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
     """
-    is_aligned = not any(x.address % ACCESS_BYTES for x in (*operands, *outs) if isinstance(x, DeviceArray))
+    addresses = 0
+    for x in (*operands, *outs):
+        if type(x) is DeviceArray:
+            addresses |= x.address
+    is_aligned = addresses % ACCESS_BYTES == 0
     call = prepare(
         formula, name, dtypes, tuple(map(_layout, operands)), tuple([(x.shape, x.strides, x.dtype) for x in outs]),
         is_aligned,
@@ -257,9 +263,7 @@ def _number(value: Any) -> np.generic:
 
 def contiguous(a: DeviceArray) -> DeviceArray:
     """Return the array, or a copy of it without gaps."""
-    if a.strides == dense(a.shape, a.dtype)[1] or not a.size:
-        return a
-    return copy(a)
+    return a if a.lying.dense else copy(a)
 
 
 def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
@@ -283,7 +287,7 @@ def assign(target: DeviceArray, value: Any) -> None:
         value = value[()] if not value.ndim else to_device(value)
     if not isinstance(value, DeviceArray):
         value = np.asarray(value).astype(target.dtype)[()]
-    elif np.may_share_memory(value._lying, target._lying):
+    elif may_share_memory(value, target):
         value = copy(value)
     if isinstance(value, DeviceArray):
         value = value.broadcast_to(target.shape)

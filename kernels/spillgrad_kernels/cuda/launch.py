@@ -10,8 +10,8 @@ from spillgrad_kernels.cuda import driver
 # Each argument has a word, whatever its size: how it lies there, by the name of its type.
 _WORD_BYTES = 8
 _LAYOUTS = {
-    "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x", "uint8": "B7x", "bool": "?7x", "float32": "f4x",
-    "float64": "d",
+    "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x", "uint64": "Q", "uint8": "B7x", "bool": "?7x",
+    "float32": "f4x", "float64": "d",
 }  # fmt: skip
 
 

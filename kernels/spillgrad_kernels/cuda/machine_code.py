@@ -71,6 +71,10 @@ class _Identity:
             self._write("tuple", str(len(value)))
             for item in value:
                 self.add(item)
+        elif isinstance(value, dict):
+            self._write("dict", str(len(value)))
+            for item in sorted(value.items(), key=repr):
+                self.add(item)
         elif isinstance(value, frozenset):
             self._write("set", repr(sorted(map(repr, value))))
         elif isinstance(value, python_types.CodeType):

@@ -33,7 +33,7 @@ from spillgrad_kernels.cuda.pointers import (
     shared_storers,
     storers,
 )
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import DeviceArray, Lying
 from spillgrad_kernels.formula import FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, Shape
 
@@ -329,7 +329,6 @@ class Call(NamedTuple):
     words: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=4096)
 def prepare(
     a: Layout, b: Layout, result: Layout, further: tuple[tuple[str, Layout], ...], formula: Formula | None, name: str,
     is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...] = (),
@@ -397,8 +396,16 @@ def _reading(layout: Layout, steps: list[int], along: int, sizes: Shape, width: 
     return is_along, width if whole and all(step % (width * itemsize) == 0 for step in others) else 1
 
 
-def _layout(array: DeviceArray) -> Layout:
-    return array.shape, array.strides, array.dtype
+@functools.lru_cache(maxsize=4096)
+def prepared(
+    arrays: tuple[Lying, ...], further: tuple[str, ...], formula: Formula | None, name: str,
+    is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...],
+) -> Call:  # fmt: skip
+    """Return what `prepare` does, by how the arrays lie: A, B, the result, and what else there is of these names."""
+    a, b, result, *others = [(lying.shape, lying.strides, lying.dtype) for lying in arrays]
+    named = tuple(zip(further, others, strict=True))
+    aligned = (is_aligned[0], is_aligned[1], all(is_aligned[2:]))
+    return prepare(a, b, result, named, formula, name, aligned, on_tensor_cores)
 
 
 def _product(
@@ -411,13 +418,13 @@ def _product(
 ) -> None:
     given = {each: array for each, array in further.items() if array is not None}
     arrays = [a, b, result, *given.values()]
-    is_aligned = [array.address % ACCESS_BYTES == 0 for array in arrays]
-    call = prepare(
-        _layout(a), _layout(b), _layout(result), tuple([(each, _layout(array)) for each, array in given.items()]),
-        formula, name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])), tensor_cores.used_for(),
+    addresses = [array.address for array in arrays]
+    call = prepared(
+        tuple([array.lying for array in arrays]), tuple(given), formula, name,
+        tuple([address % ACCESS_BYTES == 0 for address in addresses]), tensor_cores.used_for(),
     )  # fmt: skip
     if call.blocks:
-        call.kernel.launch(call.blocks, *call.words, *[array.address for array in arrays])
+        call.kernel.launch(call.blocks, *call.words, *addresses)
 
 
 def matmul(
@@ -429,7 +436,7 @@ def matmul(
     float64, those of other dtypes float32. The result is of `dtype`, by default that of the operands.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
-    batch, kind = _checked(a, b)
+    batch, kind = _checked(a.lying, b.lying)
     shape = (*batch, a.shape[-2], b.shape[-1])
     if out is None:
         if accumulate:
@@ -450,19 +457,21 @@ def linear(
     `formula`, known as `name`, may take one parameter. What it is applied to goes into `product`, if given; without a
     formula that is the result. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
-    _, kind = _checked(rows, weight.T)
+    across = weight.T
+    _, kind = _checked(rows.lying, across.lying)
     result = product if formula is None and product is not None else empty((rows.shape[0], weight.shape[0]), kind)
     addend = None if bias is None else bias.reshape(1, weight.shape[0]).broadcast_to(result.shape)
     kept = None if formula is None else product
-    _product(rows, weight.T, result, formula, name, addend=addend, other=other, kept=kept)
+    _product(rows, across, result, formula, name, addend=addend, other=other, kept=kept)
     return result
 
 
-def _checked(a: DeviceArray, b: DeviceArray) -> tuple[Shape, np.dtype[Any]]:
+@functools.lru_cache(maxsize=4096)
+def _checked(a: Lying, b: Lying) -> tuple[Shape, np.dtype[Any]]:
     """Return the batch and dtype of a product. Raises as `matmul`."""
     if a.dtype != b.dtype or a.dtype.name not in (*HALF, *_TILES):
         raise TypeError(f"matmul: got {a.dtype} and {b.dtype}; wanted both of one floating-point dtype; convert one")
-    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"matmul: got {a.shape} and {b.shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
         )

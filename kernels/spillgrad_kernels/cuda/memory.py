@@ -96,28 +96,35 @@ class CachingAllocator:
 
     def allocate(self, nbytes: int) -> Block:
         """Return a block of at least so many bytes. Raises OutOfMemory, which leaves everything as it was."""
-        wanted = max(ROUND_BYTES, -(-nbytes // ROUND_BYTES) * ROUND_BYTES)
+        wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES or ROUND_BYTES
         small = wanted <= SMALL_BYTES
         with self._lock:
-            self._drain()
-            block = self._best_fit(wanted, small) or self._segment(wanted, small) or self._retry(wanted, small)
+            if self._returned:
+                self._drain()
+            block = self._best_fit(wanted, small) or self._found(wanted, small)
             if block is None:
                 self._failures += 1
                 raise OutOfMemory(nbytes, self._free_bytes(), self._live, self._reserved - self._live)
-            self._split(block, wanted)
+            if block.nbytes > wanted:
+                self._split(block, wanted)
             block.is_free = False
-            self._live += block.nbytes
-            self._peak_live = max(self._peak_live, self._live)
-            self._allocated_bytes += block.nbytes
+            taken = block.nbytes
+            self._live += taken
+            if self._live > self._peak_live:
+                self._peak_live = self._live
+            self._allocated_bytes += taken
             self._allocations += 1
             self._blocks += 1
             return block
 
-    def _retry(self, wanted: int, small: bool) -> Block | None:
-        """Return a block, if there is one once all copies are done and idle memory went back."""
-        self._retries += 1
-        self._drain(waits=True)
-        block = self._best_fit(wanted, small)
+    def _found(self, wanted: int, small: bool) -> Block | None:
+        """Return a block where none was free: of what copies are done with, or of a new segment, or of idle memory."""
+        self._settled(waits=False)
+        block = self._best_fit(wanted, small) or self._segment(wanted, small)
+        if block is None:
+            self._retries += 1
+            self._settled(waits=True)
+            block = self._best_fit(wanted, small)
         if block is None:
             self._give_back_idle()
             block = self._segment(wanted, small)
@@ -130,13 +137,13 @@ class CachingAllocator:
     def give_back_idle(self) -> None:
         """Return to the device every segment that no live array has a part of."""
         with self._lock:
-            self._drain()
+            self._settled(waits=False)
             self._give_back_idle()
 
     def stats(self) -> MemoryStats:
         """Return the allocator's bytes now."""
         with self._lock:
-            self._drain()
+            self._settled(waits=False)
             return MemoryStats(
                 self._live, self._reserved, self._peak_live, self._peak_reserved, self._allocated_bytes, self._blocks,
                 self._allocations, self._segments, self._retries, self._failures,
@@ -145,11 +152,14 @@ class CachingAllocator:
     def reset_peaks(self) -> None:
         """Let the peaks be those from now on."""
         with self._lock:
-            self._drain()
+            self._settled(waits=False)
             self._peak_live, self._peak_reserved = self._live, self._reserved
 
-    def _drain(self, waits: bool = False) -> None:
+    def _settled(self, waits: bool) -> None:
         self._settle(waits)
+        self._drain()
+
+    def _drain(self) -> None:
         while self._returned:
             block = self._returned.pop()
             self._live -= block.nbytes
@@ -158,7 +168,7 @@ class CachingAllocator:
 
     def _best_fit(self, wanted: int, small: bool) -> Block | None:
         free = self._free[small]
-        at = bisect.bisect_left(free, wanted, key=lambda entry: entry[0])
+        at = bisect.bisect_left(free, (wanted,))
         return free.pop(at)[2] if at < len(free) else None
 
     def _segment(self, wanted: int, small: bool) -> Block | None:
@@ -194,7 +204,7 @@ class CachingAllocator:
 
     def _forget(self, block: Block) -> None:
         free = self._free[block.small]
-        del free[bisect.bisect_left(free, (block.nbytes, block.address), key=lambda entry: entry[:2])]
+        del free[bisect.bisect_left(free, (block.nbytes, block.address))]
 
     def _join(self, block: Block) -> None:
         """Make a block free, as one with its free neighbours."""

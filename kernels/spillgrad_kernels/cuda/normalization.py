@@ -6,6 +6,8 @@ where its elements are of half precision.
 
 from typing import Any
 
+import numpy as np
+
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
 from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
@@ -127,11 +129,16 @@ _RMS_NORM_PARAMETERS = RowLoop(
 
 def _number(a: DeviceArray) -> Any:
     """Return what makes the numbers that rows of an array are computed in."""
-    return CONVERSIONS[a.dtype.name]
+    return _numbers[a.dtype]
+
+
+_numbers = {np.dtype(name): number for name, number in CONVERSIONS.items()}
 
 
 def _parameter(value: DeviceArray | None, n: int) -> DeviceArray | None:
-    return None if value is None else contiguous(value).reshape(n)
+    if value is None or (value.shape == (n,) and value.lying.dense):
+        return value
+    return contiguous(value).reshape(n)
 
 
 def _rows(a: DeviceArray, n: int) -> Rows:

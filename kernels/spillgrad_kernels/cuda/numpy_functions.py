@@ -10,7 +10,7 @@ from spillgrad_kernels.cuda import indexing, reductions
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
 from spillgrad_kernels.cuda.elementwise import assign, elementwise
 from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
-from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, Shape
+from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, Shape, may_share_memory
 from spillgrad_kernels.elementwise import ROWS, Row
 
 Axes = int | tuple[int, ...] | None
@@ -21,7 +21,7 @@ def _on_view(function: Callable[..., Any]) -> Callable[..., DeviceArray]:
 
     @functools.wraps(function)
     def viewed(array: DeviceArray, *arguments: Any, **options: Any) -> DeviceArray:
-        return array.view_of(function(array._lying, *arguments, **options))
+        return array.view_by(function, *arguments, **options)
 
     return viewed
 
@@ -35,7 +35,7 @@ _VIEWING = (
 def _may_share_memory(a: Any, b: Any) -> bool:
     if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray)):
         return False  # one is the host's
-    return np.may_share_memory(a._lying, b._lying)
+    return may_share_memory(a, b)
 
 
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
@@ -51,7 +51,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     """Concatenate, array by array into its place."""
-    if not all([isinstance(array, DeviceArray) for array in arrays]):
+    if not all(isinstance(array, DeviceArray) for array in arrays) or isinstance(out, np.ndarray):
         raise NotOnDevice("numpy.concatenate: got arrays of the host and of the device; they must be in one place")
     first = arrays[0]
     axis %= first.ndim

@@ -45,7 +45,9 @@ def _context() -> tuple[Any, Any]:
 def enter() -> Any:
     """Make the context current in this thread; return the device."""
     device, context = _context()
-    _checked("enter the device's context", _cuda.cuCtxSetCurrent(context))
+    (status,) = _cuda.cuCtxSetCurrent(context)
+    if status is not _SUCCESS:
+        _checked("enter the device's context", (status,))
     return device
 
 
@@ -190,7 +192,7 @@ def launch(function: Any, name: str, blocks: int, threads: int, stream: Any, arg
     """Put a kernel into a stream; `arguments` is the address of those of its arguments, which may change after."""
     enter()
     (status,) = _cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, 0)
-    if status != _SUCCESS:
+    if status is not _SUCCESS and status != _SUCCESS:
         raise _failure(f"launch the kernel {name} in {blocks} blocks of {threads} threads", status)
     launches.add(name)
     if LAUNCH_BLOCKING:

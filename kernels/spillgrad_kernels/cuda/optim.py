@@ -14,30 +14,143 @@ from numba.cuda import types
 
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
-from spillgrad_kernels.cuda.elementwise import compute, contiguous
-from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
+from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.elementwise import compute, contiguous, device_function, traced
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.optim import Update, adam, adamw, lion, scaled, sgd
 from spillgrad_kernels.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]
 
-# Elements that one block of threads squares and adds up, whatever the device: results do not depend on it.
+# Elements that one block of threads squares and adds up, or updates, whatever the device: results do not depend on it.
 _PART_ELEMENTS = 1 << 14
 _WORD = 8  # bytes
 # Words that one launch brings to the device.
-_WORDS_AT_ONCE = 48
+_WORDS_AT_ONCE = 128
 
 
 def run(updates: Iterable[Update]) -> None:
-    """Update all parameters; their memory may lie in any layout. A rule's numbers may be arrays without dimensions."""
-    for rule, param, grad, state, numbers in updates:
-        outs = (param, *state)
-        given = [number if isinstance(number, DeviceArray) else param.dtype.type(number) for number in numbers]
-        name = rule.formula.__name__
-        compute(rule.formula, name, (param, grad, *state, *given), tuple([out.dtype for out in outs]), outs)
+    """Update all parameters, in a launch or two for each rule and dtype; their memory may lie in any layout.
+
+    A rule's numbers may be arrays without dimensions.
+    """
+    groups: dict[Any, list[Update]] = {}
+    for update in updates:
+        arrays = (update.param, update.grad, *update.state)
+        dtype = update.param.dtype
+        if not all([a.lying.dense and a.dtype == dtype for a in arrays]) or dtype not in FLOATS:
+            _run_alone(update)
+            continue
+        lanes = ACCESS_BYTES // dtype.itemsize
+        if update.param.size % lanes or any([a.address % ACCESS_BYTES for a in arrays]):
+            lanes = 1
+        numbers = tuple([id(number) if isinstance(number, DeviceArray) else number for number in update.numbers])
+        groups.setdefault((update.rule, dtype, numbers, lanes), []).append(update)
+    for (_, _, _, lanes), group in groups.items():
+        if len(group) == 1:
+            _run_alone(group[0])
+        else:
+            _run_together(group, lanes)
+
+
+def _numbers(update: Update) -> list[Any]:
+    return [n if isinstance(n, DeviceArray) else update.param.dtype.type(n) for n in update.numbers]
+
+
+def _run_alone(update: Update) -> None:
+    rule, param, grad, state, _ = update
+    outs = (param, *state)
+    operands = (param, grad, *state, *_numbers(update))
+    compute(rule.formula, rule.formula.__name__, operands, tuple([out.dtype for out in outs]), outs)
+
+
+def _run_together(group: list[Update], lanes: int) -> None:
+    """Run updates of one rule with the same numbers; all arrays lie without gaps and have one dtype."""
+    first, words, parts = group[0], [], 0
+    for update in group:
+        arrays = (update.param, update.grad, *update.state)
+        words += [parts, update.param.size, *[a.address for a in arrays]]
+        parts += -(-update.param.size // _PART_ELEMENTS)
+    if not parts:
+        return
+    numbers = _numbers(first)
+    kernel = updating(
+        first.rule.formula, first.param.dtype, 2 + len(first.state),
+        tuple([number.dtype.name if isinstance(number, DeviceArray) else None for number in numbers]), lanes,
+    )  # fmt: skip
+    table = _on_device(tuple(words))
+    kernel.launch(
+        blocks_for(parts * THREADS, THREADS), len(group), parts, _PART_ELEMENTS, table.address,
+        *[number.address if isinstance(number, DeviceArray) else number for number in numbers],
+    )  # fmt: skip
+
+
+@functools.cache
+def updating(
+    formula: Formula, dtype: np.dtype[Any], arrays: int, numbers: tuple[str | None, ...], lanes: int
+) -> Kernel:  # fmt: skip
+    """Return the kernel that updates many parameters by a rule, `lanes` neighbours at a time.
+
+    `table` has words for each parameter: the number of its first part, its size, and the addresses of the parameter,
+    its gradient and its state. `numbers` says of each whether it is passed, or the dtype of where it lies.
+    """
+    size, every = dtype.itemsize, range(lanes)
+    values = [[f"x{i}_{lane}" for lane in every] for i in range(arrays)]
+    results = [values[i] for i in range(arrays) if i != 1]  # not the gradient
+    given = [f"number{i}" for i in range(len(numbers))]
+    lines = [
+        f"def kernel({', '.join(['rows', 'parts', 'length', 'table', *given])}):",
+        *[f"    number{i} = load_number{i}(number{i})" for i, lies in enumerate(numbers) if lies],
+        "    part = cuda.blockIdx.x",
+        "    while part < parts:",
+        "        at = find_row(table, rows, part)",
+        "        begin = (part - load_word(at)) * length",
+        f"        n = load_word(at + {_WORD})",
+        "        last = begin + length if begin + length < n else n",
+        *[f"        a{i} = load_word(at + {(2 + i) * _WORD})" for i in range(arrays)],
+        f"        j = begin + cuda.threadIdx.x * {lanes}",
+        "        while j < last:",
+        *[f"            {', '.join(values[i])} = load(a{i} + j * {size})" for i in range(arrays)],
+        *[
+            f"            {', '.join(result[lane] for result in results)} = "
+            f"formula({', '.join([*[value[lane] for value in values], *given])})" for lane in every
+        ],
+        *[f"            store(a{i} + j * {size}, {', '.join(values[i])})" for i in range(arrays) if i != 1],
+        f"            j += {THREADS * lanes}",
+        "        part += cuda.gridDim.x",
+    ]  # fmt: skip
+    namespace: dict[str, Any] = {
+        "cuda": cuda, "find_row": row_finder(2 + arrays), "load_word": loaders["int64", 1],
+        "formula": device_function(traced(formula, dtype)), "load": loaders[dtype.name, lanes],
+        "store": storers[dtype.name, lanes],
+        **{f"load_number{i}": loaders[lies, 1] for i, lies in enumerate(numbers) if lies},
+    }  # fmt: skip
+    exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
+    kernel = namespace["kernel"]
+    kernel.__name__ = f"{formula.__name__.strip('_')}_together"
+    number = getattr(types, dtype.name)
+    return Kernel(kernel, [*[types.int64] * 4, *[types.int64 if lies else number for lies in numbers]])
+
+
+@functools.cache
+def row_finder(words: int) -> Any:
+    """Return what finds the row of a table that a part belongs to; rows have so many words, the first part's first."""
+    load_word, row_bytes = loaders["int64", 1], words * _WORD
+
+    def find_row(table: int, rows: int, part: int) -> int:
+        row, beyond = 0, rows  # the last one that begins at this part or before
+        while beyond - row > 1:
+            middle = quotient(row + beyond, 2)
+            if load_word(table + middle * row_bytes) <= part:
+                row = middle
+            else:
+                beyond = middle
+        return table + row * row_bytes
+
+    return device(find_row)
 
 
 @functools.cache
@@ -67,20 +180,14 @@ def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
     `table` has three words for each array: the number of its first part, its size and its address.
     """
     load, load_word, store, size = loaders[dtype.name, 1], loaders["int64", 1], storers["float64", 1], dtype.itemsize
+    find_row = row_finder(3)
 
     def add_parts(arrays: int, parts: int, length: int, table: int, sums: int) -> None:
         shared = cuda.shared.array(THREADS, types.float64)
         thread = cuda.threadIdx.x
         part = cuda.blockIdx.x
         while part < parts:
-            row, beyond = 0, arrays  # the last array that begins at this part or before
-            while beyond - row > 1:
-                middle = quotient(row + beyond, 2)
-                if load_word(table + middle * 3 * _WORD) <= part:
-                    row = middle
-                else:
-                    beyond = middle
-            at = table + row * 3 * _WORD
+            at = find_row(table, arrays, part)
             n, a = load_word(at + _WORD), load_word(at + 2 * _WORD)
             i = (part - load_word(at)) * length + thread
             last = i - thread + length if i - thread + length < n else n

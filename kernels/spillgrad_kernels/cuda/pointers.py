@@ -15,8 +15,8 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.compile import SIMULATED
+from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # which kernels' modules import from here
 
-ACCESS_BYTES = 16
 _GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
 
 HALF = frozenset({"float16", "bfloat16"})

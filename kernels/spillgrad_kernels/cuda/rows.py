@@ -363,8 +363,15 @@ def run(
     """
     if not rows.units:
         return
-    given = [operand for operand in (*operands, *results) if operand is not None]
-    dtypes = tuple([None if operand is None else operand.dtype for operand in (*operands, *results)])
-    is_aligned = not any(x.address % ACCESS_BYTES for x in given if isinstance(x, DeviceArray))
-    prepared, blocks, words = _prepare(loop, rows, dtypes, is_aligned)
-    prepared.launch(blocks, *words, *[x.address if isinstance(x, DeviceArray) else x for x in given])
+    dtypes: list[np.dtype[Any] | None] = []
+    given: list[Any] = []
+    addresses = 0
+    for operand in (*operands, *results):
+        dtypes.append(None if operand is None else operand.dtype)
+        if type(operand) is DeviceArray:
+            given.append(operand.address)
+            addresses |= operand.address
+        elif operand is not None:
+            given.append(operand)
+    prepared, blocks, words = _prepare(loop, rows, tuple(dtypes), addresses % ACCESS_BYTES == 0)
+    prepared.launch(blocks, *words, *given)

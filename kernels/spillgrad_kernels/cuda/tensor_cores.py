@@ -1,5 +1,5 @@
 """The matrix product on tensor cores, which devices of capability 8.0 and later have: of half precision, and of float32
-rounded to tf32's 10 bits where `allow_tf32` was told so.
+rounded to tf32's 10 bits where `precision.allow_tf32` was told so.
 
 A block of warps makes a tile of C, each warp a part of it. As in `matmul`, a step's parts of A and B lie in one half of
 shared memory while the next step's are fetched; they lie there as in memory, along K or across. A warp multiplies 16
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from numba import cuda as numba_cuda
 from numba.cuda import types
 
+from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.compile import SIMULATED, cuda
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
+from spillgrad_kernels.cuda.precision import tf32_is_allowed
 
 NEIGHBOURS = 2  # sums of a row of C that a thread has beside each other
 _WARP = 32
@@ -71,23 +72,18 @@ KINDS = {
     "float32": Kind("tf32", 4, 8, _TF32_TILE),
 }  # fmt: skip
 
-_allowed = {"float16", "bfloat16"}
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Say whether float32 may be rounded to 10 bits after the point for products; at first it may not."""
-    (_allowed.add if allowed else _allowed.discard)("float32")
-
 
 def used_for() -> tuple[str, ...]:
     """Return the dtypes whose products are made on tensor cores, if the device has them."""
-    return tuple(sorted(_allowed)) if at_hand() else ()
+    if not at_hand():
+        return ()
+    return ("bfloat16", "float16", "float32") if tf32_is_allowed() else ("bfloat16", "float16")
 
 
 @functools.cache
 def at_hand() -> bool:
     """Return whether the device has them."""
-    return not SIMULATED and numba_cuda.get_current_device().compute_capability >= (8, 0)
+    return not SIMULATED and driver.calls.capability() >= (8, 0)
 
 
 if SIMULATED:

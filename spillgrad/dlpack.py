@@ -1,0 +1,273 @@
+"""Device memory to and from other libraries, without copies: DLPack and `__cuda_array_interface__`.
+
+What a capsule holds is NumPy's work here as on the host: a device array lies in memory as a NumPy array does, and only
+the device, and bfloat16, which NumPy lacks, are written over in the capsule. So are capsules of others for the moment
+in which NumPy takes them.
+
+Memory is shared in the order of streams, as the standards want it: whoever takes memory waits on its stream, not on the
+host, for what computes it.
+
+Source: https://dmlc.github.io/dlpack/latest/python_spec.html and
+https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
+"""
+
+import ctypes
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.device import CPU, CUDA, Array, as_device, moved
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError
+from spillgrad_kernels.device_array import DeviceArray, Lying, address_of
+
+HOST, DEVICE = (1, 0), (2, 0)  # kDLCPU and kDLCUDA, and which of them
+# CUDA's own default streams, which always exist.
+LEGACY_STREAM, THREAD_STREAM = 1, 2
+_IS_COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
+_BFLOAT, _INT = 4, 0  # kDLBfloat, kDLInt
+_INT16 = np.dtype(np.int16).str
+
+
+class _DType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    """The first fields of a DLTensor; those of its shape follow."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("dtype", _DType),
+    )  # fmt: skip
+
+
+class _Versioned(ctypes.Structure):
+    """What a versioned capsule holds before its DLTensor."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.argtypes, _pointer_of.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class Content(NamedTuple):
+    """What is in a capsule that nobody took; `versioned` is None in one of before DLPack 1.0."""
+
+    tensor: _Tensor
+    versioned: _Versioned | None
+
+    @classmethod
+    def of(cls, capsule: Any) -> "Content":
+        """Return a capsule's content. Raises ArgumentError for what is none, or was taken."""
+        if _is_valid(capsule, b"dltensor_versioned"):
+            address = _pointer_of(capsule, b"dltensor_versioned")
+            versioned = _Versioned.from_address(address)
+            return cls(_Tensor.from_address(address + ctypes.sizeof(_Versioned)), versioned)
+        if _is_valid(capsule, b"dltensor"):
+            return cls(_Tensor.from_address(_pointer_of(capsule, b"dltensor")), None)
+        raise ArgumentError(f"dlpack: got {capsule!r}; wanted a DLPack capsule that nobody took")
+
+
+class _Stream(NamedTuple):
+    """A stream of another library, as events of the device's driver take it."""
+
+    handle: int
+    computes: bool = False
+
+
+class _Lent:
+    """Memory by address as NumPy takes it, which holds what owns it; `strides` of None are those without gaps."""
+
+    def __init__(
+        self, owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, typestr: str,
+        writeable: bool,
+    ) -> None:  # fmt: skip
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3, "shape": shape, "strides": strides, "typestr": typestr, "data": (address, not writeable),
+        }  # fmt: skip
+
+
+def _driver() -> Any:
+    """Return the device's driver. Raises DeviceError where there is no device."""
+    as_device(CUDA.type)
+    from spillgrad_kernels.cuda import driver
+
+    return driver
+
+
+def _let_wait(waiting: Any, awaited: Any) -> None:
+    """Let a stream wait for all that is in another one so far."""
+    _driver().Event().record(awaited).wait(waiting)
+
+
+def export(
+    array: Array, stream: int | None, max_version: tuple[int, int] | None, dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:  # fmt: skip
+    """Return a DLPack capsule of a device array, or of a copy; who takes it on `stream` waits there for the array.
+
+    Raises ExportError for what DLPack cannot say and for another device, ArgumentError for a stream that is none.
+    """
+    if dl_device is not None and tuple(dl_device) == HOST:
+        if copy is False:
+            raise ExportError(
+                "dlpack: got copy=False for the host's memory; a tensor on a device only goes there by one"
+            )
+        return _marked_as_copy(_capsule(moved(array, CPU), max_version))
+    if dl_device is not None and tuple(dl_device) != DEVICE:
+        raise ExportError(
+            f"dlpack: got dl_device={tuple(dl_device)}; wanted {DEVICE}, CUDA's first, or {HOST}, the host"
+        )
+    if stream is not None and (type(stream) is not int or stream == 0 or stream < -1):
+        raise ArgumentError(
+            f"dlpack: got stream={stream!r}; wanted None or 1 for the legacy default stream, 2 for the thread's, "
+            "the handle of another, or -1 to wait for nothing (0 may mean either default stream)"
+        )
+    if copy:
+        array = array.copy()
+    is_bfloat16 = array.dtype == dtypes.bfloat16
+    typestr = _INT16 if is_bfloat16 else array.dtype.str
+    lent = _Lent(array, address_of(array), array.shape, array.strides, typestr, array.flags.writeable)
+    if stream != -1:
+        taker = _Stream(LEGACY_STREAM if stream is None else stream)
+        compute = _driver().compute()
+        _let_wait(taker, compute)
+        if taker.handle in (LEGACY_STREAM, THREAD_STREAM):
+            # The memory may be handed out again once it comes back. Other streams need not exist any more by then:
+            # who takes memory on one keeps it until that is done, as with every library's memory.
+            weakref.finalize(lent, _let_wait, compute, taker).atexit = False
+    capsule = _capsule(np.asarray(lent), max_version)
+    content = Content.of(capsule)
+    content.tensor.device_type, content.tensor.device_id = DEVICE
+    if is_bfloat16:
+        content.tensor.dtype.code = _BFLOAT
+    return _marked_as_copy(capsule) if copy else capsule
+
+
+def _capsule(lying: np.ndarray, max_version: tuple[int, int] | None) -> Any:
+    if any(stride % lying.itemsize for stride in lying.strides):
+        raise ExportError("dlpack: got strides that are no multiples of the elements; use contiguous()")
+    try:
+        return lying.__dlpack__(max_version=max_version)
+    except BufferError as error:
+        raise ExportError(f"dlpack: {error}") from error
+
+
+def _marked_as_copy(capsule: Any) -> Any:
+    versioned = Content.of(capsule).versioned
+    if versioned is not None:
+        versioned.flags |= _IS_COPIED
+    return capsule
+
+
+class _Capsule:
+    """A capsule as NumPy takes it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return HOST
+
+
+@contextmanager
+def _as_numpy_takes_it(tensor: _Tensor) -> Iterator[None]:
+    """Let a capsule say, for a moment, that it holds what NumPy knows."""
+    device, code = (tensor.device_type, tensor.device_id), tensor.dtype.code
+    tensor.device_type, tensor.device_id = HOST
+    if code == _BFLOAT and tensor.dtype.bits == 16:
+        tensor.dtype.code = _INT
+    try:
+        yield
+    finally:
+        (tensor.device_type, tensor.device_id), tensor.dtype.code = device, code
+
+
+def import_from(source: Any) -> Array:
+    """Return a device array over the memory of an object whose `__dlpack_device__` is a CUDA device.
+
+    The object's memory lives as long as the last view of it. Raises DeviceError for another device than the first,
+    DtypeError for dtypes NumPy lacks.
+    """
+    _require_first(source.__dlpack_device__()[1])
+    stream = int(_driver().compute().handle)
+    try:
+        capsule = source.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:  # from before DLPack 1.0
+        capsule = source.__dlpack__(stream=stream)
+    content = Content.of(capsule)
+    is_bfloat16 = (content.tensor.dtype.code, content.tensor.dtype.bits) == (_BFLOAT, 16)
+    with _as_numpy_takes_it(content.tensor):
+        try:
+            taken = np.from_dlpack(_Capsule(capsule))
+        except (RuntimeError, BufferError) as error:
+            raise DtypeError(
+                f"from_dlpack: NumPy does not take this ({error}); pass integers and use view(dtype)"
+            ) from error
+    # A capsule from before DLPack 1.0 cannot say that its memory is read-only: NumPy's word that it is, is none.
+    writeable = content.versioned is None or taken.flags.writeable
+    lying = _over(_Lent(taken, address_of(taken), taken.shape, taken.strides, taken.dtype.str, writeable))
+    return lying.view(dtypes.bfloat16) if is_bfloat16 else lying
+
+
+def import_interface(source: Any) -> Array:
+    """Return a device array over the memory of an object with `__cuda_array_interface__`, which it holds.
+
+    Raises ArgumentError for a mask, DtypeError for a dtype that is not known.
+    """
+    driver, said = _driver(), source.__cuda_array_interface__
+    if said.get("mask") is not None:
+        raise ArgumentError("cuda array: got a masked array; tensors have no masks")
+    address, read_only = said["data"]
+    dtype = np.dtype(said["typestr"])
+    if dtypes.as_dtype(dtype) != dtype:
+        raise DtypeError(f"cuda array: got {dtype.str}, another byte order than this machine's")
+    # Only version 3 names the stream that computes the memory; the others' is CUDA's default.
+    stream = said.get("stream", LEGACY_STREAM)
+    if stream is not None:
+        _let_wait(driver.compute(), _Stream(int(stream)))
+    return _over(_Lent(source, address or 0, said["shape"], said.get("strides"), dtype.str, not read_only))
+
+
+def _over(lent: _Lent) -> Array:
+    """Return a device array over memory of another library."""
+    # Its owner may hand the memory out again, and does not know the stream that our kernels read it on.
+    weakref.finalize(lent, _wait_for_kernels).atexit = False
+    lying = np.asarray(lent)
+    return DeviceArray(address_of(lying), Lying.of(lying), lent)  # type: ignore[return-value]
+
+
+def _wait_for_kernels() -> None:
+    driver = _driver()
+    driver.Event().record(driver.compute()).synchronize()
+
+
+def _require_first(number: int) -> None:
+    if number != 0:
+        raise DeviceError(f"from_dlpack: got memory of 'cuda:{number}'; of several GPUs the first is used")
+
+
+def interface(array: Array) -> dict[str, Any]:
+    """Return `__cuda_array_interface__`, version 3, of a device array. Raises ExportError for bfloat16."""
+    if array.dtype == dtypes.bfloat16:
+        raise ExportError("__cuda_array_interface__: got bfloat16, which it cannot name; use DLPack, or view(int16)")
+    return {
+        "version": 3, "shape": array.shape, "typestr": array.dtype.str,
+        "strides": None if array.flags.c_contiguous else array.strides,
+        "data": (address_of(array), not array.flags.writeable),
+        "stream": int(_driver().compute().handle),
+    }  # fmt: skip

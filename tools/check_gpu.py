@@ -1,0 +1,356 @@
+"""Run every check of the CUDA side on a machine with a GPU, in under ten minutes: `python tools/check_gpu.py`.
+
+Nothing has to be installed but what spillgrad and its extra `cuda` need; PyTorch is compared with, and pytest runs the
+tests, where they are there. Every part is a process of its own with a time limit, and the others go on if it fails. All
+it prints is kept in the folder `--out`; the last lines say what came out, and the status whether all passed.
+
+NUMBA_ENABLE_CUDASIM=1 runs all of it in Numba's simulator, which takes many minutes.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PATHS = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tools")]
+sys.path[:0] = PATHS
+CORES = len(os.sched_getaffinity(0))
+PACKAGES = (
+    "numpy", "numba", "numba-cuda", "cuda-bindings", "cuda-core", "ml_dtypes", "h5py", "safetensors", "xxhash",
+    "msgspec", "zstandard", "psutil", "rich", "typer", "torch", "pytest", "hypothesis",
+)  # fmt: skip
+STEPS = 6
+# Sums in another order, and what six steps make of that.
+LOSS_TOLERANCE = 1e-3
+SHOWN_FAILURES = 8
+HOST_LOSSES = "host-losses.json"
+
+
+class Outcome(NamedTuple):
+    """What came out of a part: whether it passed, in a few words, and lines for the reader to see before the table."""
+
+    passed: bool
+    text: str
+    lines: Sequence[str] = ()
+
+
+class Part(NamedTuple):
+    """A check: `run` gets the log's path and how many seconds there are."""
+
+    name: str
+    limit_s: float
+    run: Callable[[Path, float], Outcome]
+    is_quick: bool = True
+
+
+def environment() -> dict[str, str]:
+    """Return what the parts' processes find: this checkout, and the GPU unless the simulator is asked for."""
+    simulated = os.environ.get("NUMBA_ENABLE_CUDASIM", "0")
+    paths = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {
+        **os.environ, "PYTHONPATH": paths, "NUMBA_ENABLE_CUDASIM": simulated, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1",
+        "COLUMNS": "160",
+    }  # fmt: skip
+
+
+def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | None = None) -> int | None:
+    """Run a command, with what it prints in a log; return its status, None when its time was over."""
+    with open(log, "a") as file, open(output or log, "a") as out:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=environment(), stdout=out, stderr=file, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(max(0.0, limit_s))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            # Its own children too; some live on when it ended before them.
+            with contextlib.suppress(ProcessLookupError):  # all of them ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def ended(status: int | None) -> str:
+    """Return how a process ended that was to end otherwise."""
+    return "ran out of time" if status is None else f"ended with status {status}"
+
+
+# What a process of its own does: `python tools/check_gpu.py --part NAME`. The last line it prints is its result.
+
+
+def say_machine() -> str:
+    """Print what is here; return the device's name."""
+    if shutil.which("nvidia-smi"):
+        query = "--query-gpu=name,driver_version,memory.total,compute_cap,clocks.max.sm"
+        print(
+            subprocess.run(
+                ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
+            ).stdout.strip()
+        )
+    print(f"Python {sys.version.split()[0]}, {CORES} cores")
+    for package in PACKAGES:
+        try:
+            print(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            print(f"{package} is not installed")
+    import spillgrad as sg
+
+    sg.empty(1, device="cuda")  # raises DeviceError, which says what is missing
+    major, minor = sg.cuda.get_device_capability()
+    free, total = sg.cuda.mem_get_info()
+    return f"{sg.cuda.get_device_name()}, {major}.{minor}, {free >> 20} of {total >> 20} MiB free"
+
+
+def train(device: str, spills: bool) -> list[float]:
+    """Return the losses of a small GPT's first steps."""
+    import tempfile
+
+    import numpy as np
+
+    import spillgrad as sg
+
+    small = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+    sizes = {"vocab_size": 11, "context": 4, "n_layer": 1, "n_head": 1, "n_embd": 4} if small else {
+        "vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128,
+    }  # fmt: skip
+    sg.manual_seed(0)
+    model = sg.models.GPT(sg.models.GPTConfig(**sizes)).to(device)
+    optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
+    random, losses = np.random.default_rng(0), []
+    with tempfile.TemporaryDirectory() as directory:
+        store = None
+        if spills:
+            store = sg.save_on_disk(directory, ram_budget=0 if small else "1MiB", device_budget=0, min_bytes=1)
+        for _ in range(2 if small else STEPS):
+            tokens = random.integers(0, sizes["vocab_size"], (1 if small else 8, sizes["context"] + 1))
+            inputs, targets = (
+                sg.tensor(np.ascontiguousarray(t), device=device) for t in (tokens[:, :-1], tokens[:, 1:])
+            )
+            optimizer.zero_grad()
+            with store or contextlib.nullcontext():
+                loss = model(inputs, targets)[1]
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        if store is not None:
+            stats = store.stats()
+            print(stats)
+            if stats.written_bytes == 0:
+                raise RuntimeError("training with spilling: nothing was written to disk")
+    print(f"{device}{', spilled' if spills else ''}: {losses}")
+    return losses
+
+
+def say_training(out: Path, spills: bool) -> str:
+    """Train on the device and, for the first time, on the host; return how far apart the losses are."""
+    import numpy as np
+
+    kept = out / HOST_LOSSES
+    if not kept.exists():
+        kept.write_text(json.dumps(train("cpu", False)))
+    wanted, got = json.loads(kept.read_text()), train("cuda", spills)
+    apart = float(np.max(np.abs(np.subtract(got, wanted)) / np.abs(wanted)))  # NaN if one of them is
+    text = f"{len(got)} losses, {got[0]:.4f} … {got[-1]:.4f}, at most {apart:.1e} from the host's"
+    if not apart <= LOSS_TOLERANCE:
+        raise RuntimeError(f"{text}; {LOSS_TOLERANCE:g} is allowed")
+    return text
+
+
+def say_memory() -> str:
+    """Ask for more than the device has, several times, and see that what is there works as before."""
+    import spillgrad as sg
+
+    x = sg.ones(1000).to("cuda")
+    free, total = sg.cuda.mem_get_info()
+    held: list[Any] = []
+    refused = 0
+    for _ in range(3):
+        try:
+            while True:
+                held.append(sg.empty(total // 32, device="cuda"))  # an eighth of it, of float32
+        except sg.cuda.OutOfMemoryError as error:
+            print(error)
+            refused += 1
+        if (x + len(held)).sum().item() != 1000 * (1 + len(held)):
+            raise RuntimeError("the device computes wrong once memory ran out")
+        held.clear()
+        sg.cuda.empty_cache()
+    after = sg.cuda.mem_get_info()[0]
+    if free - after > 64 << 20:
+        raise RuntimeError(f"{(free - after) >> 20} MiB did not come back after running out of memory")
+    return f"refused {refused} times, computes on, all came back"
+
+
+# What the parts make of their processes.
+
+
+def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
+    """Return the check that is this file's part of a name, in a process of its own."""
+
+    def check(log: Path, limit_s: float) -> Outcome:
+        status = execute([__file__, "--part", name, "--out", str(log.parent), *options], log, limit_s)
+        lines = log.read_text().strip().splitlines() or [""]
+        if status != 0:
+            return Outcome(False, f"{ended(status)}: {lines[-1]}", lines[-3:])
+        return Outcome(True, lines[-1], lines if name == "machine" else ())
+
+    return check
+
+
+def tests(*paths: str) -> Callable[[Path, float], Outcome]:
+    """Return the check that runs tests, in as many processes as there are cores; one that crashes takes few with it."""
+
+    def check(log: Path, limit_s: float) -> Outcome:
+        if importlib.util.find_spec("pytest") is None:
+            return Outcome(False, "not run: pytest is not installed")
+        until = time.monotonic() + limit_s
+        listed = log.with_suffix(".list")
+        status = execute(["-m", "pytest", "--collect-only", "-q", *paths], log, limit_s, listed)
+        names = [line for line in listed.read_text().splitlines() if "::" in line and not line.startswith("ERROR")]
+        failures = [] if status == 0 else [f"collecting the tests {ended(status)}, see {log}"]
+        size = max(1, -(-len(names) // (4 * CORES)))
+        chunks = [names[start : start + size] for start in range(0, len(names), size)]
+
+        def run(number: int) -> tuple[int, int, list[str]]:
+            """Return how many tests passed, how many were skipped, and a line for each other."""
+            chosen, own = log.with_suffix(f".{number}.args"), log.with_suffix(f".{number}.log")
+            chosen.write_text("\n".join(chunks[number]))
+            left = until - time.monotonic()
+            options = ["-q", "--tb=short", "-rfE", "--color=no", "-p", "no:cacheprovider"]
+            status = None if left <= 0 else execute(["-m", "pytest", *options, f"@{chosen}"], own, left)
+            said = own.read_text().splitlines() if own.exists() else []
+            last = said[-1] if said else ""
+            passed, skipped = (sum(map(int, re.findall(rf"(\d+) {word}", last))) for word in ("passed", "skipped"))
+            lines = [line[:160] for line in said if line.startswith(("FAILED ", "ERROR "))]
+            missing = len(chunks[number]) - passed - skipped - len(lines)
+            if status not in (0, 1) or missing > 0:
+                lines.append(f"{max(0, missing)} tests from {chunks[number][0]} on: {ended(status)}, see {own}")
+            return passed, skipped, lines
+
+        with ThreadPoolExecutor(CORES) as pool:
+            outcomes = list(pool.map(run, range(len(chunks))))
+        passed, skipped = sum(outcome[0] for outcome in outcomes), sum(outcome[1] for outcome in outcomes)
+        failures += [line for outcome in outcomes for line in outcome[2]]
+        others = len(names) - passed - skipped
+        text = f"{passed} passed, {skipped} skipped, {others} failed"
+        # Of a test with many parameters, the first that failed.
+        shown = list({line.partition("[")[0]: line for line in reversed(failures)}.values())[::-1][:SHOWN_FAILURES]
+        more = [f"and {len(failures) - len(shown)} more"] if len(failures) > len(shown) else []
+        return Outcome(not failures and passed > 0, text, [*shown, *more])
+
+    return check
+
+
+def as_markdown(answer: dict[str, Any]) -> str:
+    """Return the README's table of what the benchmark found."""
+    from spillgrad_tools.bench_cases import Result
+    from spillgrad_tools.bench_cuda_cases import CUDA_BY_NAME
+    from spillgrad_tools.bench_report import cuda_as_markdown
+
+    results = [
+        Result(CUDA_BY_NAME[row["case"]], row["seconds"], row["rounds"], row.get("failures", {}))
+        for row in answer["results"]
+    ]
+    return cuda_as_markdown([result.case for result in results], answer["machine"], results)
+
+
+def benchmark(*options: str) -> Callable[[Path, float], Outcome]:
+    """Return the check that runs the benchmark; it passes when all rows were timed, whatever bars they reach."""
+
+    def check(log: Path, limit_s: float) -> Outcome:
+        found = log.with_suffix(".json")
+        command = ["-m", "spillgrad_tools", "bench", "kernels", "--device", "cuda", "--json", *options]
+        status = execute(command, log, limit_s, found)
+        printed = log.read_text().splitlines()
+        if status != 0:
+            rows = [line for line in printed if ": spillgrad " in line]
+            return Outcome(
+                False, f"{ended(status)} after {len(rows)} rows: {printed[-1] if printed else ''}"[:200], rows
+            )
+        answer = json.loads(found.read_text())
+        results = answer["results"]
+        log.with_suffix(".md").write_text(as_markdown(answer))
+        bars = [bar for result in results for bar in result["bars"]]
+        failed = [result["case"] for result in results if "ours" not in result["seconds"]]
+        text = f"{len(results)} rows, {sum(bar['met'] for bar in bars)} of {len(bars)} bars reached"
+        if failed:
+            text += f", not timed: {'; '.join(failed)}"
+        return Outcome(not failed, text, [line for line in printed if ": spillgrad " in line])
+
+    return check
+
+
+def parts(quick: bool) -> list[Part]:
+    """Return the checks in their order; together their limits are under ten minutes."""
+    rounds = ("--quick", "--rounds", "1") if quick else ("--rounds", "5")
+    chosen = ["tests/cuda/test_array.py", "tests/cuda/test_dlpack.py"] if quick else ["tests/cuda"]
+    every = [
+        Part("machine", 30, by_process("machine")),
+        Part("memory", 20, by_process("memory")),
+        Part("training", 90, by_process("training")),
+        Part("training, spilled", 30, by_process("training-spilled")),
+        Part("benchmark", 230, benchmark(*rounds)),
+        Part("tests on the device", 140, tests(*chosen)),
+        Part("PTX code", 50, tests("tests/kernels/test_cuda_code.py"), is_quick=False),
+    ]
+    return [part for part in every if part.is_quick or not quick]
+
+
+def main() -> int:
+    """Run the parts; return the process's status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few minutes: few tests, short rows timed once, no PTX")
+    parser.add_argument("--only", metavar="NAME", help="only parts whose name contains this")
+    parser.add_argument("--out", type=Path, default=Path("check-gpu"), help="the folder for all that is printed")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    out = options.out.resolve()
+    if options.part:
+        parts_by_name: dict[str, Callable[[], str]] = {
+            "machine": say_machine, "memory": say_memory, "training": lambda: say_training(out, False),
+            "training-spilled": lambda: say_training(out, True),
+        }  # fmt: skip
+        print(parts_by_name[options.part]())
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    (out / HOST_LOSSES).unlink(missing_ok=True)
+    rows, failed = [], 0
+    for part in parts(options.quick):
+        if options.only and options.only not in part.name:
+            continue
+        print(f"== {part.name}", flush=True)
+        started = time.monotonic()
+        log = out / f"{part.name.replace(',', '').replace(' ', '-')}.log"
+        for former in out.glob(f"{log.stem}.*"):
+            former.unlink()
+        try:
+            outcome = part.run(log, part.limit_s)
+        except Exception as error:  # the others are worth running all the same
+            outcome = Outcome(False, f"{type(error).__name__}: {error}")
+        for line in outcome.lines:
+            print(line, flush=True)
+        failed += not outcome.passed
+        rows.append((part.name, outcome, time.monotonic() - started))
+    print("\n| check | result | time |\n|---|---|---|")
+    for name, outcome, seconds in rows:
+        print(f"| {name} | {'passed' if outcome.passed else 'FAILED'}: {outcome.text[:240]} | {seconds:.0f} s |")
+    print(f"\n{len(rows) - failed} of {len(rows)} checks passed; everything printed is in {out}")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
