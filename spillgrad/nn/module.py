@@ -628,9 +628,11 @@ class Module:
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
                 if tensor.is_floating_point():
-                    grad, tensor.grad = tensor.grad, None
-                    tensor.data = convert(tensor.data)
-                    tensor.grad = None if grad is None else convert(grad)
+                    # Both before either takes its place: the device may have no room for the second.
+                    data, grad = convert(tensor.data), None if tensor.grad is None else convert(tensor.grad)
+                    tensor.grad = None
+                    tensor.data = data
+                    tensor.grad = grad
                 else:  # it keeps its dtype
                     tensor.data = tensor.data.to(convert(tensor.new_empty(0)).device)
         return self

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import GraphError, ShapeError
+from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import optim as kernels
 
@@ -60,6 +61,7 @@ class _Batch:
         try:
             made = kernel(*arrays, *options)
         except ValueError as error:
+            require_one_device("step", [*tensors, grad])
             raise ShapeError(str(error)) from error
         self._updates.append((made, tensors))
         self._changed.update(storages)

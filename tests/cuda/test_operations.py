@@ -276,3 +276,26 @@ def test_mixed_precision_on_a_device_leaves_tensors_of_the_host_alone():
     np.testing.assert_allclose(product.float().numpy(force=True), A @ A.T, 2e-2, 2e-2)
     product.float().sum().backward()
     assert (there.grad.dtype, there.grad.device) == ("float32", "cuda")
+
+
+def test_complex_tensors_are_stored_and_moved_on_a_device():
+    values = RNG.normal(size=(3, 2)) + 1j * RNG.normal(size=(3, 2))
+    x = sg.tensor(values, device="cuda")
+    for found, wanted in (
+        (x.clone(), values), (x.T.contiguous(), values.T), (x[1:], values[1:]),
+        (x.to(sg.complex64), np.complex64(values)),
+        (sg.zeros_like(x), 0 * values), (sg.full_like(x, 1 + 2j), 0 * values + (1 + 2j)), (x.cpu(), values),
+        (sg.tensor(values.real, device="cuda").to(sg.complex128), values.real + 0j),
+        (sg.cat([x, x]), [*values, *values]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found.numpy(force=True), wanted)
+
+
+def test_a_step_of_a_model_that_moved_without_its_optimizer_names_both_devices():
+    layer = sg.nn.Linear(2, 2)
+    optimizer = sg.optim.AdamW(layer.parameters())
+    layer(sg.ones(1, 2)).sum().backward()
+    optimizer.step()
+    layer.cuda()
+    with pytest.raises(DeviceError, match="step: got tensors on different devices"):
+        optimizer.step()

@@ -13,10 +13,10 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda import logic, scalar_math
-from spillgrad_kernels.cuda.array import Fresh, fresh, to_device
+from spillgrad_kernels.cuda.array import Fresh, empty, fresh, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
-from spillgrad_kernels.device_array import DeviceArray, may_share_memory
+from spillgrad_kernels.device_array import DeviceArray, Lying, may_share_memory
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, dense, plan
 
@@ -270,7 +270,12 @@ def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> D
     """Return a copy without gaps, converted to another dtype if one is given; or write it to `out`, and return that."""
     if out is not None:
         return compute(_same, "copy", [a], (out.dtype,), (out,))[0]
-    return compute(_same, "copy", [a], (a.dtype if dtype is None else np.dtype(dtype),))[0]
+    wanted = a.dtype if dtype is None else np.dtype(dtype)
+    if "c" not in (a.dtype.kind, wanted.kind):
+        return compute(_same, "copy", [a], (wanted,))[0]
+    made = empty(a.shape, wanted)
+    assign(made, a)
+    return made
 
 
 def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
@@ -278,13 +283,31 @@ def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
     return a if a.dtype == dtype else compute(_same, "copy", [a], (dtype,))[0]
 
 
+def _parts(a: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+    """Return views of the real and imaginary parts of complex numbers."""
+    lying = Lying.made(a.shape, a.strides, np.dtype(f"f{a.itemsize // 2}"), False, a.lying.writeable)
+    base = a if a.base is None else a.base
+    return DeviceArray(a.address, lying, None, base), DeviceArray(a.address + a.itemsize // 2, lying, None, base)
+
+
 def assign(target: DeviceArray, value: Any) -> None:
     """Overwrite an array with a number or another array, broadcast and converted; the two may overlap.
 
-    An array of the host is copied to the device first. Raises ValueError when the value does not broadcast.
+    An array of the host is copied to the device first. Of complex numbers real ones take the real parts. Raises
+    ValueError when the value does not broadcast.
     """
     if isinstance(value, np.ndarray):
         value = value[()] if not value.ndim else to_device(value)
+    if target.dtype.kind == "c":
+        if not isinstance(value, DeviceArray):
+            values: tuple[Any, Any] = (complex(value).real, complex(value).imag)
+        else:
+            values = _parts(value) if value.dtype.kind == "c" else (value, 0)
+        for part, its_value in zip(_parts(target), values, strict=True):
+            assign(part, its_value)
+        return
+    if isinstance(value, DeviceArray) and value.dtype.kind == "c":
+        value = _parts(value)[0]
     if not isinstance(value, DeviceArray):
         value = np.asarray(value).astype(target.dtype)[()]
     elif may_share_memory(value, target):
