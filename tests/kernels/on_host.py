@@ -56,7 +56,7 @@ def compute(formula: Any, name: str, operands: list[Any], dtype: Any) -> np.ndar
     """Return what `elementwise.compute` does of a formula, over arrays of the host."""
     layouts = tuple([(o.shape, o.strides, o.dtype) if isinstance(o, np.ndarray) else o.dtype for o in operands])
     call = elementwise.prepare(formula, name, (np.dtype(dtype),), layouts)
-    out = np.empty(call.shape, dtype)
+    out = np.empty(call.results[0].lying.shape, dtype)
     given = [o.ctypes.data if isinstance(o, np.ndarray) else o.item() for o in (*operands, out)]
     compiled(call.kernel)(call.turns, *call.words, *given)
     return out

@@ -124,7 +124,10 @@ _DRAWN = "alpha_dropout bernoulli bernoulli_ cauchy_ dropout1d dropout2d dropout
 _DRAWN_TOO = (
     "geometric_ gumbel_softmax log_normal_ multinomial normal normal_ poisson randint_like random_ rrelu uniform_"
 )
-_SETTINGS = "cuda device dtype get_default_dtype get_num_threads set_default_dtype set_num_threads"
+_SETTINGS = """
+    cuda device dtype get_default_dtype get_float32_matmul_precision get_num_threads set_default_dtype
+    set_float32_matmul_precision set_num_threads
+"""
 _MEMORY = "pin_memory share_memory_"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"
 _COMPLEX = "complex imag real view_as_complex view_as_real"
