@@ -45,8 +45,7 @@ def check(q, k, v, g, causal=False, mask=None, dropout=None, lying=lambda array:
         np.testing.assert_allclose(each.to_host(), exactly, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype, causal", [(np.float32, False), (np.float32, True), (np.float64, True)])
 @pytest.mark.parametrize("batch, queries, keys, width, value_width", [
     ((), 1, 1, 1, 1), ((2,), 5, 5, 3, 3), ((1, 2), 9, 9, 4, 4), ((2,), 3, 7, 5, 2), ((), 7, 3, 9, 17),
     ((1,), 6, 6, 16, 8),
