@@ -7,18 +7,19 @@ oldest leave, and a thread brings the newest of them back once backward asks for
 import bisect
 import collections
 import contextlib
+import functools
 import queue
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import numpy as np
 
+from spillgrad.device_copies import Copies, Source
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label, View, changed_error
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.device_array import address_of, empty_on_device
 
 
 class Stored:
@@ -63,21 +64,6 @@ class Stored:
         self.cache.drop(self)
 
 
-class _Source:
-    """An array of the device, as a store takes it."""
-
-    def __init__(self, stored: Stored, array: np.ndarray) -> None:
-        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
-        self._stored, self._array = stored, array
-
-    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the array to pinned memory; return that, and what waits for it."""
-        array = self._array
-        host = driver.pinned(array.nbytes).view(array.dtype).reshape(array.shape)
-        done = self._stored.cache.copy_out(self._stored, array, host)
-        return host, done.synchronize
-
-
 class DeviceCache:
     """Keeps at most `budget_bytes` of saved memory on the device, and the rest in `store`.
 
@@ -96,7 +82,7 @@ class DeviceCache:
         self._leaving: collections.deque[tuple[Stored, driver.Event]] = collections.deque()
         self._dropped: collections.deque[Stored] = collections.deque()
         self._sequence = 0
-        self._out, self._back = driver.Stream(), driver.Stream()
+        self._copies = Copies()
 
     # Forward
 
@@ -149,7 +135,8 @@ class DeviceCache:
         try:
             array = stored.array
             if handle is None and array is not None and stored.error is None:
-                handle = self._store.put(_Source(stored, array), label=stored.label)
+                source = Source(array, functools.partial(self._copy_out, stored))
+                handle = self._store.put(source, label=stored.label)
                 handle.views.extend(stored.views)
         finally:
             with self._lock:
@@ -163,15 +150,11 @@ class DeviceCache:
                 assert moving is not None
                 moving.set()
 
-    def copy_out(self, stored: Stored, array: np.ndarray, host: np.ndarray) -> driver.Event:
-        """Begin to copy an array to pinned memory once the kernels so far are done; return when that is."""
-        driver.Event().record(driver.compute()).wait(self._out)
-        done = self._out.copy_to_host_async(
-            host.reshape(-1).view(np.uint8), address_of(array), array.nbytes, keep=array
-        )
+    def _copy_out(self, stored: Stored, array: np.ndarray) -> tuple[np.ndarray, driver.Event]:
+        host, done = self._copies.out(array)
         with self._lock:
             self._leaving.append((stored, done))
-        return done
+        return host, done
 
     # Backward
 
@@ -225,16 +208,7 @@ class DeviceCache:
         array = None
         try:
             assert stored.handle is not None
-            host = self._store.get(stored.handle).reshape(-1).view(np.uint8)
-            memory = empty_on_device(stored.shape, stored.dtype)
-            # Kernels under way may still read what was there before.
-            driver.Event().record(driver.compute()).wait(self._back)
-            if driver.is_pinned(host):
-                self._back.copy_to_device_async(address_of(memory), host, memory.nbytes, keep=memory)
-            else:
-                driver.copy_to_device(address_of(memory), host, self._back, keep=memory)
-            stored.ready = driver.Event().record(self._back)
-            array = memory
+            array, stored.ready = self._copies.back(self._store.get(stored.handle))
         finally:
             with self._lock:
                 self.resident_bytes -= stored.nbytes

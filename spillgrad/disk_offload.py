@@ -1,16 +1,18 @@
 """Train a model whose parameters, gradients and optimizer state do not fit in RAM: they live in a spill store."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spillgrad.errors import ArgumentError, BudgetError, DeviceError, OperandError, SpillError
+from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.offload.building import built_model, built_optimizer
-from spillgrad.offload.needs import DiskNeed, disk_need, largest_need
+from spillgrad.offload.needs import DiskNeed, Need, disk_need, needs_of
 from spillgrad.offload.residents import Residents
 from spillgrad.offload.training import OffloadedTraining
 from spillgrad.optim.optimizer import Optimizer
@@ -20,15 +22,16 @@ from spillgrad.storage.file_system import free_bytes
 from spillgrad.storage.store import StoreStats
 from spillgrad_kernels import memory
 
+# Of the default device_budget: while one layer's parameters are used, the next one's come.
+_LAYERS_ON_DEVICE = 2
 
-def _require_host(model: Module) -> None:
-    """Raise DeviceError for a model on a device."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_cuda:
-            raise DeviceError(
-                f"disk_offload: got {name} on '{tensor.device}'; models in this machine's memory can live on disk: "
-                "move it with .cpu(), or give save_on_disk what its steps save"
-            )
+
+@dataclass(frozen=True)
+class OffloadStats(StoreStats):
+    """What the store did and holds, and what is on a CUDA device of it: now, and the most so far."""
+
+    device_bytes: int = 0
+    peak_device_bytes: int = 0
 
 
 class disk_offload:
@@ -60,10 +63,15 @@ class disk_offload:
     What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
     Copies and pickles of the model and the optimizer are in RAM, and no part of this.
 
+    A model on a CUDA device, its gradients and the optimizer's state live on disk too, and on the device while they are
+    used: they go to pinned memory, which counts as RAM here, and come back from there, while kernels run, ahead of time
+    once a step has shown in which order. What was used last stays, up to `device_budget`; by default that is
+    twice what one layer or one update needs at once.
+
     `keep_journal` names a file where the journal stays, for `spillgrad inspect`; see `save_on_disk`.
 
-    Units: `ram_budget` is bytes, or a size such as "512MiB"; `least_budget`, the least that holds all that one layer or
-    one update needs at once, is bytes.
+    Units: `ram_budget` and `device_budget` are bytes, or a size such as "512MiB". `least_budget` and
+    `least_device_budget`, the least that hold all that one layer or one update needs at once, are bytes.
     Raises BudgetError for a size that does not parse or is less than the least, ArgumentError for a parameter that
     shares memory with another tensor, or is offloaded already, SpillError for a directory that cannot be used, or,
     unless `on_full` is "ram", where all that comes to be stored has no room.
@@ -76,6 +84,7 @@ class disk_offload:
         directory: str | os.PathLike[str] | None = None,
         *,
         ram_budget: int | str,
+        device_budget: int | str | None = None,
         step_in_backward: bool = False,
         max_grad_norm: float | None = None,
         direct_io: bool | None = None,
@@ -106,17 +115,18 @@ class disk_offload:
             if found is not None:
                 undo.callback(found.store.close)  # nobody else has what was built there
             self.model = built_model(model, found)
-            _require_host(self.model)
             self.optimizer = built_optimizer(optimizer, self.model)
             copies_gradients = max_grad_norm is not None and not step_in_backward
-            need = largest_need(self.model, self.optimizer, copies_gradients)
-            self.least_budget = need.nbytes
-            if budget_bytes < need.nbytes:
-                raise BudgetError(
-                    f"disk_offload: got a ram_budget of {budget_bytes} bytes, but {need.why}; give at least "
-                    f"{need.nbytes} bytes ({format_bytes(need.nbytes)})"
-                )
+            needs = needs_of(self.model, self.optimizer, copies_gradients)
+            self.least_budget, self.least_device_budget = needs.ram.nbytes, needs.device.nbytes
+            _require_enough("ram_budget", budget_bytes, needs.ram)
+            if device_budget is None:
+                device_budget_bytes = _LAYERS_ON_DEVICE * needs.at_once.nbytes
+            else:
+                device_budget_bytes = parse_bytes(device_budget)
+                _require_enough("device_budget", device_budget_bytes, needs.device)
             self._residents = found or residents()
+            self._residents.allow_on_device(device_budget_bytes)
             self._store = self._residents.store
             disk = disk_need(self.model, self.optimizer, gradients=not step_in_backward or max_grad_norm is not None)
             self._store.expect(sum(disk))
@@ -162,6 +172,14 @@ class disk_offload:
         self._residents.settle()
         self._store.flush()
 
-    def stats(self) -> StoreStats:
-        """Return the store's counters."""
-        return self._store.stats()
+    def stats(self) -> OffloadStats:
+        """Return the store's counters, and the bytes of parameters, gradients and state on a device."""
+        return OffloadStats(**dataclasses.asdict(self._store.stats()), **self._residents.device_stats())
+
+
+def _require_enough(name: str, given_bytes: int, need: Need) -> None:
+    if given_bytes < need.nbytes:
+        raise BudgetError(
+            f"disk_offload: got a {name} of {given_bytes} bytes, but {need.why}; give at least {need.nbytes} bytes "
+            f"({format_bytes(need.nbytes)})"
+        )

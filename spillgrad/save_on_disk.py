@@ -17,7 +17,7 @@ import numpy as np
 
 from spillgrad import labels
 from spillgrad.autograd import hooks
-from spillgrad.disk_offload import disk_offload
+from spillgrad.disk_offload import OffloadStats, disk_offload
 from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.nn.module import around_forward
 from spillgrad.offload.tensors import OffloadedView
@@ -30,7 +30,7 @@ from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
 from spillgrad.storage.preflight import Preflight, preflight
-from spillgrad.storage.store import Handle, Label, StoreStats, View
+from spillgrad.storage.store import Handle, Label, View
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.device_array import address_of, is_on_device, placed
 
@@ -124,15 +124,10 @@ class _Kept:
 
 
 @dataclass(frozen=True)
-class SpillStats(StoreStats):
-    """What the store did and holds; `kept_bytes` are in RAM beside the budget: by the policy, or a loss's gradients.
-
-    `device_bytes` are what a CUDA device holds of the tensors that it has saved, `peak_device_bytes` the most of that.
-    """
+class SpillStats(OffloadStats):
+    """What the store did and holds; `kept_bytes` are in RAM beside the budget: by the policy, or a loss's gradients."""
 
     kept_bytes: int = 0
-    device_bytes: int = 0
-    peak_device_bytes: int = 0
 
 
 # Of each slot of gradients that an operation made ahead, what stays in RAM: backward needs it first of all, and then
@@ -343,10 +338,9 @@ class save_on_disk(hooks.saved_tensors_hooks):
         kept = {id(storage): storage.array.nbytes for storage in [entry.storage for entry in list(self._kept)]}
         stats = dataclasses.asdict(self._store.stats())
         device = self._device_cache
-        held = (0, 0) if device is None else (device.resident_bytes, device.peak_resident_bytes)
-        return SpillStats(
-            **stats, kept_bytes=sum(kept.values()), device_bytes=held[0], peak_device_bytes=held[1]
-        )  # fmt: skip
+        if device is not None:
+            stats |= {"device_bytes": device.resident_bytes, "peak_device_bytes": device.peak_resident_bytes}
+        return SpillStats(**stats, kept_bytes=sum(kept.values()))
 
     def flush(self) -> None:
         """Return when every live spilled tensor is in the files, and all that happened in the journal.

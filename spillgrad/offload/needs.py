@@ -10,14 +10,36 @@ from spillgrad.tensor import Tensor
 
 
 class Need(NamedTuple):
-    """Bytes that must be in RAM at once; `why` says of whom, and what for."""
+    """Bytes that must be in RAM, or on the device, at once; `why` says of whom, and what for."""
 
     nbytes: int
     why: str
 
 
+class Needs(NamedTuple):
+    """What must be in RAM and on the device at once, and in either if all were there."""
+
+    ram: Need
+    device: Need
+    at_once: Need
+
+
+def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Needs:
+    """Return the least budgets: of tensors that are all on a device, each passes through RAM alone."""
+    at_once = largest_need(model, optimizer, copies_gradients)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    there = [tensor.is_cuda for _, tensor in tensors]
+    if not any(there):
+        return Needs(at_once, Need(0, "no tensor is on a device"), at_once)
+    if not all(there):
+        return Needs(at_once, at_once, at_once)
+    name, largest = max(tensors, key=lambda named: named[1].nbytes)
+    alone = Need(largest.nbytes, f"{name}, of {format_bytes(largest.nbytes)}, passes through RAM to the device")
+    return Needs(alone, at_once, at_once)
+
+
 def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Need:
-    """Return the most that one layer's call, forward or backward, or one parameter's update has in RAM at once.
+    """Return the most that one layer's call, forward or backward, or one parameter's update uses at once.
 
     An update reads and writes the parameter, its gradient and its state, and may scale a copy of the gradient; a layer
     may look at all that is its own and, of the modules around it, theirs. Parameters of a module that has no forward

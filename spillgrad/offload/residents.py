@@ -1,19 +1,26 @@
 """Which offloaded tensors are in RAM now, and how long they stay."""
 
 import collections
+import contextlib
 import itertools
 import threading
 import weakref
-from typing import cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from spillgrad.autograd import hooks
+from spillgrad.device import CPU, Device, device_of
 from spillgrad.offload.tensors import KINDS, OffloadedStorage
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
-from spillgrad.tensor import Tensor
+from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
+from spillgrad_kernels.device_array import is_on_device
+
+if TYPE_CHECKING:
+    from spillgrad.offload.on_device import OnDevice
 
 
 class _Frame:
@@ -22,7 +29,11 @@ class _Frame:
     def __init__(self, number: int | None, owner: int | None = None) -> None:
         self.number = number
         self.owner = owner
-        self.arrays: collections.deque[np.ndarray | Tensor] = collections.deque()
+        self.arrays: dict[Device, collections.deque[np.ndarray | Tensor]] = collections.defaultdict(collections.deque)
+
+    def hold(self, used: np.ndarray | Tensor) -> None:
+        """Keep an array, or what was made of one."""
+        self.arrays[used.device if isinstance(used, Tensor) else device_of(used)].append(used)
 
 
 class _Thread(threading.local):
@@ -36,11 +47,34 @@ class Residents:
 
     def __init__(self, store: DiskStore) -> None:
         self.store = store
+        self._device_budget_bytes = 0
+        self._on_device: OnDevice | None = None
         self.lock = threading.RLock()  # guards which arrays change
         # Weak, as storages hold this object.
         self.changing: collections.deque[weakref.ref[OffloadedStorage]] = collections.deque()
         self.thread = _Thread()
         self._numbers = itertools.count()
+
+    @property
+    def on_device(self) -> "OnDevice":
+        """What of them is on a device."""
+        if self._on_device is None:
+            from spillgrad.offload.on_device import OnDevice  # with the driver, which others do without
+
+            self._on_device = OnDevice(self.store, self._device_budget_bytes)
+        return self._on_device
+
+    def allow_on_device(self, nbytes: int) -> None:
+        """Let so many bytes stay on a device; before, none do."""
+        with self.lock:
+            self._device_budget_bytes = nbytes
+            if self._on_device is not None:
+                self._on_device.budget_bytes = nbytes
+
+    def device_stats(self) -> dict[str, int]:
+        """Return the bytes of them on a device, now and at most."""
+        with self.lock:
+            return {} if self._on_device is None else self._on_device.stats()
 
     @property
     def frame(self) -> _Frame:
@@ -52,6 +86,8 @@ class Residents:
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
+                if self._on_device is not None:
+                    self._on_device.begin_step()
             hooks.watch(1)
         self.thread.frames.append(_Frame(next(self._numbers), owner))
 
@@ -66,13 +102,25 @@ class Residents:
         self.thread.last_changed = None
         self.settle()
 
-    def make_room(self, nbytes: int) -> None:
-        """Let go of what this thread used first, as far as it and so much more exceed the budget."""
-        frames = self.thread.frames
-        excess = nbytes - self.store.ram_budget + sum(array.nbytes for frame in frames for array in frame.arrays)
-        for frame in frames:
-            while excess > 0 and frame.arrays:
-                excess -= frame.arrays.popleft().nbytes
+    def make_room(self, nbytes: int, device: Device) -> None:
+        """Let go of what this thread used first on a device, as far as it and so much more exceed the budget."""
+        used = [frame.arrays[device] for frame in self.thread.frames]
+        budget = self.store.ram_budget if device is CPU else self.on_device.budget_bytes
+        excess = nbytes - budget + sum(array.nbytes for arrays in used for array in arrays)
+        for arrays in used:
+            while excess > 0 and arrays:
+                excess -= arrays.popleft().nbytes
+
+    @contextlib.contextmanager
+    def room(self, nbytes: int, device: Device) -> Iterator[None]:
+        """Have room for so many bytes that the caller makes inside."""
+        if device is CPU:
+            with self.store.room(nbytes):
+                yield
+        else:
+            with self.lock:
+                self.on_device.make_room(nbytes)
+            yield
 
     def settle(self) -> None:
         """Give what nobody modifies any more to the store."""
@@ -86,6 +134,8 @@ class Residents:
                 finally:
                     if not ended:
                         self.changing.append(known)
+            if self._on_device is not None:
+                self._on_device.make_room(0, waits=False)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
         """Move the memory of a leaf to the store, unless the tensor is only part of it, or of a class of its own."""
@@ -93,12 +143,17 @@ class Residents:
         if kind is None or tensor._array is not storage.array:
             return
         if not isinstance(storage, OffloadedStorage):
-            array = tensor._array
-            # Memory of another array may live on after this one; and it comes back from the disk in order.
-            if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
-                array = memory.copy(array)
-            handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
-            storage.__class__ = OffloadedStorage
-            cast(OffloadedStorage, storage).place(self, handle, array)
+            if is_on_device(tensor._array):
+                self.on_device.offload(self, storage, tensor._array, label)
+            else:
+                self._offload(storage, tensor._array, label)
         vars(tensor).pop("_array")
         tensor.__class__ = kind
+
+    def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
+        # Memory of another array may live on after this one; and it comes back from the disk in order.
+        if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
+            array = memory.copy(array)
+        handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
+        storage.__class__ = OffloadedStorage
+        cast(OffloadedStorage, storage).place(self, handle, array)

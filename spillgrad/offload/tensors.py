@@ -27,6 +27,7 @@ class OffloadedStorage(Storage):
     """
 
     offloaded = True
+    device = CPU
     # Of a gradient: its norm as it is now, where somebody noted it.
     norm: float | None = None
 
@@ -43,7 +44,7 @@ class OffloadedStorage(Storage):
         """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
         frame = self._residents.frame
         if frame.number is not None:
-            frame.arrays.append(made)
+            frame.hold(made)
 
     def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
@@ -66,17 +67,17 @@ class OffloadedStorage(Storage):
         if array is not None and frame.number is not None and self._used_in == frame.number:
             return array
         if frame.number is not None:
-            self._residents.make_room(self._handle.nbytes)
+            self._residents.make_room(self._handle.nbytes, self.device)
         with self._residents.lock:
             array = self._alive()
             if array is None:
-                array = self._residents.store.get(self._handle)
+                array = self._read()
                 self._alive = weakref.ref(array)
             elif not self._changing:
-                self._residents.store.use(self._handle)
+                self._is_used()
         if frame.number is not None:
             self._used_in = frame.number
-            frame.arrays.append(array)
+            frame.hold(array)
         return array
 
     def array_to_overwrite(self) -> np.ndarray:
@@ -85,7 +86,7 @@ class OffloadedStorage(Storage):
             array = self._alive()
             if array is None:
                 self._residents.settle()
-                array = memory.empty(self._shape, self._dtype)
+                array = self._fresh()
                 self._alive = weakref.ref(array)
         return array
 
@@ -100,7 +101,7 @@ class OffloadedStorage(Storage):
             was_changing = self._changing
             self._begin_change()
             if not was_changing:
-                self._lent = _digest(self.array)
+                self._lent = self._digest()
         super().lend()
 
     def _begin_change(self) -> None:
@@ -112,7 +113,7 @@ class OffloadedStorage(Storage):
             array = residents.thread.last_changed = self.array
             self.norm = None
             if not self._changing:
-                residents.store.begin_change(self._handle, array)
+                self._take_change(array)
                 self._changing = True
                 residents.changing.append(weakref.ref(self))
 
@@ -121,16 +122,43 @@ class OffloadedStorage(Storage):
 
         Called with the lock held.
         """
-        if _holders(self._alive) > _STORE_ONLY:
+        if is_held(self._alive):
             return False
-        changed = self._lent is None or self._lent != _digest(cast(np.ndarray, self._alive()))
-        self._residents.store.end_change(self._handle, changed)
+        self._give_change()
         self._changing, self._lent = False, None
         return True
 
+    # What is different where the memory is a device's
 
-def _digest(array: np.ndarray) -> bytes:
-    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    def _read(self) -> np.ndarray:
+        """Return the array, which nobody holds, from the store."""
+        return self._residents.store.get(self._handle)
+
+    def _is_used(self) -> None:
+        """Note that somebody uses the array, which somebody holds."""
+        self._residents.store.use(self._handle)
+
+    def _fresh(self) -> np.ndarray:
+        """Return memory to be overwritten."""
+        return memory.empty(self._shape, self._dtype)
+
+    def _take_change(self, array: np.ndarray) -> None:
+        """Keep an array that is about to change."""
+        self._residents.store.begin_change(self._handle, array)
+
+    def _give_change(self) -> None:
+        """Give the store the new values."""
+        self._residents.store.end_change(self._handle, self._lent is None or self._lent != self._digest())
+
+    def _digest(self) -> bytes | None:
+        """Return what tells later whether the array was changed; None where it is to be taken for changed."""
+        array = cast(np.ndarray, self._alive())
+        return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def is_held(alive: Callable[[], np.ndarray | None]) -> bool:
+    """Return whether anybody refers to an array but the one who keeps it: the store, or its storage on a device."""
+    return _holders(alive) > _KEPT_ONLY
 
 
 def _holders(alive: Callable[[], np.ndarray | None]) -> int:
@@ -143,8 +171,8 @@ def _holders_of_a_kept_array() -> int:
     return _holders(weakref.ref(kept[0]))
 
 
-# What Python counts for an array that only the store refers to.
-_STORE_ONLY = _holders_of_a_kept_array()
+# What Python counts for an array that only one refers to.
+_KEPT_ONLY = _holders_of_a_kept_array()
 
 
 class OffloadedView:
@@ -214,7 +242,7 @@ class Offloaded(Tensor):
 
     @property
     def device(self) -> Device:
-        return CPU
+        return self._storage.device
 
     @property
     def nbytes(self) -> int:

@@ -177,7 +177,7 @@ class OffloadedTraining:
         self.residents.store.begin_phase("update")
         try:
             made_bytes = self._made_in_update(optimizer, param)
-            with self.residents.store.room(made_bytes) if made_bytes else contextlib.nullcontext():
+            with self.residents.room(made_bytes, param.device) if made_bytes else contextlib.nullcontext():
                 yield
         finally:
             self.residents.store.begin_phase(None if outermost_run() is None else "backward")

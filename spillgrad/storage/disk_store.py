@@ -248,10 +248,7 @@ class DiskStore:
             entry = account.live_entry("begin_change", handle)
             if not account.cache.counts(entry, array):
                 self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
-            while entry.writing or entry.loading or entry.readers:
-                account.changed.wait()
-                account.settle("begin_change")
-                entry = account.live_entry("begin_change", handle)
+            self._wait_until_idle("begin_change", entry)
             if not entry.changing:
                 account.cache.begin_change(entry, array)
                 if account.waiting_puts:
@@ -269,15 +266,22 @@ class DiskStore:
                 account.settle("end_change")
                 entry = account.live_entry("end_change", handle)
             if entry.changing:
-                if changed:
-                    account.free_extent(entry)
-                    account.renumber(entry)
-                account.cache.end_change(entry)
-                if account.waiting_puts:
-                    account.changed.notify_all()
-                self._writer.answer_failures()
-                self._writer.wake_if_behind()
-                self._writer.wait_for_room(0, entry.label, entry.dtype)
+                self._end_change(entry, changed)
+        account.look_again()
+
+    def replace(self, handle: Handle, array: Remote) -> None:
+        """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does."""
+        account = self._account
+        with account.lock:
+            account.settle("replace")
+            entry = account.live_entry("replace", handle)
+            if entry.array is None:  # else the other takes its place
+                self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
+            self._wait_until_idle("replace", entry)
+            kept, arrival = array.fetch()
+            account.cache.begin_change(entry, kept)
+            entry.arrival = arrival
+            self._end_change(entry, changed=True)
         account.look_again()
 
     @contextlib.contextmanager
@@ -365,6 +369,12 @@ class DiskStore:
         """Release one reference; see `Store.drop`. A handle without references is left alone."""
         self._account.post(handle)
 
+    def is_in_ram(self, handle: Handle) -> bool:
+        """Return whether `get` would find the array of a handle in RAM now."""
+        with self._account.lock:
+            entry = self._account.live_entry("is_in_ram", handle)
+            return not (entry.on_disk_only or entry.loading)
+
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Load `handles` in this order; see `Store.prefetch`."""
         account = self._account
@@ -430,6 +440,27 @@ class DiskStore:
         """Have the journal written where many lines wait. Called with the lock held."""
         if self._account.ledger.journal.is_behind and not self._account.closing:
             self._writer.wake()
+
+    def _wait_until_idle(self, who: str, entry: Entry) -> None:
+        """Return once nobody reads or writes an entry's array or extent. Called with the lock held."""
+        account = self._account
+        while entry.writing or entry.loading or entry.readers:
+            account.changed.wait()
+            account.settle(who)
+            account.live_entry(who, entry)
+
+    def _end_change(self, entry: Entry, changed: bool) -> None:
+        """Let the array of an entry be written and evicted again. Called with the lock held."""
+        account = self._account
+        if changed:
+            account.free_extent(entry)
+            account.renumber(entry)
+        account.cache.end_change(entry)
+        if account.waiting_puts:
+            account.changed.notify_all()
+        self._writer.answer_failures()
+        self._writer.wake_if_behind()
+        self._writer.wait_for_room(0, entry.label, entry.dtype)
 
     def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
         """Forget an array that somebody modified; what is on disk still holds. Called without the lock."""

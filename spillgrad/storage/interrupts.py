@@ -8,7 +8,13 @@ from types import FrameType
 
 # Code that a KeyboardInterrupt would leave half done: who came next would find a store that counts wrong, or waits for
 # ever. It never takes long, but where it waits for others, and there it can be interrupted.
-_WHOLE = ("spillgrad.storage", "spillgrad.offload.residents", "spillgrad.offload.tensors")
+_WHOLE = (
+    "spillgrad.storage",
+    "spillgrad.offload.residents",
+    "spillgrad.offload.tensors",
+    "spillgrad.offload.on_device",
+    "spillgrad.device_cache",
+)
 _WAITS = {
     threading.Condition.wait.__code__,
     threading.Thread.join.__code__,

@@ -101,6 +101,11 @@ class MemoryStore:
     def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Do nothing: there is no other copy."""
 
+    def replace(self, handle: Handle, array: Remote) -> None:
+        self.get(handle)
+        kept = cast(_Kept, handle)
+        kept.array, kept.arrival = dense(array)
+
     def begin_step(self) -> None:
         """Do nothing: all is in RAM."""
 

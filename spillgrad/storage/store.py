@@ -155,6 +155,13 @@ class Store(Protocol):
         """
         ...
 
+    def replace(self, handle: Handle, array: Remote) -> None:
+        """Store the values of a remote array, of the same shape and dtype, under a handle.
+
+        It is copied as soon as there is room, and must not change before that is done. Raises what `get` raises.
+        """
+        ...
+
     def begin_step(self) -> None:
         """Note that a training step begins: lasting arrays will be used as in the one before, ahead of which they come.
 

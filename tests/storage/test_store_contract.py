@@ -59,6 +59,31 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+class Remote:
+    """An array elsewhere, which comes a while after it was asked for."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.shape, self.dtype, self.nbytes = values.shape, values.dtype, values.nbytes
+        self._host = np.zeros_like(values)
+        self._arrived = threading.Event()
+
+    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        return self._host, self._wait
+
+    def _wait(self) -> None:
+        assert self._arrived.wait(60)
+
+    def arrive(self) -> None:
+        """Let it come in a moment, while somebody may wait for it."""
+
+        def come() -> None:
+            self._host[:] = self.values
+            self._arrived.set()
+
+        threading.Timer(0.02, come).start()
+
+
 def some_array(dtype: object = "float32", shape: tuple[int, ...] = (1000,)) -> np.ndarray:
     dtype = np.dtype(dtype)  # type: ignore[call-overload]
     nbytes = int(np.prod(shape)) * dtype.itemsize
@@ -304,6 +329,21 @@ class TestLastingArrays:
         del other
         store.flush()
         assert (store.get(handle) == 4).all()
+        assert store.check() == []
+
+    @pytest.mark.parametrize("is_written", [False, True])
+    def test_a_remote_array_is_there_when_it_has_arrived(self, store: Store, is_written: bool):
+        first, second = Remote(some_array(shape=(5000,))), Remote(some_array(shape=(5000,)))
+        handle = store.put(first, lasting=True)
+        first.arrive()
+        if is_written:
+            store.flush()
+        assert_same_bytes(store.get(handle), first.values)
+        store.replace(handle, second)
+        second.arrive()
+        assert_same_bytes(store.get(handle), second.values)
+        store.flush()
+        assert_same_bytes(store.get(handle), second.values)
         assert store.check() == []
 
     def test_memory_of_the_caller_may_change_after_it_was_written(self, store: Store):

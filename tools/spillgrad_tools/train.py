@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -105,9 +104,12 @@ class Training:
                 f"resume: {resume_from} holds adapters of other weights than those at {settings.weights}; name theirs "
                 "with --weights"
             )
-        build = functools.partial(self._build, is_new=state is None)
+
+        def build() -> sg.models.LanguageModel:
+            return self._build(is_new=state is None).to(self.device)
+
         if offload is None:
-            model = build().to(self.device)
+            model = build()
             optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
         else:
             # Several batches' gradients must pile up on disk before the step.

@@ -134,11 +134,6 @@ def _require_consistent(options: TrainOptions) -> None:
         if options.keep_saved and not options.offload:
             raise ArgumentError("train: got --report with --no-spill, which leaves no journal; leave one out")
     as_device(options.device)  # whether it is there
-    if options.offload and options.device != "cpu":
-        raise ArgumentError(
-            f"train: got --offload with --device {options.device}; models in this machine's memory can live on disk: "
-            "leave one out"
-        )
     if options.offload:
         for option, unset in (("codec", None), ("encrypt", False)):
             if options.spill.get(option, unset) != unset:

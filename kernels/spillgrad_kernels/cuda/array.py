@@ -15,7 +15,7 @@ from spillgrad_kernels.walk import Shape
 class _Lent:
     """A block of memory, which goes back to the allocator when nobody has this any more."""
 
-    __slots__ = ("_block", "_release")
+    __slots__ = ("__weakref__", "_block", "_release")
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -35,6 +35,11 @@ class Fresh(NamedTuple):
         """Return an uninitialised one. Raises OutOfMemory."""
         block = driver.allocator().allocate(self.nbytes)
         return DeviceArray(block.address, self.lying, _Lent(block))
+
+
+def is_own(array: Any) -> bool:
+    """Return whether an array is all of a block that nobody else can have."""
+    return array.base is None and type(array.owner) is _Lent
 
 
 @functools.lru_cache(maxsize=4096)

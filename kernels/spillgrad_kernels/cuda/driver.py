@@ -157,6 +157,11 @@ class Stream:
         self._copies.add(event, nbytes, arrays)
         return event
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of copies that are under way, as far as is known."""
+        return self._copies.nbytes
+
     def let_go(self, at_most_bytes: int | None = None) -> None:
         """Drop arrays whose copies are done; of the rest, wait for what exceeds so many bytes."""
         self._copies.let_go(at_most_bytes)
