@@ -233,13 +233,20 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
         raise DimensionError("index_put: wanted index tensors of integers or bool")
     _require_reachable("index_put", tensor, parsed)
     try:
-        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[parsed].shape
+        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[tuple(map(_shaped_alike, parsed))].shape
         kept = _kept(parsed, tensor, values)
         if not accumulate:
             return _assign(tensor, expand_to(values, place), kept)
         return add(tensor, _accumulate(expand_to(values, place), kept, tensor.shape))
     except IndexError as error:
         raise DimensionError(f"index_put: {error} (the tensor has shape {tensor.shape})") from error
+
+
+def _shaped_alike(part: Any) -> Any:
+    """Return a part of an index for the host that names as many elements: of a device's integers the shape is enough."""
+    if not is_on_device(part):
+        return part
+    return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
 
 
 def _source(value: Any, dtype: dtypes.DType) -> Tensor:

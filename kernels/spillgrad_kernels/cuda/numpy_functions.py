@@ -205,7 +205,7 @@ def _unique(
 
 
 def _isin(element: Any, test_elements: Any, *, invert: bool = False) -> Any:
-    element, test_elements = _on_device(element, test_elements)
+    element, test_elements = [x if isinstance(x, DeviceArray) else to_device(x) for x in (element, test_elements)]
     ordered = _sort(test_elements, None)
     if not ordered.size:
         return _full_like(element, invert, np.bool_)
@@ -271,6 +271,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.argwhere: _argwhere,
     np.unravel_index: _unravel_index,
     np.cumsum: _cumsum,
+    np.round: np.rint,
     np.put_along_axis: _put_along_axis,
     np.take: _take,
     **{function: _on_view(function) for function in _VIEWING},
@@ -321,8 +322,9 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
     if method == "at" and ufunc in _FOLDS:
         a, key, values = operands
         return advanced_indexing.fold(a, key, values, _FOLDS[ufunc])
-    if method == "accumulate" and ufunc in _FOLDS and out is None:
-        return reductions.running(_FOLDS[ufunc], operands[0], *operands[1:], **options)
+    if method == "accumulate" and ufunc in (np.maximum, np.minimum):
+        (a,) = operands
+        return reductions.running(_FOLDS[ufunc], a, options.get("axis", 0) % a.ndim)
     if method != "__call__":
         raise NotOnDevice(f"numpy.{ufunc.__name__}.{method}: no kernel of the device does this")
     name = _ROWS_OF.get(ufunc, "")
