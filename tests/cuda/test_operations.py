@@ -267,6 +267,38 @@ def test_a_row_of_the_table_computes_on_a_device_as_on_the_host(name):
     assert_the_same(function, tuple(operands))
 
 
+TARGETS = np.array([1, 4, 0])
+TWICE: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "cross_entropy": (lambda a, t: F.cross_entropy(a, t), (A, TARGETS)),
+    "cross_entropy of few": (
+        lambda a, t, w: F.cross_entropy(a, t, w.detach(), ignore_index=1, label_smoothing=0.1), (A, TARGETS, abs(VECTOR)),
+    ),
+    "cross_entropy of each": (lambda a, t: F.cross_entropy(a, t, reduction="none"), (A.astype(np.float64), TARGETS)),
+    "cross_entropy of probabilities": (lambda a, b: F.cross_entropy(a, b.softmax(1).detach()), (A, B)),
+    "linear_cross_entropy": (
+        lambda a, w, t: F.linear_cross_entropy(a, w, t, ignore_index=2), (A, floats(4, 5), np.array([1, 3, 2])),
+    ),
+    "nll_loss": (lambda a, t: F.nll_loss(a.log_softmax(1), t), (A, TARGETS)),
+    "sort": (lambda a: a.sort(1).values ** 3, (A,)),
+    "writes by index": (lambda a, b, i, m: _written(a * a, b * b, i, m), (A, B, np.array([2, 0, 2, -1]), MASK)),
+    "scatter_reduce": (lambda a, i, b: a.scatter_reduce(1, i, b, "prod"), (A, np.array([[0, 2, 0], [1, 1, 3]]), B)),
+    "embedding": (lambda i, w: F.embedding(i, w, padding_idx=1) ** 3, (PLACES, A)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_device_differentiates_twice_as_the_host_does(name):
+    function, arrays = TWICE[name]
+
+    def gradients(*operands):
+        leaves = [operand for operand in operands if operand.requires_grad]
+        total = sum((result * result).sum() for result in flattened(function(*operands)))
+        found = sg.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+        return [gradient for gradient in found if gradient is not None]
+
+    assert_the_same(gradients, arrays)
+
+
 def test_what_a_device_remembers_of_a_call_serves_calls_that_are_alike():
     def calls(a, m):
         wide, flat = a.reshape(4, 4), a.reshape(-1)
