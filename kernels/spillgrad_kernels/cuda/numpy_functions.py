@@ -72,6 +72,17 @@ def _stacked(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = Non
     return _joined([array[(slice(None),) * axis + (None,)] for array in arrays], axis, out)
 
 
+def _rolled(a: DeviceArray, shift: Any, axis: Any = None) -> DeviceArray:
+    if axis is None:
+        return _rolled(a.reshape(-1), shift, 0).reshape(a.shape)
+    steps, axes = (x if isinstance(x, tuple) else (x,) for x in (shift, axis))
+    for step, one in zip(steps, axes, strict=True):
+        begin = a.shape[one] - step % max(a.shape[one], 1)
+        lead = (slice(None),) * (one % a.ndim)
+        a = _joined([a[(*lead, slice(begin, None))], a[(*lead, slice(begin))]], one)
+    return a
+
+
 def _triangle(keep_lower: bool) -> Callable[..., DeviceArray]:
     def kept(m: DeviceArray, k: int = 0) -> DeviceArray:
         rows, columns = (indexing.arange(size) for size in m.shape[-2:])
@@ -272,6 +283,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.unravel_index: _unravel_index,
     np.cumsum: _cumsum,
     np.round: np.rint,
+    np.roll: _rolled,
     np.put_along_axis: _put_along_axis,
     np.take: _take,
     **{function: _on_view(function) for function in _VIEWING},
