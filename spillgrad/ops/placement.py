@@ -61,7 +61,8 @@ def _computed_on_host(
         if "read-only" not in str(error):
             raise
         raise DeviceError(
-            f"{name}: on {CUDA} this changes a tensor in place that the host would compute; use tensors moved with .cpu()"
+            f"{name}: on {CUDA} this changes a tensor in place, of which the host has a copy; use tensors moved with "
+            ".cpu()"
         ) from error
     return _moved(found, CUDA)
 

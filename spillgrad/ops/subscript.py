@@ -243,7 +243,7 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
 
 
 def _shaped_alike(part: Any) -> Any:
-    """Return a part of an index for the host that names as many elements: of a device's integers the shape is enough."""
+    """Return a part of an index that names as many elements for the host: of integers the shape is enough."""
     if not is_on_device(part):
         return part
     return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)

@@ -112,7 +112,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         ), (TIES, WHOLE, MASK),
     ),
     "how often": (
-        lambda i, a: (i.flatten().bincount(), i[0].bincount(a.detach(), 9), a.histc(4), a.histc(3, -1, 1)), (PLACE_ROWS, ROW[0]),
+        lambda i, a: (i.flatten().bincount(), i[0].bincount(a.detach(), 9), a.histc(4), a.histc(3, -1, 1)),
+        (PLACE_ROWS, ROW[0]),
     ),
     "places": (
         lambda a, i, m: (
@@ -271,7 +272,8 @@ TARGETS = np.array([1, 4, 0])
 TWICE: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "cross_entropy": (lambda a, t: F.cross_entropy(a, t), (A, TARGETS)),
     "cross_entropy of few": (
-        lambda a, t, w: F.cross_entropy(a, t, w.detach(), ignore_index=1, label_smoothing=0.1), (A, TARGETS, abs(VECTOR)),
+        lambda a, t, w: F.cross_entropy(a, t, w.detach(), ignore_index=1, label_smoothing=0.1),
+        (A, TARGETS, abs(VECTOR)),
     ),
     "cross_entropy of each": (lambda a, t: F.cross_entropy(a, t, reduction="none"), (A.astype(np.float64), TARGETS)),
     "cross_entropy of probabilities": (lambda a, b: F.cross_entropy(a, b.softmax(1).detach()), (A, B)),

@@ -205,9 +205,9 @@ def _unique(
     places = indexing.places_where(begins)
     found = [ordered[places]]
     if return_inverse:
-        inverse = empty(order.shape, np.int64)
-        groups = reductions.cumsum(begins, 0) - 1
-        indexing.overwrite(*[x.reshape(1, -1, 1, *end) for x, end in ((inverse, (1,)), (order, ()), (groups, (1,)))], True)
+        inverse = empty((1, ar.size, 1, 1), np.int64)
+        groups: Any = reductions.cumsum(begins, 0) - 1
+        indexing.overwrite(inverse, order.reshape(1, -1, 1), groups.reshape(inverse.shape), once=True)
         found.append(inverse.reshape(ar.shape))
     if return_counts:
         ends = _joined([places[1:], to_device(np.array([ar.size]))]) if ar.size else places
@@ -244,7 +244,8 @@ def _nonzero(a: DeviceArray) -> tuple[DeviceArray, ...]:
 
 
 def _flatnonzero(a: DeviceArray) -> DeviceArray:
-    return indexing.places_where(a if a.dtype == np.bool_ else np.not_equal(a, 0))
+    mask: Any = a if a.dtype == np.bool_ else np.not_equal(a, 0)
+    return indexing.places_where(mask)
 
 
 def _argwhere(a: DeviceArray) -> DeviceArray:
@@ -352,7 +353,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
         return result
     (target,) = out if isinstance(out, tuple) else (out,)
     assign(target, result)
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:

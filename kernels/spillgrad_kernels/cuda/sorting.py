@@ -1,7 +1,7 @@
 """Stable sorts along a dimension of arrays on a device.
 
-A block of threads sorts a tile in shared memory: of short rows several, of a long one a part. Then runs are merged two by
-two, tile by tile of the result, for all rows in one launch. Equal elements keep their order and NaN counts as the
+A block of threads sorts a tile in shared memory: of short rows several, of a long one a part. Then runs are merged two
+by two, tile by tile of the result, for all rows in one launch. Equal elements keep their order and NaN counts as the
 largest, so the result is one and the same whatever the device and the order its threads run in. Where only the first
 elements are wanted, runs are cut as they are made.
 """
@@ -32,7 +32,7 @@ _store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 def _place(row: int, j: int, n: int, inner: int) -> int:
     """Return where element j of a row is in (outer, n, inner)."""
     o = quotient(row, inner)
-    return (o * n + j) * inner + row - o * inner  # type: ignore[no-any-return]
+    return (o * n + j) * inner + row - o * inner
 
 
 @device
