@@ -216,8 +216,8 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
             wanted = _between(a_count + b_count, 0, merged_run)
             end = _between(begin + tile, 0, wanted)
             if begin < end:
-                if thread < 2:
-                    splits[thread] = split(keys, 0, a, a_count, a + run, b_count, begin if thread == 0 else end)
+                for side in range(thread, 2, threads):
+                    splits[side] = split(keys, 0, a, a_count, a + run, b_count, begin if side == 0 else end)
                 cuda.syncthreads()
                 a_held = splits[1] - splits[0]
                 b_held = end - begin - a_held
