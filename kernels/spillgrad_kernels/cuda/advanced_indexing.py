@@ -111,6 +111,8 @@ def _is_mask(part: Any) -> bool:
 
 def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
     """Return a broadcast value for each element that is named, in the order of rows, without gaps."""
+    if isinstance(value, DeviceArray) and (value.shape, value.dtype, chosen.at) == (chosen.shape, dtype, 0):
+        return copy(value) if may_share_memory(value, chosen.view) else contiguous(value)
     extra = value.ndim - len(chosen.shape)
     if extra > 0 and value.shape[:extra] == (1,) * extra:
         value = value.reshape(value.shape[extra:])
