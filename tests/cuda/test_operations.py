@@ -14,6 +14,7 @@ import spillgrad as sg
 from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad.ops import placement
+from spillgrad.ops.array_api_names import unique_all
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.linalg import linear
 from spillgrad_kernels.elementwise import ROWS
@@ -94,6 +95,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         (np.array([2, 1, 2, 0, 0]), A, np.array([0, 2, 2])),
     ),
     "one_hot": (lambda i: (F.one_hot(i), F.one_hot(i, 6)), (PLACES,)),
+    "different values and where": (lambda a, i: (unique_all(a), unique_all(i)), (TIES, WHOLE)),
     "different values": (
         lambda a, i, m: (
             a.unique(return_inverse=True, return_counts=True), i.unique(return_counts=True), m.unique(), a[:0].unique(),

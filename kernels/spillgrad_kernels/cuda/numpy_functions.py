@@ -39,6 +39,12 @@ def _may_share_memory(a: Any, b: Any) -> bool:
     return may_share_memory(a, b)
 
 
+def _all_on_device(name: str, *arrays: Any) -> None:
+    """Raise NotOnDevice for arrays of the host that have dimensions."""
+    if any([isinstance(array, np.ndarray) and array.ndim for array in arrays]):
+        raise NotOnDevice(f"numpy.{name}: got arrays of the host and of the device; they must be in one place")
+
+
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
     if where is not True:
         raise NotOnDevice("numpy.copyto: no kernel of the device takes `where`")
@@ -52,8 +58,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     """Concatenate, array by array into its place."""
-    if not all(isinstance(array, DeviceArray) for array in arrays) or isinstance(out, np.ndarray):
-        raise NotOnDevice("numpy.concatenate: got arrays of the host and of the device; they must be in one place")
+    _all_on_device("concatenate", *arrays, out)
     first = arrays[0]
     axis %= first.ndim
     sizes = [array.shape[axis] for array in arrays]
@@ -146,11 +151,13 @@ def _place(name: str) -> Callable[..., DeviceArray]:
 
 
 def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> DeviceArray:
+    _all_on_device("take_along_axis", arr, indices)
     return indexing.gather(arr, axis % arr.ndim, indices)
 
 
 def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
     """Write values at indices along a dimension; where one is there twice, the last stays, as with NumPy."""
+    _all_on_device("put_along_axis", arr, indices, values)
     axis %= arr.ndim
     order = fold_order(arr.shape, (axis,))
     sums, given = contiguous(arr), empty(indices.shape, arr.dtype)
@@ -165,6 +172,7 @@ def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> N
 
 
 def _take(a: DeviceArray, indices: Any, axis: int | None = None) -> DeviceArray:
+    _all_on_device("take", a)
     if axis is None:
         a, axis = a.reshape(-1), 0
     return advanced_indexing.pick(a, (slice(None),) * (axis % a.ndim) + (indices,))
@@ -190,6 +198,7 @@ def _in_order(a: DeviceArray, axis: int | None = None) -> tuple[DeviceArray, Dev
 
 
 def _searchsorted(a: DeviceArray, v: Any, side: str = "left") -> DeviceArray:
+    _all_on_device("searchsorted", a, v)
     return sorting.places_among(a, v, side == "right")
 
 
@@ -334,6 +343,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
     """Compute a universal function of NumPy, or one of its methods. Raises NotOnDevice where no kernel does."""
     if method == "at" and ufunc in _FOLDS:
         a, key, values = operands
+        _all_on_device(f"{ufunc.__name__}.at", a)
         return advanced_indexing.fold(a, key, values, _FOLDS[ufunc])
     if method == "accumulate" and ufunc in (np.maximum, np.minimum):
         (a,) = operands
