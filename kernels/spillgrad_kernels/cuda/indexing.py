@@ -429,6 +429,18 @@ def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) ->
     _add_rows("index_add_flat", out, index, values, 1, out.size, 1)
 
 
+def spread(self: DeviceArray, dim: int, index: DeviceArray, size: int) -> DeviceArray:
+    """Return zeros of a size along `dim` with elements at `index`, where no place is named twice.
+
+    Shapes: self and index alike, and the result but for `dim`. What an index outside [0, size) names is left out.
+    """
+    outer, length, inner = _sizes_around(dim, index.shape)
+    out = zeros((*index.shape[:dim], size, *index.shape[dim + 1 :]), self.dtype)
+    places, values = index.reshape(outer, length, inner), self.reshape(outer, length, inner, 1)
+    overwrite(out.reshape(outer, size, inner, 1), places, values, once=True)
+    return out
+
+
 def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: str) -> None:
     """Fold the rows of `values` into those of `out` at `index`, in place, by the rule of a reduction.
 
