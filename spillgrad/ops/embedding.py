@@ -6,21 +6,23 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.choice import where
 from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import check_index, gather, summed_at
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import moved_by, on_floats
 from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.ops.subscript import getitem, setitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.device_array import arange_beside, beside
 
 
 def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
-    return on_floats(lambda table: kernels.embedding(table, indices), weight)
+    return moved_by(lambda table: kernels.embedding(table, indices), weight)
 
 
 def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
@@ -120,7 +122,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         largest = int(np.max(tensor.array))
     classes = largest + 1 if num_classes == -1 else num_classes
     check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
-    return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
+    return Tensor.wrap((tensor.array[..., None] == arange_beside(tensor.array, classes)).astype(np.int64))
 
 
 # --- In bags ---------------------------------------------------------------------------------------------------------
@@ -148,8 +150,8 @@ def embedding_bag(
     padding_idx = _padding_row(name, padding_idx, weight)
     bags, count = _bags(name, input, offsets, include_last_offset)
     indices = input.array.reshape(-1)
-    kept = np.flatnonzero(indices != padding_idx) if padding_idx is not None else np.arange(indices.size)
-    indices, bags = indices[kept], bags[kept]
+    kept = arange_beside(indices, indices.size) if padding_idx is None else np.flatnonzero(indices != padding_idx)
+    indices, bags = indices[kept], beside(indices, bags)[kept]
     rows = embedding(Tensor.wrap(indices), weight, None, max_norm, norm_type, scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = mul(rows, unsqueeze(_sample_weights(name, per_sample_weights, input, weight, mode, kept), 1))
@@ -179,7 +181,7 @@ def _bags(name: str, input: Tensor, offsets: Tensor | None, include_last_offset:
         raise ShapeError(
             f"{name}: offsets has to be a 1D Tensor of integers, but got {offsets.dtype} of shape {offsets.shape}"
         )
-    starts, size = offsets.array.astype(np.int64), input.shape[0]
+    starts, size = offsets.host_array().astype(np.int64), input.shape[0]
     if include_last_offset:
         if not starts.size:
             raise ArgumentError(f"{name}: include_last_offset: number of offsets should be at least 1")
@@ -228,9 +230,11 @@ def _largest_of_bags(rows: Tensor, bags: np.ndarray, count: int) -> Tensor:
     if not bags.size:
         return mul(summed_at(rows, Tensor.wrap(bags), count), 0.0)
     places = np.zeros((count, width), np.int64)
+    values, bags = rows.host_array(), moved(bags, CPU)
     filled, starts = np.unique(bags, return_index=True)
     for bag, start, stop in zip(filled, starts, [*starts[1:], bags.size], strict=True):
-        places[bag] = start + np.argmax(rows.array[start:stop], 0)
+        places[bag] = start + np.argmax(values[start:stop], 0)
     there = np.zeros((count, 1), np.bool_)
     there[filled] = True
-    return where(Tensor.wrap(there), gather(rows, 0, Tensor.wrap(places)), 0.0)  # type: ignore[no-any-return]
+    is_there, first = (Tensor.wrap(moved(part, rows.device)) for part in (there, places))
+    return where(is_there, gather(rows, 0, first), 0.0)  # type: ignore[no-any-return]

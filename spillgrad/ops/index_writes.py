@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import inplace, subscript
 from spillgrad.ops.arithmetic import div, mul
@@ -25,11 +26,11 @@ from spillgrad.ops.indexing import (
     scatter_add,
     used_part,
 )
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import cast, on_floats
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.device_array import arange_beside, is_on_device
 
 Shape = tuple[int, ...]
 
@@ -37,8 +38,7 @@ Shape = tuple[int, ...]
 
 
 def _copied_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
+    out = cast(self, self.dtype)
     out[(slice(None),) * dim + (index,)] = source
     return out
 
@@ -83,7 +83,10 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
     dim, wanted = _check_slices("index_fill", input, dim, index)
     if isinstance(value, Tensor) and value.ndim:
         raise ShapeError(f"index_fill: got a value of shape {value.shape}; wanted one number: index_copy takes slices")
-    source = value if isinstance(value, Tensor) else Tensor.wrap(np.asarray(value).astype(input.dtype))
+    if isinstance(value, Tensor):
+        source = value
+    else:
+        source = Tensor.wrap(moved(np.asarray(value).astype(input.dtype), input.device))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_fill: got input {input.dtype} and value {source.dtype}; convert one with .to(dtype)")
     return index_copy(input, dim, index, expand_to(source, wanted if input.ndim else (index.numel(),)))
@@ -157,8 +160,7 @@ def _folded(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray, redu
     positions[dim] = index
 
     def fold(into: np.ndarray, values: np.ndarray) -> np.ndarray:
-        out = empty(into.shape, into.dtype)
-        np.copyto(out, into)
+        out = cast(into, into.dtype)
         _FOLDS[reduce].at(out, tuple(positions), values)
         return out
 
@@ -185,12 +187,12 @@ def _product_gradient(
 ) -> tuple[Tensor | None, ...]:
     """Give each factor the product of the others: no division, so zeros are exact, and it can be differentiated."""
     count = self.numel()
-    places = np.arange(count).reshape(self.shape)
+    places = arange_beside(index.array, count).reshape(self.shape)
     targets = np.take_along_axis(corner(places, dim, index.shape), index.array, dim)
     target = np.concatenate([places.reshape(-1), targets.reshape(-1)])
     order = np.argsort(target, kind="stable")  # factors of one product side by side
     ordered = target[order]
-    position = np.arange(ordered.size)
+    position = arange_beside(order, ordered.size)
     begins = np.searchsorted(ordered, ordered)
     ends = np.searchsorted(ordered, ordered, "right")
     factors = index_select(cat([flatten(self), flatten(src)]), 0, Tensor.wrap(order))
@@ -206,14 +208,16 @@ def _product_gradient(
 
 def _products_before(factors: Tensor, ranks: np.ndarray) -> Tensor:
     """Return, for each factor, the product of as many factors before it as its rank says, in steps that double."""
-    position = np.arange(ranks.size)
+    position = arange_beside(ranks, ranks.size)
+    # To look at ranks would wait for a device, which takes some steps more than it must.
+    highest = ranks.size - 1 if is_on_device(ranks) else ranks.max(initial=0)
 
     def earlier(values: Tensor, step: int) -> Tensor:
         there = Tensor.wrap(ranks >= step)
         return where(there, index_select(values, 0, Tensor.wrap(np.maximum(position - step, 0))), 1.0)  # type: ignore[no-any-return]
 
     products, step = factors, 1
-    while step <= ranks.max(initial=0):
+    while step <= highest:
         products = mul(products, earlier(products, step))
         step *= 2
     return earlier(products, 1)
@@ -250,8 +254,8 @@ def scatter_reduce(
     total = scatter_add(input, dim, index, src)
     if reduce == "sum":
         return total
-    ones = Tensor.wrap(np.ones(index.shape, input.dtype))
-    start = Tensor.wrap(np.full(input.shape, 1 if include_self else 0, input.dtype))
+    ones = Tensor.wrap(filled(input.device, index.shape, input.dtype, 1))
+    start = Tensor.wrap(filled(input.device, input.shape, input.dtype, 1 if include_self else 0))
     counts = scatter_add(start, dim, index, ones)
     counts = Tensor.wrap(np.maximum(counts.array, 1).astype(input.dtype))
     return div(total, counts, rounding_mode=None if input.is_floating_point() else "floor")

@@ -15,15 +15,15 @@ from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
-from spillgrad.ops.numeric import cast, contiguous, on_floats
-from spillgrad.ops.placement import by_host
+from spillgrad.ops.numeric import as_own, cast, contiguous, moved_by, on_floats
+from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import is_on_device, zeros_beside
+from spillgrad_kernels.device_array import is_on_device, on_device, zeros_beside
 
 Shape = tuple[int, ...]
 
@@ -49,13 +49,13 @@ def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> Non
 
 def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     slices = np.moveaxis(self, dim, 0)
-    if not dtypes.is_floating_point(self.dtype):
+    if not dtypes.is_floating_point(self.dtype) and not is_on_device(self):
         return np.take(self, index, dim)
 
     def rows(a: np.ndarray) -> np.ndarray:
         return kernels.embedding(a, index)
 
-    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
+    picked: np.ndarray = moved_by(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
     return contiguous(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
 
 
@@ -150,9 +150,9 @@ def corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
 
 
 def _gathered(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
-    if not dtypes.is_floating_point(self.dtype):
+    if not dtypes.is_floating_point(self.dtype) and not is_on_device(self):
         return np.take_along_axis(corner(self, dim, index.shape), index, dim)
-    return on_floats(lambda a: kernels.gather(a, dim, index), self)
+    return moved_by(lambda a: kernels.gather(a, dim, index), self)
 
 
 def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np.ndarray:
@@ -189,6 +189,21 @@ def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) 
     """Return zeros of `shape` with values added at `index` along `dim`: the derivative of `gather`."""
     zero = filled(values.device, (), values.dtype, 0)
     return _scatter_add(Tensor.wrap(np.broadcast_to(zero, shape)), dim, index, values)
+
+
+@on_device("indexing")
+def spread(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
+    """Return zeros of a size along `dim` with elements at `index`, where no place is named twice."""
+    shape = (*index.shape[:dim], size, *index.shape[dim + 1 :])
+    return _added(np.broadcast_to(np.zeros((), self.dtype), shape), dim, index, self)
+
+
+_spread: Callable[..., Tensor] = operation("spread", spread, self=lambda g, dim, index: _gather(g, dim, index))
+
+
+def spread_into_zeros(values: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
+    """Return zeros of a size along `dim` with values at `index`, where no place is named twice."""
+    return _spread(values, dim, index, size)
 
 
 def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
@@ -330,7 +345,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
 
-@by_host
+@or_by_host
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
     if as_tuple:
@@ -338,18 +353,18 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return Tensor.wrap(np.argwhere(input.array))
 
 
-@by_host
+@or_by_host
 def argwhere(input: Tensor) -> Tensor:
     """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
 
 
-@by_host
+@or_by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
     sizes = shape_arguments((shape,))
     check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
-    return tuple(Tensor.wrap(np.asarray(part)) for part in np.unravel_index(indices.array, sizes))
+    return tuple(Tensor.wrap(as_own(part)) for part in np.unravel_index(indices.array, sizes))
 
 
 # --- Diagonals -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.device import CPU, CUDA, Device, moved
-from spillgrad.errors import DeviceError, HostComputeWarning
+from spillgrad.errors import DeviceError, GraphError, HostComputeWarning
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice
 
@@ -38,7 +38,8 @@ def require_one_device(name: str, arguments: Iterable[Any]) -> None:
 def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of arrays or tensors gives for copies of them in the host's memory, copied back.
 
-    It warns the first time. Raises DeviceError for what is to be differentiated again.
+    It warns the first time. Raises DeviceError for what is to be differentiated again, and for a function that changes
+    its arguments: the copies, of which nobody would hear.
     """
     require_one_device(name, arguments)
     recorded = is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
@@ -46,8 +47,24 @@ def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any]
         raise DeviceError(
             f"{name}: on {CUDA} this has no second derivative ({reason}); compute it on tensors moved with .cpu()"
         ) from reason
+    return _computed_on_host(name, function, arguments, {})
+
+
+def _computed_on_host(
+    name: str, function: Callable[..., Any], arguments: Iterable[Any], options: dict[str, Any]
+) -> Any:
     warn_of_host(name)
-    return _moved(function(*[_moved(argument, CPU) for argument in arguments]), CUDA)
+    given = [_moved(argument, CPU) for argument in arguments]
+    try:
+        found = function(*given, **{option: _moved(value, CPU) for option, value in options.items()})
+    except (ValueError, GraphError) as error:
+        if "read-only" not in str(error):
+            raise
+        raise DeviceError(
+            f"{name}: on {CUDA} this changes a tensor in place, of which the host has a copy; use tensors moved with "
+            ".cpu()"
+        ) from error
+    return _moved(found, CUDA)
 
 
 def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -64,16 +81,36 @@ def by_host(function: Function) -> Function:
 
     @functools.wraps(function)
     def computed(*arguments: Any, **options: Any) -> Any:
-        given = (*arguments, *options.values())
-        if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
+        if not _any_on_device(function, arguments, options):
             return function(*arguments, **options)
-        require_one_device(function.__name__, given)
-        warn_of_host(function.__name__)
         with no_grad():
-            found = function(*_moved(arguments, CPU), **{name: _moved(x, CPU) for name, x in options.items()})
-        return _moved(found, CUDA)
+            return _computed_on_host(function.__name__, function, arguments, options)
 
     return computed  # type: ignore[return-value]
+
+
+def or_by_host(function: Function) -> Function:
+    """Let the host compute, as `by_host` does, what a device has no kernel for; the function changes nothing."""
+    on_host = by_host(function)
+
+    @functools.wraps(function)
+    def computed(*arguments: Any, **options: Any) -> Any:
+        _any_on_device(function, arguments, options)
+        try:
+            return function(*arguments, **options)
+        except NotOnDevice:
+            return on_host(*arguments, **options)
+
+    return computed  # type: ignore[return-value]
+
+
+def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether a tensor is on a device. Raises DeviceError when others are not."""
+    given = (*arguments, *options.values())
+    if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
+        return False
+    require_one_device(function.__name__, given)
+    return True
 
 
 def refuse_view(name: str, reason: NotOnDevice, function: Any, *arguments: Any) -> NoReturn:
@@ -96,11 +133,15 @@ def warn_of_host(name: str) -> None:
 
 
 def _moved(value: Any, device: Device) -> Any:
+    """Return a value with its arrays and tensors on a device; copies that the host gets are read-only."""
     if isinstance(value, Tensor):
-        array = moved(value._array, device)
+        array = _moved(value._array, device)
         return value if array is value._array else Tensor.wrap(array)
     if isinstance(value, ARRAYS):
-        return moved(value, device)
+        array = moved(value, device)
+        if device is CPU and array is not value:
+            array.flags.writeable = False
+        return array
     if type(value) in (tuple, list):
         return type(value)([_moved(part, device) for part in value])
     return value

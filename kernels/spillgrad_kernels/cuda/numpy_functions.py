@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda import indexing, reductions
+from spillgrad_kernels.cuda import advanced_indexing, indexing, reductions, sorting
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
-from spillgrad_kernels.cuda.elementwise import assign, elementwise
+from spillgrad_kernels.cuda.elementwise import assign, contiguous, elementwise
 from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, Shape, may_share_memory
 from spillgrad_kernels.elementwise import ROWS, Row
+from spillgrad_kernels.reductions import fold_order
 
 Axes = int | tuple[int, ...] | None
 
@@ -38,6 +39,12 @@ def _may_share_memory(a: Any, b: Any) -> bool:
     return may_share_memory(a, b)
 
 
+def _all_on_device(name: str, *arrays: Any) -> None:
+    """Raise NotOnDevice for arrays of the host that have dimensions."""
+    if any([isinstance(array, np.ndarray) and array.ndim for array in arrays]):
+        raise NotOnDevice(f"numpy.{name}: got arrays of the host and of the device; they must be in one place")
+
+
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
     if where is not True:
         raise NotOnDevice("numpy.copyto: no kernel of the device takes `where`")
@@ -51,8 +58,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     """Concatenate, array by array into its place."""
-    if not all(isinstance(array, DeviceArray) for array in arrays) or isinstance(out, np.ndarray):
-        raise NotOnDevice("numpy.concatenate: got arrays of the host and of the device; they must be in one place")
+    _all_on_device("concatenate", *arrays, out)
     first = arrays[0]
     axis %= first.ndim
     sizes = [array.shape[axis] for array in arrays]
@@ -69,6 +75,17 @@ def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None
 def _stacked(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     axis %= arrays[0].ndim + 1
     return _joined([array[(slice(None),) * axis + (None,)] for array in arrays], axis, out)
+
+
+def _rolled(a: DeviceArray, shift: Any, axis: Any = None) -> DeviceArray:
+    if axis is None:
+        return _rolled(a.reshape(-1), shift, 0).reshape(a.shape)
+    steps, axes = (x if isinstance(x, tuple) else (x,) for x in (shift, axis))
+    for step, one in zip(steps, axes, strict=True):
+        begin = a.shape[one] - step % max(a.shape[one], 1)
+        lead = (slice(None),) * (one % a.ndim)
+        a = _joined([a[(*lead, slice(begin, None))], a[(*lead, slice(begin))]], one)
+    return a
 
 
 def _triangle(keep_lower: bool) -> Callable[..., DeviceArray]:
@@ -134,10 +151,155 @@ def _place(name: str) -> Callable[..., DeviceArray]:
 
 
 def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> DeviceArray:
+    _all_on_device("take_along_axis", arr, indices)
     return indexing.gather(arr, axis % arr.ndim, indices)
 
 
+def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
+    """Write values at indices along a dimension; where one is there twice, the last stays, as with NumPy."""
+    _all_on_device("put_along_axis", arr, indices, values)
+    axis %= arr.ndim
+    order = fold_order(arr.shape, (axis,))
+    sums, given = contiguous(arr), empty(indices.shape, arr.dtype)
+    assign(given, values)
+    length = indices.shape[axis]
+    indexing.overwrite(
+        sums.reshape(order.outer, order.n, order.inner, 1), indices.reshape(order.outer, length, order.inner),
+        given.reshape(order.outer, length, order.inner, 1),
+    )  # fmt: skip
+    if sums is not arr:
+        assign(arr, sums)
+
+
+def _take(
+    a: DeviceArray, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise"
+) -> DeviceArray:  # fmt: skip
+    _all_on_device("take", a)
+    if out is not None or mode != "raise":
+        raise NotOnDevice("numpy.take: no kernel of the device takes `out` or `mode`")
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    return advanced_indexing.pick(a, (slice(None),) * (axis % a.ndim) + (indices,))
+
+
+# --- In order --------------------------------------------------------------------------------------------------------
+
+
+def _argsort(a: DeviceArray, axis: int | None = -1, kind: str | None = None) -> DeviceArray:
+    """Every order is stable, whatever `kind` says."""
+    return _in_order(a, axis)[1]
+
+
+def _sort(a: DeviceArray, axis: int | None = -1, kind: str | None = None) -> DeviceArray:
+    return _in_order(a, axis)[0]
+
+
+def _in_order(a: DeviceArray, axis: int | None = None) -> tuple[DeviceArray, DeviceArray]:
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    axis %= a.ndim
+    return sorting.in_order(a, axis, False, a.shape[axis])
+
+
+def _searchsorted(a: DeviceArray, v: Any, side: str = "left") -> DeviceArray:
+    _all_on_device("searchsorted", a, v)
+    return sorting.places_among(a, v, side == "right")
+
+
+def _unique(
+    ar: DeviceArray, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
+    axis: int | None = None, *, equal_nan: bool = True,
+) -> Any:  # fmt: skip
+    if axis is not None or return_index or (equal_nan and ar.dtype.kind not in "iub"):
+        raise NotOnDevice("numpy.unique: no kernel of the device sorts slices, finds different NaN, or says where")
+    ordered, order = _in_order(ar)
+    begins = _ones_like(ordered, np.bool_)
+    assign(begins[1:], np.not_equal(ordered[1:], ordered[:-1]))
+    places = indexing.places_where(begins)
+    found = [ordered[places]]
+    if return_inverse:
+        inverse = empty((1, ar.size, 1, 1), np.int64)
+        groups: Any = reductions.cumsum(begins, 0) - 1
+        indexing.overwrite(inverse, order.reshape(1, -1, 1), groups.reshape(inverse.shape), once=True)
+        found.append(inverse.reshape(ar.shape))
+    if return_counts:
+        ends = _joined([places[1:], to_device(np.array([ar.size]))]) if ar.size else places
+        found.append(ends - places)
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def _isin(element: Any, test_elements: Any, *, invert: bool = False) -> Any:
+    element, test_elements = [x if isinstance(x, DeviceArray) else to_device(x) for x in (element, test_elements)]
+    ordered = _sort(test_elements, None)
+    if not ordered.size:
+        return _full_like(element, invert, np.bool_)
+    places: Any = sorting.places_among(ordered, element, False)
+    there = ordered[np.minimum(places, ordered.size - 1)]
+    return np.not_equal(there, element) if invert else np.equal(there, element)
+
+
+def _bincount(x: DeviceArray, weights: Any = None, minlength: int = 0) -> DeviceArray:
+    if weights is not None:
+        raise NotOnDevice("numpy.bincount: no kernel of the device takes weights")
+    size = int(reductions.max(x, (0,))) + 1 if x.size else 0
+    counts = zeros((max(size, minlength),), np.int64)
+    indexing.index_add_flat(counts, x, _ones_like(x, np.int64))
+    return counts
+
+
+# --- Where -----------------------------------------------------------------------------------------------------------
+
+
+def _nonzero(a: DeviceArray) -> tuple[DeviceArray, ...]:
+    if not a.ndim:
+        raise ValueError("nonzero: got an array without dimensions")
+    return _unravel_index(_flatnonzero(a), a.shape)
+
+
+def _flatnonzero(a: DeviceArray) -> DeviceArray:
+    mask: Any = a if a.dtype == np.bool_ else np.not_equal(a, 0)
+    return indexing.places_where(mask)
+
+
+def _argwhere(a: DeviceArray) -> DeviceArray:
+    if not a.ndim:
+        return empty((int(bool(a)), 0), np.int64)
+    return _stacked(_nonzero(a), 1)
+
+
+def _unravel_index(indices: DeviceArray, shape: Shape) -> tuple[DeviceArray, ...]:
+    places: list[Any] = []
+    left: Any = indices
+    for size in reversed(shape[1:]):
+        places.append(left % max(size, 1))
+        left = left // max(size, 1)
+    return (left, *reversed(places)) if shape else ()
+
+
+def _cumsum(a: DeviceArray, axis: int | None = None, dtype: Any = None) -> DeviceArray:
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    a = a if dtype is None or np.dtype(dtype).kind == "i" else a.astype(dtype, copy=False)
+    sums = reductions.cumsum(a, axis % a.ndim)
+    return sums if dtype is None else sums.astype(dtype, copy=False)
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.argsort: _argsort,
+    np.sort: _sort,
+    np.searchsorted: _searchsorted,
+    np.unique: _unique,
+    np.isin: _isin,
+    np.bincount: _bincount,
+    np.nonzero: _nonzero,
+    np.flatnonzero: _flatnonzero,
+    np.argwhere: _argwhere,
+    np.unravel_index: _unravel_index,
+    np.cumsum: _cumsum,
+    np.round: np.rint,
+    np.roll: _rolled,
+    np.put_along_axis: _put_along_axis,
+    np.take: _take,
     **{function: _on_view(function) for function in _VIEWING},
     np.may_share_memory: _may_share_memory,
     np.copyto: _copyto,
@@ -164,6 +326,7 @@ _ROWS_OF: dict[Any, str] = {
     np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
     np.sqrt: "sqrt", np.exp: "exp", np.log: "log", np.maximum: "maximum", np.minimum: "minimum", np.equal: "eq",
     np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
+    np.floor: "floor", np.ceil: "ceil", np.rint: "round",
     np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite", np.signbit: "signbit",
     np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or", np.bitwise_xor: "bitwise_xor",
     np.invert: "bitwise_not", np.left_shift: "bitwise_left_shift", np.right_shift: "bitwise_right_shift",
@@ -176,8 +339,21 @@ _LOGIC = {
 }
 
 
-def call_ufunc(ufunc: np.ufunc, *operands: Any, out: Any = None, **options: Any) -> DeviceArray:
-    """Compute a universal function of NumPy. Raises NotOnDevice where no kernel does."""
+# The rules of reductions that fold as universal functions do.
+_FOLDS: dict[Any, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+
+
+def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
+    """Compute a universal function of NumPy, or one of its methods. Raises NotOnDevice where no kernel does."""
+    if method == "at" and ufunc in _FOLDS:
+        a, key, values = operands
+        _all_on_device(f"{ufunc.__name__}.at", a)
+        return advanced_indexing.fold(a, key, values, _FOLDS[ufunc])
+    if method == "accumulate" and ufunc in (np.maximum, np.minimum):
+        (a,) = operands
+        return reductions.running(_FOLDS[ufunc], a, options.get("axis", 0) % a.ndim)
+    if method != "__call__":
+        raise NotOnDevice(f"numpy.{ufunc.__name__}.{method}: no kernel of the device does this")
     name = _ROWS_OF.get(ufunc, "")
     found = ROWS.get(name) or _LOGIC.get(name)
     if found is None or options:
@@ -190,8 +366,10 @@ def call_ufunc(ufunc: np.ufunc, *operands: Any, out: Any = None, **options: Any)
     if out is None:
         return result
     (target,) = out if isinstance(out, tuple) else (out,)
+    if not isinstance(target, DeviceArray):
+        raise NotOnDevice(f"numpy.{ufunc.__name__}: got out in the host's memory")
     assign(target, result)
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
