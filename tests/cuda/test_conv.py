@@ -1,11 +1,15 @@
 """Convolutions on a device, against the CPU's in float64."""
 
 import math
+import warnings
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import spillgrad as sg
+from spillgrad.errors import HostComputeWarning
+from spillgrad.nn import functional as F
 from spillgrad_kernels import conv as on_cpu
 from spillgrad_kernels.cuda import conv as on_device
 from spillgrad_kernels.cuda.array import to_device
@@ -121,3 +125,33 @@ def test_nan_reaches_the_windows_that_see_it_only(way):
 
 def test_of_no_images_there_is_no_result_and_no_gradient(way):
     assert_agree((0, *PLAIN[1:]), np.float32)
+
+
+SECOND = {
+    "conv2d": (lambda x, w: F.conv2d(x, w, None, 2, 1), (1, 2, 3, 3), (2, 2, 2, 2)),
+    "conv_transpose1d": (lambda x, w: F.conv_transpose1d(x, w, stride=2), (1, 2, 3), (2, 1, 2)),
+    "conv3d": (lambda x, w: F.conv3d(x, w), (1, 1, 3, 2, 2), (1, 1, 2, 2, 1)),
+    "max_pool2d": (lambda x, w: F.max_pool2d(x * w, 2, 1), (1, 2, 3, 3), (1, 2, 3, 3)),
+    "avg_pool2d": (lambda x, w: F.avg_pool2d(x * w, 2, 1), (1, 2, 3, 3), (1, 2, 3, 3)),
+    "unfold": (lambda x, w: F.unfold(x * w, 2), (1, 1, 3, 3), (1, 1, 3, 3)),
+    "bilinear": (lambda x, w: F.interpolate(x * w, (3, 2), mode="bilinear"), (1, 1, 2, 3), (1, 1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_those_of_the_host(name):
+    function, *shapes = SECOND[name]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+    def second(device):
+        operands = [sg.tensor(array, device=device, requires_grad=True) for array in arrays]
+        first = sg.autograd.grad((function(*operands) ** 3).sum(), operands, create_graph=True)
+        return sg.autograd.grad((first[0] * first[1].mean()).sum() + (first[1] ** 2).sum(), operands)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HostComputeWarning)
+        found = second("cuda")
+    for gradient, wanted in zip(found, second("cpu"), strict=True):
+        assert gradient.device == "cuda"
+        np.testing.assert_allclose(gradient.numpy(force=True), wanted.numpy(), 2e-4, 2e-5)

@@ -19,8 +19,10 @@ from spillgrad_kernels.cuda import (
     matmul,
     normalization,
     optim,
+    pooling,
     random,
     reductions,
+    resampling,
     rows,
     sorting,
     tensor_cores,
@@ -284,6 +286,20 @@ def test_convolutions_compile_for_every_generation(dtype):
             # Threads add up in float32 what is not float64, and blocks in float64.
             products = re.findall(r"(?:fma|mul)\.rn\.(f\d+)", code)
             assert set(products) <= {f"f{8 * sums.itemsize}"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_pooling_and_resampling_compile_for_every_generation(dtype):
+    kind = np.dtype(dtype)
+    for kernel in (
+        pooling.finding(kind), pooling.spreading(kind), pooling.adding(kind, False), pooling.adding(kind, True),
+        resampling.summing(kind),
+    ):  # fmt: skip
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code
+            assert dtype == "float64" or ".f64" not in code
 
 
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
