@@ -31,7 +31,7 @@ from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.packing import round_up
 from spillgrad_kernels.windows import Windows
 
-# What patches, and what is multiplied to make them, take at once.
+# What patches, and what is made of them or what they are made of, take at once.
 _PIECE_BYTES = 1 << 26
 # Rows and columns of matrices are multiples of so many elements: 16 bytes of half precision.
 _WHOLE = 8
@@ -110,9 +110,9 @@ class _Piece(NamedTuple):
     rows: slice
 
     @property
-    def count(self) -> int:
-        """The rows of all its images."""
-        return (self.images.stop - self.images.start) * (self.rows.stop - self.rows.start)
+    def all_rows(self) -> int:
+        """How many rows all its images have."""
+        return int((self.images.stop - self.images.start) * (self.rows.stop - self.rows.start))
 
 
 def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
@@ -141,7 +141,7 @@ def _gathered(
     count = -(-channels // own) * columns
     kernel = gathering(x.dtype.itemsize)
     kernel.launch(
-        blocks_for(count, kernel.threads), count, columns, piece.count * across, down, across, *windows.stride,
+        blocks_for(count, kernel.threads), count, columns, piece.all_rows * across, down, across, *windows.stride,
         windows.padding[0] - piece.rows.start * windows.stride[0], windows.padding[1], *windows.size,
         *windows.dilation, channels, channels // groups, own, depth, *windows.image, images.address, out.address,
     )  # fmt: skip
@@ -223,11 +223,12 @@ def conv(
     if _is_pointwise(windows):
         return _multiply(contiguous(weight).reshape(groups, outputs // groups, inner), x, bias, out)
     matrices = _matrices(weight, groups)
-    depth, across = matrices.shape[2], windows.grid[1]
-    for piece in _pieces(len(x), windows.grid[0], groups * depth * across * x.itemsize):
-        used = piece.count * across
+    depth, across, sums = matrices.shape[2], windows.grid[1], _sums(x.dtype)
+    row_bytes = across * (groups * depth * x.itemsize + outputs * sums.itemsize)
+    for piece in _pieces(len(x), windows.grid[0], row_bytes):
+        used = piece.all_rows * across
         patches = _gathered(x, piece, windows, groups, depth, round_up(used, _WHOLE))
-        product = matmul(matrices, patches, dtype=_sums(x.dtype)).reshape(outputs, -1)
+        product = matmul(matrices, patches, dtype=sums).reshape(outputs, -1)
         part = out[piece.images, :, piece.rows]
         apart = product[:, :used].reshape(outputs, len(part), *part.shape[2:])
         _finish(apart.transpose(1, 0, 2, 3), bias, part)
@@ -262,8 +263,8 @@ def conv_input(
         return _multiply(matrices, grad, bias, out)
     matrices, sums = _matrices(weight, groups).swapaxes(1, 2), _sums(grad.dtype)
     (rows, row_elements), across = windows.size, windows.grid[1]
-    row_bytes = -(-groups * matrices.shape[1] * across * sums.itemsize // windows.stride[0])
-    for piece in _pieces(len(grad), windows.image[0], row_bytes):
+    row_bytes = across * (groups * matrices.shape[1] * sums.itemsize + outputs * grad.itemsize)
+    for piece in _pieces(len(grad), windows.image[0], -(-row_bytes // windows.stride[0])):
         first, last = _windows_over(windows, piece.rows.start, piece.rows.stop)
         part, product = out[piece.images, :, piece.rows], None
         columns = round_up(len(part) * (last - first) * across, _WHOLE)
@@ -298,8 +299,8 @@ def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
         _run_direct_weight(out, contiguous(grad), x, windows, groups)
         return out
     depth, across = round_up(elements, _WHOLE), windows.grid[1]
-    pieces = _pieces(len(x), windows.grid[0], groups * depth * across * x.itemsize)
-    most = max([piece.count for piece in pieces]) * across
+    pieces = _pieces(len(x), windows.grid[0], across * groups * (depth + outputs) * x.itemsize)
+    most = max([piece.all_rows for piece in pieces]) * across
     tiles = groups * -(-outputs // _TILE) * -(-depth // _TILE)
     parts = max(1, min(_WANTED_TILES // tiles, most // _SHARED_POSITIONS))
     length = round_up(-(-most // parts), _WHOLE)
