@@ -12,6 +12,7 @@ from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
+    channel_norm,
     conv,
     elementwise,
     indexing,
@@ -286,6 +287,19 @@ def test_convolutions_compile_for_every_generation(dtype):
             # Threads add up in float32 what is not float64, and blocks in float64.
             products = re.findall(r"(?:fma|mul)\.rn\.(f\d+)", code)
             assert set(products) <= {f"f{8 * sums.itemsize}"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_normalization_by_channel_compiles_for_every_generation(dtype):
+    kind, number = np.dtype(dtype), channel_norm._number(np.dtype(dtype))
+    for kernel in (
+        channel_norm.adding(kind, False), channel_norm.adding(kind, True), channel_norm.finishing(kind),
+        channel_norm.tracking(number, kind), channel_norm.sharing(number, kind),
+    ):  # fmt: skip
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
