@@ -112,11 +112,13 @@ def test_every_running_fold_compiles_for_every_generation(name, is_dense, dtype)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("dtype, lanes", [("float32", "v4.f32"), ("float64", "v2.f64"), ("float16", None)])
-def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned):
+@pytest.mark.parametrize("dtype, lanes, rows", [
+    ("float32", "v4.f32", 1024), ("float32", "v4.f32", 64), ("float64", "v2.f64", 1024), ("float16", None, 1024),
+])  # fmt: skip
+def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned, rows):
     kind = np.dtype(dtype)
-    plain = dense((1024, 1024), kind)
-    other = dense((1024, 1024), kind, (1, 0)) if turned else plain
+    plain = dense((rows, 1024), kind)
+    other = dense((1024, 1024), kind, (1, 0) if turned else (0, 1))
     kernel = matmul.prepare(plain, other, plain, (), None, "", (True, True, True)).kernel
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
@@ -127,7 +129,8 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
         }
         if lanes:
             assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
-    tile = matmul._TILES["float64" if dtype == "float64" else "float32"]
+    tile = (matmul._TILES if rows > 64 else matmul._LOW_TILES)["float64" if dtype == "float64" else "float32"]
+    assert kernel.threads == tile.threads
     assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
 
 
