@@ -14,7 +14,8 @@ TOLERANCE = {np.float32: 3e-6, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bf
 
 # Samples, groups, channels of a group and places; the dimensions that statistics are over.
 BATCH, GROUPS, INSTANCES = ((3, 4, 1, 5), (0, 2, 3)), ((2, 2, 3, 3), (2, 3)), ((2, 3, 1, 11), (2, 3))
-CASES = [BATCH, GROUPS, INSTANCES, ((17, 2, 1, 1), (0, 2, 3)), ((1, 1, 9, 2), (2, 3)), ((2, 2, 2, 3), (0, 2, 3))]
+EVEN = (2, 2, 1, 16), (0, 2, 3)  # whose neighbours move in one access
+CASES = [BATCH, GROUPS, INSTANCES, EVEN, ((17, 2, 1, 1), (0, 2, 3)), ((1, 1, 9, 2), (2, 3)), ((2, 2, 2, 3), (0, 2, 3))]
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -50,7 +51,8 @@ def assert_agree(case, dtype=np.float32, has_parameters=True, offset=2.0):
 
 
 @pytest.mark.parametrize("case, dtype", [
-    *[(case, np.float32) for case in CASES], *[(GROUPS, dtype) for dtype in TOLERANCE if dtype is not np.float32],
+    *[(case, np.float32) for case in CASES],
+    *[(case, dtype) for case in (GROUPS, EVEN) for dtype in TOLERANCE if dtype is not np.float32],
 ])  # fmt: skip
 def test_normalization_and_its_gradients_agree_with_the_cpu_s(case, dtype):
     assert_agree(case, dtype)
@@ -61,7 +63,7 @@ def test_without_parameters_they_are_one_and_zero(case):
     assert_agree(case, has_parameters=False)
 
 
-@pytest.mark.parametrize("case", [BATCH, GROUPS, INSTANCES])
+@pytest.mark.parametrize("case", [BATCH, GROUPS, EVEN])
 def test_units_of_several_parts_are_joined(case, monkeypatch):
     monkeypatch.setattr(on_device, "_PART_ELEMENTS", 4)
     assert_agree(case)

@@ -296,8 +296,8 @@ def test_convolutions_compile_for_every_generation(dtype):
 def test_normalization_by_channel_compiles_for_every_generation(dtype):
     kind, number = np.dtype(dtype), channel_norm._number(np.dtype(dtype))
     for kernel in (
-        channel_norm.adding(kind, False), channel_norm.adding(kind, True), channel_norm.finishing(kind),
-        channel_norm.tracking(number, kind), channel_norm.sharing(number, kind),
+        channel_norm.adding(kind, 16 // kind.itemsize, False), channel_norm.adding(kind, 1, True),
+        channel_norm.finishing(kind), channel_norm.tracking(number, kind), channel_norm.sharing(number, kind),
     ):  # fmt: skip
         for major, minor in CAPABILITIES:
             code = kernel.ptx((major, minor))

@@ -16,7 +16,7 @@ from numba.cuda import types
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.walk import Shape
 
@@ -30,49 +30,55 @@ def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.name in HALF else dtype
 
 
-def _moments(dtype: np.dtype[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what a unit's threads begin with, and an element's terms: its distance from the first, and squared."""
+def _moments(dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """Return what finds what the terms of a unit's elements are made with: its first element."""
     load, size = loaders[dtype.name, 1], dtype.itemsize
 
     @device
-    def begin(unit: int, run: int, inner: int, x: int, grad: int, mean: int, rstd: int) -> Any:
+    def begin(unit: int, run: int, inner: int, x: int, mean: int, rstd: int) -> Any:
         origin = load(x + unit * run * size)
         return origin, origin
 
-    @device
-    def terms(place: int, x: int, grad: int, origin: Any, unused: Any) -> Any:
-        distance = np.float64(load(x + place * size) - origin)
-        return distance, distance * distance
-
-    return begin, terms
+    return begin
 
 
-def _gradients(dtype: np.dtype[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the same of gradients: a gradient, and times the normalized element."""
-    load, size = loaders[dtype.name, 1], dtype.itemsize
-    load_number, number_size = loaders[_number(dtype).name, 1], _number(dtype).itemsize
+def _gradients(dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """Return the same for gradients: mean and reciprocal deviation."""
+    load, size = loaders[_number(dtype).name, 1], _number(dtype).itemsize
 
     @device
-    def begin(unit: int, run: int, inner: int, x: int, grad: int, mean: int, rstd: int) -> Any:
-        at = quotient(unit, inner) * number_size
-        return load_number(mean + at), load_number(rstd + at)
+    def begin(unit: int, run: int, inner: int, x: int, mean: int, rstd: int) -> Any:
+        at = quotient(unit, inner) * size
+        return load(mean + at), load(rstd + at)
 
-    @device
-    def terms(place: int, x: int, grad: int, centre: Any, scale: Any) -> Any:
-        g = load(grad + place * size)
-        return np.float64(g), np.float64(g * ((load(x + place * size) - centre) * scale))
+    return begin
 
-    return begin, terms
+
+def _terms(dtype: np.dtype[Any], lanes: int, backward: bool) -> Callable[..., Any]:
+    """Return what adds up both terms of neighbours."""
+    every = range(lanes)
+    x, g = (", ".join([f"{letter}{i}" for i in every]) for letter in "xg")
+    lines = ["def terms(at, further, centre, scale):", f"    {x} = load(at)"]
+    if backward:
+        lines += [f"    {g} = load(further)"]
+        lines += [f"    f{i}, s{i} = float64(g{i}), float64(g{i} * ((x{i} - centre) * scale))" for i in every]
+    else:
+        lines += [f"    f{i} = float64(x{i} - centre)" for i in every] + [f"    s{i} = f{i} * f{i}" for i in every]
+    lines += [f"    return {' + '.join([f'f{i}' for i in every])}, {' + '.join([f's{i}' for i in every])}"]
+    namespace: dict[str, Any] = {"load": loaders[dtype.name, lanes], "float64": np.float64}
+    exec(compile("\n".join(lines), "<terms>", "exec"), namespace)
+    return device(namespace["terms"])
 
 
 @functools.cache
-def adding(dtype: np.dtype[Any], backward: bool) -> Kernel:
+def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
     """Return the kernel that adds up two terms of each element of a unit's parts, of n elements in runs.
 
     They are of distances from the unit's first element, and squared; or of gradients, and times normalized elements.
+    A thread takes `lanes` neighbours at once: lengths are in so many elements.
     """
-    begin, terms = (_gradients if backward else _moments)(dtype)
-    store, threads = storers["float64", 2], THREADS
+    begin, terms = (_gradients if backward else _moments)(dtype), _terms(dtype, lanes, backward)
+    store, threads, nbytes = storers["float64", 2], THREADS, lanes * dtype.itemsize
 
     def add_terms(
         units: int, parts: int, length: int, n: int, run: int, inner: int, x: int, grad: int, mean: int, rstd: int,
@@ -91,10 +97,11 @@ def adding(dtype: np.dtype[Any], backward: bool) -> Kernel:
             last = (part + 1) * length if (part + 1) * length < n else n
             at = quotient(position, run)
             place = position - at * run
-            centre, scale = begin(unit, run, inner, x, grad, mean, rstd)
+            centre, scale = begin(unit, run * lanes, inner, x, mean, rstd)
             first, second = np.float64(0), np.float64(0)
             while position < last:
-                one, other = terms((at * units + unit) * run + place, x, grad, centre, scale)
+                offset = ((at * units + unit) * run + place) * nbytes
+                one, other = terms(x + offset, grad + offset, centre, scale)
                 first += one
                 second += other
                 position += threads
@@ -117,7 +124,7 @@ def adding(dtype: np.dtype[Any], backward: bool) -> Kernel:
             cuda.syncthreads()
             group += cuda.gridDim.x
 
-    add_terms.__name__ = f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}"
+    add_terms.__name__ = f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}_x{lanes}"
     return Kernel(add_terms, [types.int64] * 11, threads)
 
 
@@ -233,11 +240,12 @@ def _summed(
     """Return both sums of each part of each unit, and how many parts a unit has."""
     parts = -(-n // _PART_ELEMENTS)
     sums = empty((units, parts, 2), np.float64)
-    kernel = adding(x.dtype, backward)
     addresses = [other.address for other in others] if others else [0, 0, 0]
+    lanes = widest(x.itemsize, x.address, addresses[0], run * x.itemsize)
+    kernel = adding(x.dtype, lanes, backward)
     kernel.launch(
-        blocks_for(units * parts * kernel.threads, kernel.threads), units, parts, _PART_ELEMENTS, n, run, inner,
-        x.address, *addresses, sums.address,
+        blocks_for(units * parts * kernel.threads, kernel.threads), units, parts, _PART_ELEMENTS // lanes, n // lanes,
+        run // lanes, inner, x.address, *addresses, sums.address,
     )  # fmt: skip
     return sums, parts
 
