@@ -35,8 +35,9 @@ def truths(*shape: int) -> np.ndarray:
 
 
 A, B, C, ROW, VECTOR = floats(3, 5), floats(3, 5), floats(5, 4), floats(1, 5), floats(5)
-CUBE, HEADS, VOLUME = floats(2, 3, 4), floats(2, 2, 5, 4), floats(1, 1, 3, 3, 2)
+CUBE, HEADS = floats(2, 3, 4), floats(2, 2, 5, 4)
 WHOLE, PLACES, MASK = RNG.integers(-9, 9, (3, 5)), indices(3, 4), truths(3, 5)
+VOLUME = floats(1, 1, 3, 3, 2)
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "arithmetic": (lambda a, b: (a + b) * 2 - a / (b * b + 1), (A, B)),
@@ -169,11 +170,6 @@ def _assigned(a: Any, b: Any) -> Any:
     return a
 
 
-def _tracked_norm(a: Any, w: Any, b: Any) -> Any:
-    mean, var = a.new_zeros(3), a.new_ones(3)
-    return F.batch_norm(a, mean, var, w, b, True), mean, var, F.batch_norm(a, mean, var, w, b)
-
-
 @sg.fuse
 def _fused(a: Any, b: Any) -> Any:
     return sg.where(a > 0, a * b.sigmoid(), (a - b).tanh())
@@ -184,6 +180,11 @@ def _drawn(device: Any) -> Any:
         sg.rand(3, 5, device=device), sg.randn(7, device=device), sg.randint(0, 9, (4,), device=device),
         sg.randperm(6, device=device), sg.empty(5, device=device).normal_(1, 2),
     )  # fmt: skip
+
+
+def _tracked_norm(a: Any, w: Any, b: Any) -> Any:
+    mean, var = a.new_zeros(3), a.new_ones(3)
+    return F.batch_norm(a, mean, var, w, b, True), mean, var, F.batch_norm(a, mean, var, w, b)
 
 
 def flattened(results: Any) -> list[sg.Tensor]:
