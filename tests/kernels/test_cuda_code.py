@@ -276,7 +276,7 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
             assert "atom." not in code and ".local" not in code
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_convolutions_compile_for_every_generation(dtype):
     kind, sums = np.dtype(dtype), conv._sums(np.dtype(dtype))
     for kernel in (
@@ -292,7 +292,7 @@ def test_convolutions_compile_for_every_generation(dtype):
             assert set(products) <= {f"f{8 * sums.itemsize}"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_normalization_by_channel_compiles_for_every_generation(dtype):
     kind, number = np.dtype(dtype), channel_norm._number(np.dtype(dtype))
     for kernel in (
@@ -305,12 +305,12 @@ def test_normalization_by_channel_compiles_for_every_generation(dtype):
             assert "atom." not in code and ".local" not in code
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_pooling_and_resampling_compile_for_every_generation(dtype):
     kind = np.dtype(dtype)
     for kernel in (
-        pooling.finding(kind), pooling.spreading(kind), pooling.adding(kind, False), pooling.adding(kind, True),
-        resampling.summing(kind),
+        pooling.finding(kind), pooling.spreading(kind), pooling.adding(kind, kind, False),
+        pooling.adding(kind, kind, True), resampling.summing(kind),
     ):  # fmt: skip
         for major, minor in CAPABILITIES:
             code = kernel.ptx((major, minor))
