@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
 from spillgrad.ops.indexing import take_along_dim
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.scan import cumprod, cumsum
 from spillgrad.ops.shape import (
     broadcast_tensors,
@@ -153,7 +155,7 @@ def _cumulative(name: str, function: Any, x: Tensor, axis: int | None, dtype: An
     running: Tensor = function(x, axis, dtype=dtype)
     if start is None:
         return running
-    first = np.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), start, running.dtype)
+    first = filled(x.device, (*x.shape[:axis], 1, *x.shape[axis + 1 :]), running.dtype, start)
     return cat([Tensor.wrap(first), running], axis)
 
 
@@ -186,6 +188,7 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
     return UniqueInverse(*unique(x, return_inverse=True))
 
 
+@by_host
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Return the different elements, where each is first, which of them each element is, and how often it is there."""
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)

@@ -1,5 +1,7 @@
 """Comparisons of elements, and tests of what kind of numbers they are."""
 
+from typing import Any
+
 import numpy as np
 
 from spillgrad.ops.elementwise import by_numpy, row_function
@@ -24,11 +26,12 @@ def isclose(
     input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:  # fmt: skip
     """Return whether |input - other| <= atol + rtol |other|, elementwise."""
-    first, second = (
-        value.array.astype(np.float64) if isinstance(value, Tensor) else value
-        for value in (as_operand("isclose", input), as_operand("isclose", other))
-    )
-    return by_numpy("isclose", lambda a, b: np.isclose(a, b, rtol, atol, equal_nan), first, second)
+    operands = [as_operand("isclose", o) for o in (input, other)]
+
+    def are_close(a: Any, b: Any) -> Any:
+        return np.isclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol, atol, equal_nan)
+
+    return by_numpy("isclose", are_close, *operands)
 
 
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:

@@ -84,6 +84,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 # --- How often -------------------------------------------------------------------------------------------------------
 
 
+@by_host
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Return how often each whole number from 0 on stands in a vector, or the sum of the weights where it does.
 

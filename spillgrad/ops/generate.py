@@ -155,18 +155,19 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _forward(structure: Structure) -> list[str]:
-    arrays = structure.all_of("a")
+    arrays, tensors = structure.all_of("a"), structure.all_of("p")
     if structure.planned:
-        anew = f"    return anew({structure.all_of('p')})"
+        anew = f"    return anew({tensors})"
         return [f"found = forward({arrays})", "if found is None:", anew, "r0, plan = found"]
     first = "r0" if structure.single else "r[0]"
     return [
         "try:",
         f"    {structure.results} = forward({arrays})",
         "except NotOnDevice as reason:",
+        f"    require_one_device(name, ({tensors},))",
         f"    {structure.results} = {'refuse' if structure.view else 'on_host'}(name, reason, forward, {arrays})",
         f"if type({first}) is DeviceArray:",
-        f"    require_one_device(name, ({arrays},))",
+        f"    require_one_device(name, ({tensors},))",
     ]
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import inplace, subscript
-from spillgrad.ops.arithmetic import div, mul
+from spillgrad.ops.arithmetic import div, mul, sub
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import where
+from spillgrad.ops.choice import clamp_min, where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import (
@@ -25,11 +26,12 @@ from spillgrad.ops.indexing import (
     scatter_add,
     used_part,
 )
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import cast, on_floats
 from spillgrad.ops.promotion import Number
+from spillgrad.ops.scan import cumsum
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.device_array import beside
 
 Shape = tuple[int, ...]
 
@@ -37,8 +39,7 @@ Shape = tuple[int, ...]
 
 
 def _copied_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
-    out = empty(self.shape, self.dtype)
-    np.copyto(out, self)
+    out = cast(self, self.dtype)
     out[(slice(None),) * dim + (index,)] = source
     return out
 
@@ -83,7 +84,8 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
     dim, wanted = _check_slices("index_fill", input, dim, index)
     if isinstance(value, Tensor) and value.ndim:
         raise ShapeError(f"index_fill: got a value of shape {value.shape}; wanted one number: index_copy takes slices")
-    source = value if isinstance(value, Tensor) else Tensor.wrap(np.asarray(value).astype(input.dtype))
+    number = value if isinstance(value, Tensor) else np.asarray(value).astype(input.dtype)
+    source = number if isinstance(number, Tensor) else Tensor.wrap(beside(input.array, number))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_fill: got input {input.dtype} and value {source.dtype}; convert one with .to(dtype)")
     return index_copy(input, dim, index, expand_to(source, wanted if input.ndim else (index.numel(),)))
@@ -100,7 +102,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
     """
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
-    source = values if isinstance(values, Tensor) else Tensor.wrap(np.asarray(values, input.dtype))
+    source = values if isinstance(values, Tensor) else Tensor.wrap(beside(input.array, np.asarray(values, input.dtype)))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_put: got input {input.dtype} and values {source.dtype}; convert one with .to(dtype)")
     return subscript.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
@@ -134,16 +136,16 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise ShapeError(
             f"masked_scatter: got {input.shape} and a mask of {mask.shape}; they must broadcast"
         ) from error
-    chosen = np.broadcast_to(mask.array, shape)
-    count = int(chosen.sum())
+    chosen = expand_to(mask, shape)
+    count = int(chosen.array.sum())
     if count > source.numel():
         raise ShapeError(
             f"masked_scatter: got {source.numel()} elements in source, and {count} places in the mask; give as many"
         )
     if not count:
         return clone(expand_to(input, shape))
-    places = np.maximum(np.cumsum(chosen.reshape(-1)) - 1, 0)
-    values = reshape(index_select(flatten(source), 0, Tensor.wrap(places)), shape)
+    places = clamp_min(sub(cumsum(flatten(chosen), 0), 1), 0)
+    values = reshape(index_select(flatten(source), 0, places), shape)
     return where(mask, values, input)  # type: ignore[no-any-return]
 
 
@@ -157,8 +159,7 @@ def _folded(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray, redu
     positions[dim] = index
 
     def fold(into: np.ndarray, values: np.ndarray) -> np.ndarray:
-        out = empty(into.shape, into.dtype)
-        np.copyto(out, into)
+        out = cast(into, into.dtype)
         _FOLDS[reduce].at(out, tuple(positions), values)
         return out
 
@@ -250,8 +251,8 @@ def scatter_reduce(
     total = scatter_add(input, dim, index, src)
     if reduce == "sum":
         return total
-    ones = Tensor.wrap(np.ones(index.shape, input.dtype))
-    start = Tensor.wrap(np.full(input.shape, 1 if include_self else 0, input.dtype))
+    ones = Tensor.wrap(filled(input.device, index.shape, input.dtype, 1))
+    start = Tensor.wrap(filled(input.device, input.shape, input.dtype, 1 if include_self else 0))
     counts = scatter_add(start, dim, index, ones)
     counts = Tensor.wrap(np.maximum(counts.array, 1).astype(input.dtype))
     return div(total, counts, rounding_mode=None if input.is_floating_point() else "floor")

@@ -11,6 +11,7 @@ from spillgrad.ops.choice import where
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 
 def lapack(name: str, function: Callable[..., Any], *arrays: Any) -> Any:
@@ -71,7 +72,8 @@ def mT(matrix: Tensor) -> Tensor:
 
 def identity_like(matrix: Tensor) -> Tensor:
     """Return the identity matrix of as many rows as the given ones have, in their dtype."""
-    return Tensor.wrap(np.eye(matrix.shape[-2], dtype=np.float64).astype(matrix.dtype))
+    identity = np.eye(matrix.shape[-2], dtype=np.float64).astype(matrix.dtype)
+    return Tensor.wrap(beside(matrix.array, identity))
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import CPU, filled, moved
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
 from spillgrad.ops.autocast import float32_in_autocast
@@ -18,6 +19,7 @@ from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.reduce import ValuesAndIndices, gradient_at_indices, shared_among_ties
 from spillgrad.ops.shape import movedim, normalize_dim, reshape
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 Shape = tuple[int, ...]
 
@@ -183,7 +185,7 @@ def _middle(name: str, of_all: Any, along: Any, input: Tensor, dim: int | None, 
     if not input.numel():
         if not input.is_floating_point():
             raise ArgumentError(f"{name}: got a tensor of {input.dtype} without elements; there is no such integer")
-        return Tensor.wrap(np.asarray(np.nan, input.dtype))
+        return Tensor.wrap(filled(input.device, (), input.dtype, np.nan))
     return of_all(input, tuple(range(input.ndim)))
 
 
@@ -208,7 +210,7 @@ def _quantile(
     require_floats(name, input.dtype)
     if interpolation not in _INTERPOLATIONS:
         raise ArgumentError(f"{name}: got interpolation={interpolation!r}; accepted are {', '.join(_INTERPOLATIONS)}")
-    parts = q.array.astype(np.float64) if isinstance(q, Tensor) else np.asarray(q, np.float64)
+    parts = q.host_array().astype(np.float64) if isinstance(q, Tensor) else np.asarray(q, np.float64)
     if parts.ndim > 1:
         raise ShapeError(f"{name}: got q of shape {parts.shape}; wanted one number or a vector of them")
     if not bool(((parts >= 0) & (parts <= 1)).all()):
@@ -225,7 +227,7 @@ def _quantile(
         kept = tuple(1 if i == place else size for i, size in enumerate(input.shape))
         rows = reshape(rows, (-1, rows.shape[-1]))
     ordered = sort(rows, -1).values
-    size, numbers = ordered.shape[1], np.sum(rows.array == rows.array, 1, keepdims=True)
+    size, numbers = ordered.shape[1], moved(np.sum(rows.array == rows.array, 1, keepdims=True), CPU)
     if ignore_nan:
         ranks = parts.reshape(1, -1) * np.maximum(numbers - 1, 0)
     else:
@@ -239,10 +241,10 @@ def _quantile(
     elif interpolation == "higher":
         below = above
     weight = np.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
-    first = gather(ordered, 1, Tensor.wrap(below.astype(np.int64)))
+    first = gather(ordered, 1, Tensor.wrap(beside(input.array, below.astype(np.int64))))
     if below is not above:
-        second = gather(ordered, 1, Tensor.wrap(above.astype(np.int64)))
-        first = lerp(first, second, Tensor.wrap(weight.astype(input.dtype)))
+        second = gather(ordered, 1, Tensor.wrap(beside(input.array, above.astype(np.int64))))
+        first = lerp(first, second, Tensor.wrap(beside(input.array, weight.astype(input.dtype))))
     shape = kept if keepdim else tuple(s for i, s in enumerate(kept) if dim is not None and i != place)
     result = reshape(movedim(first, 1, 0), (parts.size, *shape))
     return result if parts.ndim else reshape(result, shape)

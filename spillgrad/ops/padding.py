@@ -8,6 +8,7 @@ from spillgrad.errors import ArgumentError
 from spillgrad.ops.indexing import index_select
 from spillgrad.ops.shape import constant_pad, crop
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 # PyTorch's names, and NumPy's of what happens to the positions.
 _OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -55,4 +56,4 @@ def _with_own_elements(input: Tensor, dim: int, before: int, after: int, mode: s
         )
     kept = np.arange(size) + max(-before, 0)
     positions = np.pad(kept, (max(before, 0), max(after, 0)), _OF_POSITIONS[mode])  # type: ignore[call-overload]
-    return index_select(input, dim, Tensor.wrap(positions))
+    return index_select(input, dim, Tensor.wrap(beside(input.array, positions)))

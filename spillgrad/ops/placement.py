@@ -5,9 +5,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
-
-from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.device import CPU, CUDA, Device, moved
 from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.tensor import Tensor
@@ -17,19 +14,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:
-    """Raise DeviceError when arrays or tensors are on different devices; those of the host without dimensions may be.
+    """Raise DeviceError when tensors are on different devices; those of the host without dimensions may be.
 
-    They are numbers like Python's own.
+    They are numbers like Python's own. Arrays that are no tensors are settings of an operation, wherever they are.
     """
     found: dict[Device, Any] = {}
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            argument = argument._array
-        kind = type(argument)
-        if kind is DeviceArray:
-            found.setdefault(CUDA, argument)
-        elif kind is np.ndarray and argument.ndim:
-            found.setdefault(CPU, argument)
+        if not isinstance(argument, Tensor):
+            continue
+        array: Any = argument._array
+        if type(array) is DeviceArray:
+            found.setdefault(CUDA, array)
+        elif array.ndim:
+            found.setdefault(CPU, array)
     if len(found) > 1:
         got = " and ".join(f"one of shape {array.shape} on '{device}'" for device, array in found.items())
         raise DeviceError(f"{name}: got tensors on different devices, {got}; move one with .to(device)")
@@ -38,14 +35,9 @@ def require_one_device(name: str, arguments: Iterable[Any]) -> None:
 def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of arrays or tensors gives for copies of them in the host's memory, copied back.
 
-    It warns the first time. Raises DeviceError for what is to be differentiated again.
+    Gradients of tensors go the same way. It warns the first time.
     """
     require_one_device(name, arguments)
-    recorded = is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
-    if recorded:
-        raise DeviceError(
-            f"{name}: on {CUDA} this has no second derivative ({reason}); compute it on tensors moved with .cpu()"
-        ) from reason
     warn_of_host(name)
     return _moved(function(*[_moved(argument, CPU) for argument in arguments]), CUDA)
 
@@ -55,12 +47,11 @@ def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) 
     try:
         return function(*arguments)
     except NotOnDevice as reason:
-        with no_grad():
-            return compute_on_host(name, reason, function, *arguments)
+        return compute_on_host(name, reason, function, *arguments)
 
 
 def by_host(function: Function) -> Function:
-    """Let the host compute a function of tensors that has no gradient and no kernel of a device, copied back there."""
+    """Let the host compute a function of tensors that has no kernel of a device, copied back there as gradients are."""
 
     @functools.wraps(function)
     def computed(*arguments: Any, **options: Any) -> Any:
@@ -69,8 +60,7 @@ def by_host(function: Function) -> Function:
             return function(*arguments, **options)
         require_one_device(function.__name__, given)
         warn_of_host(function.__name__)
-        with no_grad():
-            found = function(*_moved(arguments, CPU), **{name: _moved(x, CPU) for name, x in options.items()})
+        found = function(*_moved(arguments, CPU), **{name: _moved(x, CPU) for name, x in options.items()})
         return _moved(found, CUDA)
 
     return computed  # type: ignore[return-value]
@@ -97,10 +87,10 @@ def warn_of_host(name: str) -> None:
 
 def _moved(value: Any, device: Device) -> Any:
     if isinstance(value, Tensor):
-        array = moved(value._array, device)
-        return value if array is value._array else Tensor.wrap(array)
+        return value.to(device)
     if isinstance(value, ARRAYS):
         return moved(value, device)
-    if type(value) in (tuple, list):
-        return type(value)([_moved(part, device) for part in value])
+    if isinstance(value, tuple | list):
+        parts = [_moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace, numeric
@@ -94,7 +95,7 @@ def multinomial(
 @by_host
 def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *, generator: Generator | None = None,
-    dtype: Any = None, shape: Any = None,
+    dtype: Any = None, shape: Any = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
     """Return draws from normal distributions: of each mean and standard deviation, or of one for a whole `size`.
 
@@ -114,7 +115,7 @@ def normal(
     drawn_shape = shape_arguments((size,)) if size is not None else np.broadcast_shapes(*(x.shape for x in tensors))
     draws = draw("normal", kernels.normal, drawn_shape, wanted, generator).astype(np.float64)
     means, stds = (x.array.astype(np.float64) if isinstance(x, Tensor) else x for x in (mean, std))
-    return Tensor.wrap(numeric.cast(np.asarray(draws * stds + means), wanted))
+    return Tensor.wrap(moved(numeric.cast(np.asarray(draws * stds + means), wanted), as_device(device)))
 
 
 @by_host

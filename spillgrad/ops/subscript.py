@@ -9,7 +9,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.device import CPU, CUDA, filled
+from spillgrad.device import CPU, CUDA, filled, moved
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
@@ -233,13 +233,20 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
         raise DimensionError("index_put: wanted index tensors of integers or bool")
     _require_reachable("index_put", tensor, parsed)
     try:
-        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[parsed].shape
+        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[tuple(map(_like_on_host, parsed))].shape
         kept = _kept(parsed, tensor, values)
         if not accumulate:
             return _assign(tensor, expand_to(values, place), kept)
         return add(tensor, _accumulate(expand_to(values, place), kept, tensor.shape))
     except IndexError as error:
         raise DimensionError(f"index_put: {error} (the tensor has shape {tensor.shape})") from error
+
+
+def _like_on_host(part: Any) -> Any:
+    """Return an index that picks as many elements as another: a device's indices could only be looked at by waiting."""
+    if not is_on_device(part):
+        return part
+    return moved(part, CPU) if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
 
 
 def _source(value: Any, dtype: dtypes.DType) -> Tensor:

@@ -41,6 +41,8 @@ def _may_share_memory(a: Any, b: Any) -> bool:
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
     if where is not True:
         raise NotOnDevice("numpy.copyto: no kernel of the device takes `where`")
+    if not isinstance(target, DeviceArray):
+        raise NotOnDevice("numpy.copyto: got an array of the host to overwrite, and one of the device")
     assign(target, source)
 
 
@@ -134,6 +136,8 @@ def _place(name: str) -> Callable[..., DeviceArray]:
 
 
 def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> DeviceArray:
+    if not (isinstance(arr, DeviceArray) and isinstance(indices, DeviceArray)):
+        raise NotOnDevice("numpy.take_along_axis: got arrays of the host and of the device; they must be in one place")
     return indexing.gather(arr, axis % arr.ndim, indices)
 
 
@@ -178,18 +182,18 @@ _LOGIC = {
 
 def call_ufunc(ufunc: np.ufunc, *operands: Any, out: Any = None, **options: Any) -> DeviceArray:
     """Compute a universal function of NumPy. Raises NotOnDevice where no kernel does."""
+    (target,) = out if isinstance(out, tuple) else (out,)
     name = _ROWS_OF.get(ufunc, "")
     found = ROWS.get(name) or _LOGIC.get(name)
-    if found is None or options:
+    if found is None or options or isinstance(target, np.ndarray):
         raise NotOnDevice(f"numpy.{ufunc.__name__}: no kernel of the device does this")
     dtype = _common_dtype(operands)
     if found.result == "float" and dtype.kind in "biu":
         dtype = np.dtype(np.float64)  # as NumPy
     given = [x.astype(dtype, copy=False) if isinstance(x, DeviceArray) else x for x in _on_device(*operands)]
     result = elementwise(found.forward, name, given, np.dtype(bool) if found.result == "bool" else dtype)
-    if out is None:
+    if target is None:
         return result
-    (target,) = out if isinstance(out, tuple) else (out,)
     assign(target, result)
     return target  # type: ignore[no-any-return]
 
