@@ -193,8 +193,11 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(_part, _viewing(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Overwrite a part with a broadcast value. Raises NotOnDevice for an index with arrays."""
-        _cuda("elementwise").assign(self.view_by(_part, _viewing(key)), value)
+        """Overwrite a part with a broadcast value; where an index with arrays names an element twice, the last stays."""
+        if _has_arrays(key):
+            _cuda("advanced_indexing").put(self, key, value)
+        else:
+            _cuda("elementwise").assign(self.view_by(_part, _viewing(key)), value)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -281,9 +284,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return twins[function](*arguments, **options)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
-        if method != "__call__":
-            raise NotOnDevice(f"numpy.{ufunc.__name__}.{method}: no kernel of the device does this")
-        return _cuda("numpy_functions").call_ufunc(ufunc, *operands, **options)
+        return _cuda("numpy_functions").call_ufunc(ufunc, method, *operands, **options)
 
 
 # What an operation's forward function takes for a tensor. For type checkers all of them are NumPy's.

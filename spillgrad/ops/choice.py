@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops.elementwise import call, row_function
-from spillgrad.ops.placement import by_host
+from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, Operand, result_type
 from spillgrad.tensor import Tensor
 
@@ -30,7 +30,7 @@ def where(
     return call("where", condition, input, other, out=out)
 
 
-@by_host
+@or_by_host
 def _true_places(condition: Tensor) -> tuple[Tensor, ...]:
     return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
 

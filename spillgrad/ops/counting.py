@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.indexing import index_add
-from spillgrad.ops.numeric import compute_dtype
-from spillgrad.ops.placement import by_host
+from spillgrad.ops.numeric import as_own, compute_dtype, contiguous
+from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import normalize_dim
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import on_device
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
@@ -26,13 +28,13 @@ def _comparable(array: np.ndarray) -> np.ndarray:
 def _with_extras(values: np.ndarray, inverse: Any, counts: Any, return_inverse: bool, return_counts: bool) -> Any:
     results = [Tensor.wrap(values)]
     if return_inverse:
-        results.append(Tensor.wrap(np.asarray(inverse, np.int64)))
+        results.append(Tensor.wrap(inverse.astype(np.int64, copy=False)))
     if return_counts:
-        results.append(Tensor.wrap(np.asarray(counts, np.int64)))
+        results.append(Tensor.wrap(counts.astype(np.int64, copy=False)))
     return tuple(results) if len(results) > 1 else results[0]
 
 
-@by_host
+@or_by_host
 def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None, *, axis: int | None = None,
@@ -50,11 +52,11 @@ def unique(
         array = _comparable(input.array)
         found = np.unique(array, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
         inverse = found[1].reshape(-1)
-    values = np.ascontiguousarray(found[0]).astype(input.dtype, copy=False)
+    values = contiguous(found[0]).astype(input.dtype, copy=False)
     return _with_extras(values, inverse, found[2], return_inverse, return_counts)
 
 
-@by_host
+@or_by_host
 def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
     *, axis: int | None = None,
@@ -64,27 +66,27 @@ def unique_consecutive(
     array = input.array.reshape(-1) if dim is None else input.array
     place = 0 if dim is None else normalize_dim("unique_consecutive", dim, input.ndim)
     slices = np.moveaxis(array, place, 0) if array.ndim else array.reshape(1)
-    begins = np.ones(len(slices), np.bool_)
-    begins[1:] = (slices[1:] != slices[:-1]).any(tuple(range(1, slices.ndim)))
+    begins = filled(input.device, (len(slices),), np.bool_, True)
+    differs = slices[1:] != slices[:-1]
+    begins[1:] = np.any(differs, tuple(range(1, slices.ndim))) if slices.ndim > 1 else differs
     inverse = np.cumsum(begins) - 1
-    values = np.ascontiguousarray(np.moveaxis(slices[begins], 0, place))
+    values = contiguous(np.moveaxis(slices[begins], 0, place))
     counts = np.bincount(inverse, minlength=0)
     shaped = inverse.reshape(input.shape) if dim is None else inverse
     return _with_extras(values, shaped, counts, return_inverse, return_counts)
 
 
-@by_host
+@or_by_host
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element is one of `test_elements` (with `invert`, is none)."""
     operands = [as_operand("isin", o) for o in (elements, test_elements)]
     first, second = (_comparable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
-    return Tensor.wrap(np.asarray(np.isin(first, second, invert=invert)))
+    return Tensor.wrap(as_own(np.isin(first, second, invert=invert)))
 
 
 # --- How often -------------------------------------------------------------------------------------------------------
 
 
-@by_host
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Return how often each whole number from 0 on stands in a vector, or the sum of the weights where it does.
 
@@ -95,20 +97,25 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         raise DtypeError(
             f"bincount: got a tensor of {input.dtype} and shape {input.shape}; wanted a vector of integers"
         )
-    if array.size and array.min() < 0:
-        raise ArgumentError(f"bincount: got {array.min()}; wanted numbers from 0 on")
+    least, most = _least_and_most(array) if array.size else (0, -1)
+    if least < 0:
+        raise ArgumentError(f"bincount: got {least}; wanted numbers from 0 on")
     if minlength < 0:
         raise ArgumentError(f"bincount: got minlength={minlength}; wanted a number from 0 on")
     if weights is None:
         return Tensor.wrap(np.bincount(array, minlength=minlength).astype(np.int64, copy=False))
     if weights.shape != input.shape:
         raise ShapeError(f"bincount: got {input.shape} and weights of {weights.shape}; they must be equal")
-    size = max(int(array.max(initial=-1)) + 1, minlength)
     dtype = dtypes.float32 if weights.dtype == dtypes.float32 else dtypes.float64
-    return index_add(Tensor.wrap(np.zeros(size, dtype)), 0, input, to_dtype(weights, dtype))
+    sums = Tensor.wrap(filled(input.device, (max(most + 1, minlength),), dtype, 0))
+    return index_add(sums, 0, input, to_dtype(weights, dtype))
 
 
-@by_host
+def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
+    return Tensor.wrap(as_own(np.min(array))).item(), Tensor.wrap(as_own(np.max(array))).item()
+
+
+@or_by_host
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.
 
@@ -121,7 +128,7 @@ def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> T
         raise ArgumentError(f"histc: got min={min} and max={max}; the lower bound comes first")
     low, high = (float(min), float(max))
     if low == high and array.size:
-        low, high = float(array.min()), float(array.max())
+        low, high = map(float, _least_and_most(array))
     if low == high:
         low, high = low - 1, high + 1
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -134,7 +141,7 @@ def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> T
 # --- Where -----------------------------------------------------------------------------------------------------------
 
 
-@by_host
+@or_by_host
 def searchsorted(
     sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Tensor | None = None,
@@ -147,25 +154,34 @@ def searchsorted(
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f'searchsorted: got side={side!r} and right={right}; accepted are "left" and "right"')
     value = as_operand("searchsorted", input)
-    sought = _comparable(value.array) if isinstance(value, Tensor) else np.asarray(value)
-    rows = _comparable(sorted_sequence.array)
+    sought = value.array if isinstance(value, Tensor) else moved(np.asarray(value), sorted_sequence.device)
+    keys, sought = _comparable(sorted_sequence.array), _comparable(sought)
     if sorter is not None:
         if sorter.shape != sorted_sequence.shape:
             raise ShapeError(f"searchsorted: got a sorter of {sorter.shape} for a sequence of {sorted_sequence.shape}")
-        rows = np.take_along_axis(rows, sorter.array, -1)
-    where: Any = "right" if right or side == "right" else "left"
-    if rows.ndim == 1:
-        found = np.searchsorted(rows, sought, where)
-    elif rows.ndim and rows.shape[:-1] == sought.shape[:-1]:
-        found = np.empty(sought.shape, np.int64)
-        for place in np.ndindex(rows.shape[:-1]):
-            found[place] = np.searchsorted(rows[place], sought[place], where)
-    else:
+        keys = np.take_along_axis(keys, sorter.array, -1)
+    if keys.ndim != 1 and (not keys.ndim or keys.shape[:-1] != sought.shape[:-1]):
         raise ShapeError(
-            f"searchsorted: got sequences of {sorted_sequence.shape} and elements of {sought.shape}; wanted a vector, "
+            f"searchsorted: got sequences of {keys.shape} and elements of {sought.shape}; wanted a vector, "
             "or the same leading dimensions"
         )
-    return Tensor.wrap(np.asarray(found, np.int32 if out_int32 else np.int64))
+    places = places_among(keys, sought, right or side == "right")
+    return Tensor.wrap(places.astype(np.int32 if out_int32 else np.int64, copy=False))
+
+
+@on_device("sorting")
+def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarray:
+    """Return where elements would stand in rows that are sorted, before what is equal or after it.
+
+    Shapes: keys (n,) with any sought, or (..., n) with (..., k).
+    """
+    side: Any = "right" if after else "left"
+    if keys.ndim == 1:
+        return np.asarray(np.searchsorted(keys, sought, side))
+    found = np.empty(sought.shape, np.int64)
+    for place in np.ndindex(keys.shape[:-1]):
+        found[place] = np.searchsorted(keys[place], sought[place], side)
+    return found
 
 
 def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:

@@ -6,22 +6,19 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.device import filled
+from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
-from spillgrad.ops.arithmetic import div, mul, reciprocal
+from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.choice import where
-from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.counting import unique
 from spillgrad.ops.define import operation
-from spillgrad.ops.indexing import check_index, gather, index_select, summed_at
+from spillgrad.ops.indexing import check_index, gather, summed_at
 from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.ops.subscript import getitem, setitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import beside
+from spillgrad_kernels.device_array import arange_beside, beside
 
 
 def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
@@ -68,9 +65,9 @@ def embedding(
     _check_table("embedding", input, weight)
     padding_idx = _padding_row("embedding", padding_idx, weight)
     if max_norm is not None:
-        _shorten_rows(weight, input, float(max_norm), float(norm_type))
+        _shorten_rows(weight, input.array, float(max_norm), float(norm_type))
     rows = _embedding(weight, input, padding_idx)
-    return _by_frequency(rows, input, weight.shape[0]) if scale_grad_by_freq else rows
+    return _by_frequency(rows, input.array) if scale_grad_by_freq else rows
 
 
 def _check_table(name: str, input: Tensor, weight: Any) -> None:
@@ -99,24 +96,23 @@ def _padding_row(name: str, padding_idx: int | None, weight: Tensor) -> int | No
     return padding_idx % rows
 
 
-def _shorten_rows(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> None:
+def _shorten_rows(weight: Tensor, indices: np.ndarray, max_norm: float, norm_type: float) -> None:
     """Scale those of the rows in place whose norm exceeds the largest allowed."""
     with no_grad():
-        used = unique(indices)
+        used = Tensor.wrap(np.unique(indices))
         rows = getitem(weight, used)
         lengths = norm(rows, norm_type, 1, True)
-        too_long = lengths > max_norm
-        if too_long.array.any():  # as in PyTorch: a little below the largest norm
-            factors = where(too_long, div(max_norm, lengths + 1e-7), 1.0)
+        too_long = lengths.array > max_norm
+        if too_long.any():  # as in PyTorch: a little below the largest norm
+            factors = where(Tensor.wrap(too_long), div(max_norm, lengths + 1e-7), 1.0)
             setitem(weight, used, mul(rows, factors))
 
 
-def _by_frequency(rows: Tensor, indices: Tensor, count: int) -> Tensor:
-    """Return rows whose gradients are divided by how often each of `count` is there."""
-    flat = reshape(indices, -1)
-    counts = summed_at(Tensor.wrap(filled(flat.device, (flat.numel(), 1), np.float64, 1)), flat, count)
-    weights = reciprocal(reshape(index_select(counts, 0, flat), (*indices.shape, 1)))
-    return _weigh_gradient(rows, to_dtype(weights, rows.dtype))
+def _by_frequency(rows: Tensor, indices: np.ndarray) -> Tensor:
+    """Return rows whose gradients are divided by how often each row is there."""
+    _, inverse, counts = np.unique(indices, return_inverse=True, return_counts=True)
+    weights = (1 / counts[inverse.reshape(indices.shape)])[..., None].astype(rows.dtype)
+    return _weigh_gradient(rows, weights)
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
@@ -126,7 +122,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         largest = int(np.max(tensor.array))
     classes = largest + 1 if num_classes == -1 else num_classes
     check_index("one_hot", tensor, classes, tensor.ndim, (*tensor.shape, classes))
-    return Tensor.wrap((tensor.array[..., None] == np.arange(classes)).astype(np.int64))
+    return Tensor.wrap((tensor.array[..., None] == arange_beside(tensor.array, classes)).astype(np.int64))
 
 
 # --- In bags ---------------------------------------------------------------------------------------------------------
@@ -153,22 +149,19 @@ def embedding_bag(
     _check_table(name, input, weight)
     padding_idx = _padding_row(name, padding_idx, weight)
     bags, count = _bags(name, input, offsets, include_last_offset)
-    indices, kept = reshape(input, -1), None
-    if padding_idx is not None:
-        places = np.flatnonzero(input.host_array().reshape(-1) != padding_idx)
-        kept, bags = Tensor.wrap(beside(input.array, places)), bags[places]
-        indices = index_select(indices, 0, kept)
-    rows = embedding(indices, weight, None, max_norm, norm_type, scale_grad_by_freq)
+    indices = input.array.reshape(-1)
+    kept = arange_beside(indices, indices.size) if padding_idx is None else np.flatnonzero(indices != padding_idx)
+    indices, bags = indices[kept], beside(indices, bags)[kept]
+    rows = embedding(Tensor.wrap(indices), weight, None, max_norm, norm_type, scale_grad_by_freq)
     if per_sample_weights is not None:
-        weights = _sample_weights(name, per_sample_weights, input, weight, mode)
-        rows = mul(rows, unsqueeze(weights if kept is None else index_select(weights, 0, kept), 1))
+        rows = mul(rows, unsqueeze(_sample_weights(name, per_sample_weights, input, weight, mode, kept), 1))
     if mode == "max":
-        return largest_of_bags(rows, bags, count)
-    sums = summed_at(rows, Tensor.wrap(beside(rows.array, bags)), count)
+        return _largest_of_bags(rows, bags, count)
+    sums = summed_at(rows, Tensor.wrap(bags), count)
     if mode == "sum":
         return sums
     sizes = np.maximum(np.bincount(bags, minlength=count), 1).astype(weight.dtype)
-    return div(sums, Tensor.wrap(beside(sums.array, sizes[:, None])))
+    return div(sums, Tensor.wrap(sizes[:, None]))
 
 
 def _bags(name: str, input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[np.ndarray, int]:
@@ -211,7 +204,9 @@ def _bags(name: str, input: Tensor, offsets: Tensor | None, include_last_offset:
     return bags, starts.size
 
 
-def _sample_weights(name: str, per_sample_weights: Tensor, input: Tensor, weight: Tensor, mode: str) -> Tensor:
+def _sample_weights(
+    name: str, per_sample_weights: Tensor, input: Tensor, weight: Tensor, mode: str, kept: np.ndarray
+) -> Tensor:
     if mode != "sum":
         raise ArgumentError(
             f"{name}: per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got "
@@ -227,19 +222,19 @@ def _sample_weights(name: str, per_sample_weights: Tensor, input: Tensor, weight
             f"{name}: got weight {weight.dtype} and per_sample_weights {per_sample_weights.dtype}; convert one with "
             ".to(dtype)"
         )
-    return reshape(per_sample_weights, -1)
+    return getitem(reshape(per_sample_weights, -1), Tensor.wrap(kept))
 
 
-@by_host
-def largest_of_bags(rows: Tensor, bags: np.ndarray, count: int) -> Tensor:
-    """Return the largest element of each column of each bag of rows; 0 of a bag without rows."""
+def _largest_of_bags(rows: Tensor, bags: np.ndarray, count: int) -> Tensor:
     width = rows.shape[1]
     if not bags.size:
         return mul(summed_at(rows, Tensor.wrap(bags), count), 0.0)
     places = np.zeros((count, width), np.int64)
+    values, bags = rows.host_array(), moved(bags, CPU)
     filled, starts = np.unique(bags, return_index=True)
     for bag, start, stop in zip(filled, starts, [*starts[1:], bags.size], strict=True):
-        places[bag] = start + np.argmax(rows.array[start:stop], 0)
+        places[bag] = start + np.argmax(values[start:stop], 0)
     there = np.zeros((count, 1), np.bool_)
     there[filled] = True
-    return where(Tensor.wrap(there), gather(rows, 0, Tensor.wrap(places)), 0.0)  # type: ignore[no-any-return]
+    there, places = (Tensor.wrap(moved(part, rows.device)) for part in (there, places))
+    return where(there, gather(rows, 0, places), 0.0)  # type: ignore[no-any-return]

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import inplace, subscript
-from spillgrad.ops.arithmetic import div, mul, sub
+from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import clamp_min, where
+from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import (
@@ -28,10 +28,9 @@ from spillgrad.ops.indexing import (
 )
 from spillgrad.ops.numeric import cast, on_floats
 from spillgrad.ops.promotion import Number
-from spillgrad.ops.scan import cumsum
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.device_array import beside
+from spillgrad_kernels.device_array import arange_beside, is_on_device
 
 Shape = tuple[int, ...]
 
@@ -84,8 +83,10 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
     dim, wanted = _check_slices("index_fill", input, dim, index)
     if isinstance(value, Tensor) and value.ndim:
         raise ShapeError(f"index_fill: got a value of shape {value.shape}; wanted one number: index_copy takes slices")
-    number = value if isinstance(value, Tensor) else np.asarray(value).astype(input.dtype)
-    source = number if isinstance(number, Tensor) else Tensor.wrap(beside(input.array, number))
+    if isinstance(value, Tensor):
+        source = value
+    else:
+        source = Tensor.wrap(moved(np.asarray(value).astype(input.dtype), input.device))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_fill: got input {input.dtype} and value {source.dtype}; convert one with .to(dtype)")
     return index_copy(input, dim, index, expand_to(source, wanted if input.ndim else (index.numel(),)))
@@ -102,7 +103,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
     """
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
-    source = values if isinstance(values, Tensor) else Tensor.wrap(beside(input.array, np.asarray(values, input.dtype)))
+    source = values if isinstance(values, Tensor) else Tensor.wrap(moved(np.asarray(values, input.dtype), input.device))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_put: got input {input.dtype} and values {source.dtype}; convert one with .to(dtype)")
     return subscript.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
@@ -136,16 +137,16 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise ShapeError(
             f"masked_scatter: got {input.shape} and a mask of {mask.shape}; they must broadcast"
         ) from error
-    chosen = expand_to(mask, shape)
-    count = int(chosen.array.sum())
+    chosen = np.broadcast_to(mask.array, shape)
+    count = int(chosen.sum())
     if count > source.numel():
         raise ShapeError(
             f"masked_scatter: got {source.numel()} elements in source, and {count} places in the mask; give as many"
         )
     if not count:
         return clone(expand_to(input, shape))
-    places = clamp_min(sub(cumsum(flatten(chosen), 0), 1), 0)
-    values = reshape(index_select(flatten(source), 0, places), shape)
+    places = np.maximum(np.cumsum(chosen.reshape(-1)) - 1, 0)
+    values = reshape(index_select(flatten(source), 0, Tensor.wrap(places)), shape)
     return where(mask, values, input)  # type: ignore[no-any-return]
 
 
@@ -186,12 +187,12 @@ def _product_gradient(
 ) -> tuple[Tensor | None, ...]:
     """Give each factor the product of the others: no division, so zeros are exact, and it can be differentiated."""
     count = self.numel()
-    places = np.arange(count).reshape(self.shape)
+    places = arange_beside(index.array, count).reshape(self.shape)
     targets = np.take_along_axis(corner(places, dim, index.shape), index.array, dim)
     target = np.concatenate([places.reshape(-1), targets.reshape(-1)])
     order = np.argsort(target, kind="stable")  # factors of one product side by side
     ordered = target[order]
-    position = np.arange(ordered.size)
+    position = arange_beside(order, ordered.size)
     begins = np.searchsorted(ordered, ordered)
     ends = np.searchsorted(ordered, ordered, "right")
     factors = index_select(cat([flatten(self), flatten(src)]), 0, Tensor.wrap(order))
@@ -207,14 +208,16 @@ def _product_gradient(
 
 def _products_before(factors: Tensor, ranks: np.ndarray) -> Tensor:
     """Return, for each factor, the product of as many factors before it as its rank says, in steps that double."""
-    position = np.arange(ranks.size)
+    position = arange_beside(ranks, ranks.size)
+    # To look at ranks would wait for a device, which takes some steps more than it must.
+    highest = ranks.size - 1 if is_on_device(ranks) else ranks.max(initial=0)
 
     def earlier(values: Tensor, step: int) -> Tensor:
         there = Tensor.wrap(ranks >= step)
         return where(there, index_select(values, 0, Tensor.wrap(np.maximum(position - step, 0))), 1.0)  # type: ignore[no-any-return]
 
     products, step = factors, 1
-    while step <= ranks.max(initial=0):
+    while step <= highest:
         products = mul(products, earlier(products, step))
         step *= 2
     return earlier(products, 1)

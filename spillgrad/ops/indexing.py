@@ -15,8 +15,8 @@ from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
-from spillgrad.ops.numeric import cast, contiguous, on_floats
-from spillgrad.ops.placement import by_host
+from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
+from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
@@ -330,7 +330,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
 
-@by_host
+@or_by_host
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
     if as_tuple:
@@ -338,18 +338,18 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return Tensor.wrap(np.argwhere(input.array))
 
 
-@by_host
+@or_by_host
 def argwhere(input: Tensor) -> Tensor:
     """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
 
 
-@by_host
+@or_by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
     sizes = shape_arguments((shape,))
     check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
-    return tuple(Tensor.wrap(np.asarray(part)) for part in np.unravel_index(indices.array, sizes))
+    return tuple(Tensor.wrap(as_own(part)) for part in np.unravel_index(indices.array, sizes))
 
 
 # --- Diagonals -------------------------------------------------------------------------------------------------------

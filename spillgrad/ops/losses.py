@@ -25,7 +25,7 @@ from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
-from spillgrad_kernels.device_array import empty_beside, is_on_device
+from spillgrad_kernels.device_array import arange_beside, empty_beside, is_on_device
 
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
@@ -76,8 +76,8 @@ def _cross_entropy_composed(
     g: Any, self: Any, target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float
 ) -> Any:
     classes = self.shape[1]
-    class_weights = np.ones(classes, self.dtype) if weight is None else weight.array
-    wanted = target.array[:, None] == np.arange(classes)
+    class_weights = 1.0 if weight is None else weight.array
+    wanted = target.array[:, None] == arange_beside(target.array, classes)
     goal = class_weights * (wanted * (1 - label_smoothing) + label_smoothing / max(classes, 1))
     goal[target.array == ignore_index] = 0
     goal = goal.astype(self.dtype)

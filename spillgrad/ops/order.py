@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import CPU, filled, moved
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
 from spillgrad.ops.autocast import float32_in_autocast
@@ -19,26 +19,32 @@ from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.reduce import ValuesAndIndices, gradient_at_indices, shared_among_ties
 from spillgrad.ops.shape import movedim, normalize_dim, reshape
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.device_array import beside
+from spillgrad_kernels.device_array import arange_beside, on_device
 
 Shape = tuple[int, ...]
 
 # --- Sorting ---------------------------------------------------------------------------------------------------------
 
 
-def _order(array: np.ndarray, dim: int, descending: bool = False) -> Any:
-    """Return the positions in stable sorted order; NaN counts as the largest."""
-    if dtypes.is_floating_point(array.dtype) and array.itemsize == 2:
-        array = array.astype(np.float32)
-    if not descending:
-        return np.argsort(array, dim, kind="stable")
-    return array.shape[dim] - 1 - np.flip(np.argsort(np.flip(array, dim), dim, kind="stable"), dim)
+def _order(array: np.ndarray, dim: int) -> Any:
+    """Return the positions in stable ascending order."""
+    return in_order(array, dim, False, array.shape[dim])[1]
+
+
+@on_device("sorting")
+def in_order(a: np.ndarray, axis: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first `count` elements along `axis` in stable order, and where they were; NaN counts as the largest."""
+    keys = a.astype(np.float32) if dtypes.is_floating_point(a.dtype) and a.itemsize == 2 else a
+    if descending:
+        order = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis, kind="stable"), axis)
+    else:
+        order = np.argsort(keys, axis, kind="stable")
+    indices = np.ascontiguousarray(order[(slice(None),) * axis + (slice(count),)])
+    return np.take_along_axis(a, indices, axis), indices
 
 
 def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
-    order = _order(self, dim, descending)
-    indices = np.ascontiguousarray(order[(slice(None),) * dim + (slice(count),)])
-    return np.take_along_axis(self, indices, dim), indices
+    return in_order(self, dim, descending, count)
 
 
 _sort, _topk = (
@@ -95,7 +101,7 @@ def topk(
 
 
 def _kth_position(array: np.ndarray, dim: int, k: int) -> Any:
-    return np.expand_dims(np.take(_order(array, dim), k - 1, dim), dim)
+    return in_order(array, dim, False, k)[1][(slice(None),) * dim + (slice(k - 1, k),)]
 
 
 def _median_position(array: np.ndarray, dim: int, k: int) -> Any:
@@ -114,9 +120,9 @@ def _mode_position(array: np.ndarray, dim: int, k: int) -> Any:
     """Return the place of the smallest of the most frequent values, where it stands last."""
     order = _order(array, dim)
     ordered = np.take_along_axis(array, order, dim)
-    places = np.arange(array.shape[dim]).reshape([-1 if i == dim else 1 for i in range(array.ndim)])
+    places = arange_beside(array, array.shape[dim]).reshape([-1 if i == dim else 1 for i in range(array.ndim)])
     lead = (slice(None),) * dim
-    begins = np.ones(array.shape, np.bool_)
+    begins = np.ones_like(ordered, np.bool_)
     begins[(*lead, slice(1, None))] = ordered[(*lead, slice(1, None))] != ordered[(*lead, slice(None, -1))]
     length = places - np.maximum.accumulate(np.where(begins, places, 0), dim)
     return np.take_along_axis(order, np.argmax(length, dim, keepdims=True), dim)
@@ -169,7 +175,7 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False, *, axis: int | Non
 def _over_all(name: str, position: Callable[..., Any]) -> Any:
     def forward(self: np.ndarray, dims: Shape) -> np.ndarray:
         flat = self.reshape(-1)
-        return np.asarray(flat[position(flat, 0, 1)[0]])
+        return np.take_along_axis(flat, position(flat, 0, 1), 0).reshape(())
 
     return operation(name, forward, self=shared_among_ties)
 
@@ -210,7 +216,7 @@ def _quantile(
     require_floats(name, input.dtype)
     if interpolation not in _INTERPOLATIONS:
         raise ArgumentError(f"{name}: got interpolation={interpolation!r}; accepted are {', '.join(_INTERPOLATIONS)}")
-    parts = q.host_array().astype(np.float64) if isinstance(q, Tensor) else np.asarray(q, np.float64)
+    parts = np.asarray(q.host_array() if isinstance(q, Tensor) else q, np.float64)
     if parts.ndim > 1:
         raise ShapeError(f"{name}: got q of shape {parts.shape}; wanted one number or a vector of them")
     if not bool(((parts >= 0) & (parts <= 1)).all()):
@@ -227,7 +233,7 @@ def _quantile(
         kept = tuple(1 if i == place else size for i, size in enumerate(input.shape))
         rows = reshape(rows, (-1, rows.shape[-1]))
     ordered = sort(rows, -1).values
-    size, numbers = ordered.shape[1], moved(np.sum(rows.array == rows.array, 1, keepdims=True), CPU)
+    size, numbers = ordered.shape[1], np.sum(rows.array == rows.array, 1, keepdims=True)
     if ignore_nan:
         ranks = parts.reshape(1, -1) * np.maximum(numbers - 1, 0)
     else:
@@ -241,10 +247,10 @@ def _quantile(
     elif interpolation == "higher":
         below = above
     weight = np.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
-    first = gather(ordered, 1, Tensor.wrap(beside(input.array, below.astype(np.int64))))
+    first = gather(ordered, 1, Tensor.wrap(below.astype(np.int64)))
     if below is not above:
-        second = gather(ordered, 1, Tensor.wrap(beside(input.array, above.astype(np.int64))))
-        first = lerp(first, second, Tensor.wrap(beside(input.array, weight.astype(input.dtype))))
+        second = gather(ordered, 1, Tensor.wrap(above.astype(np.int64)))
+        first = lerp(first, second, Tensor.wrap(weight.astype(input.dtype)))
     shape = kept if keepdim else tuple(s for i, s in enumerate(kept) if dim is not None and i != place)
     result = reshape(movedim(first, 1, 0), (parts.size, *shape))
     return result if parts.ndim else reshape(result, shape)

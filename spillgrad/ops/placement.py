@@ -55,15 +55,37 @@ def by_host(function: Function) -> Function:
 
     @functools.wraps(function)
     def computed(*arguments: Any, **options: Any) -> Any:
-        given = (*arguments, *options.values())
-        if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
+        if not _any_on_device(function, arguments, options):
             return function(*arguments, **options)
-        require_one_device(function.__name__, given)
         warn_of_host(function.__name__)
         found = function(*_moved(arguments, CPU), **{name: _moved(x, CPU) for name, x in options.items()})
         return _moved(found, CUDA)
 
     return computed  # type: ignore[return-value]
+
+
+def or_by_host(function: Function) -> Function:
+    """Let the host compute, as `by_host` does, what a device has no kernel for; the function changes nothing."""
+    on_host = by_host(function)
+
+    @functools.wraps(function)
+    def computed(*arguments: Any, **options: Any) -> Any:
+        _any_on_device(function, arguments, options)
+        try:
+            return function(*arguments, **options)
+        except NotOnDevice:
+            return on_host(*arguments, **options)
+
+    return computed  # type: ignore[return-value]
+
+
+def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether a tensor is on a device. Raises DeviceError when others are not."""
+    given = (*arguments, *options.values())
+    if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
+        return False
+    require_one_device(function.__name__, given)
+    return True
 
 
 def refuse_view(name: str, reason: NotOnDevice, function: Any, *arguments: Any) -> NoReturn:

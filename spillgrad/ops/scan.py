@@ -20,6 +20,7 @@ from spillgrad.ops.reduce import ValuesAndIndices, sum
 from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.device_array import arange_beside
 from spillgrad_kernels.memory import empty
 
 Shape = tuple[int, ...]
@@ -140,7 +141,7 @@ def _running_extreme(accumulate: Callable[..., Any]) -> Callable[..., tuple[np.n
     def forward(self: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
         compute_dtype(self.dtype)  # refuses complex numbers
         values = accumulate(self, dim)
-        places = np.arange(self.shape[dim]).reshape([-1 if i == dim else 1 for i in range(self.ndim)])
+        places = arange_beside(self, self.shape[dim]).reshape([-1 if i == dim else 1 for i in range(self.ndim)])
         reached = (self == values) | (self != self)  # the last of equal ones, and the last NaN, as in PyTorch
         return values, np.maximum.accumulate(np.where(reached, places, 0), dim)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.device import CPU, CUDA, filled, moved
+from spillgrad.device import CPU, CUDA, filled
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
@@ -233,7 +233,7 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
         raise DimensionError("index_put: wanted index tensors of integers or bool")
     _require_reachable("index_put", tensor, parsed)
     try:
-        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[tuple(map(_like_on_host, parsed))].shape
+        place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[tuple(map(_shaped_alike, parsed))].shape
         kept = _kept(parsed, tensor, values)
         if not accumulate:
             return _assign(tensor, expand_to(values, place), kept)
@@ -242,11 +242,11 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
         raise DimensionError(f"index_put: {error} (the tensor has shape {tensor.shape})") from error
 
 
-def _like_on_host(part: Any) -> Any:
-    """Return an index that picks as many elements as another: a device's indices could only be looked at by waiting."""
+def _shaped_alike(part: Any) -> Any:
+    """Return a part of an index for the host that names as many elements: of a device's integers the shape is enough."""
     if not is_on_device(part):
         return part
-    return moved(part, CPU) if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
+    return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
 
 
 def _source(value: Any, dtype: dtypes.DType) -> Tensor:

@@ -36,6 +36,8 @@ def truths(*shape: int) -> np.ndarray:
 
 A, B, C, ROW, VECTOR = floats(3, 5), floats(3, 5), floats(5, 4), floats(1, 5), floats(5)
 CUBE, HEADS = floats(2, 3, 4), floats(2, 2, 5, 4)
+TIES = np.float32([[1, 0, -0.0, 1, np.nan], [np.nan, 2, 2, -math.inf, 1], [3, 3, 3, 3, 3]])
+PLACE_ROWS = RNG.integers(0, 7, (2, 5))
 WHOLE, PLACES, MASK = RNG.integers(-9, 9, (3, 5)), indices(3, 4), truths(3, 5)
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
@@ -83,7 +85,53 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         lambda q, m: F.scaled_dot_product_attention(q, q, q * 2, attn_mask=m),
         (HEADS, truths(5, 5) | np.eye(5, dtype=bool)),
     ),
-    "embedding": (lambda i, w: F.embedding(i, w), (PLACES, A)),
+    "embedding": (lambda i, w: F.embedding(i, w, padding_idx=1), (PLACES, A)),
+    "embedding with options": (
+        lambda i, w: F.embedding(i, w, max_norm=1.0, scale_grad_by_freq=True), (np.array([2, 0, 2, 1]), A),
+    ),
+    "embedding_bag": (
+        lambda i, w, o: [F.embedding_bag(i, w, o, mode=mode, padding_idx=1) for mode in ("sum", "mean", "max")],
+        (np.array([2, 1, 2, 0, 0]), A, np.array([0, 2, 2])),
+    ),
+    "one_hot": (lambda i: (F.one_hot(i), F.one_hot(i, 6)), (PLACES,)),
+    "different values": (
+        lambda a, i, m: (
+            a.unique(return_inverse=True, return_counts=True), i.unique(return_counts=True), m.unique(), a[:0].unique(),
+            i.unique_consecutive(return_inverse=True, return_counts=True), (i % 2).unique_consecutive(dim=1),
+        ), (TIES, WHOLE, MASK),
+    ),
+    "places among sorted values": (
+        lambda a, b, i: (
+            sg.searchsorted(a.sort(1).values, b), sg.searchsorted(b.flatten().sort().values, a, right=True),
+            sg.bucketize(i, sg.tensor([-3, 0, 2.5], device=i.device), out_int32=True), sg.searchsorted(b[0], 0.5),
+        ), (TIES, A, WHOLE),
+    ),
+    "isin": (
+        lambda a, i, m: (
+            sg.isin(i, i[0, :2]), sg.isin(a, a[1], invert=True), sg.isin(i, 3), sg.isin(a, a[:0]), sg.isin(m, i[0, 0]),
+        ), (TIES, WHOLE, MASK),
+    ),
+    "how often": (
+        lambda i, a: (i.flatten().bincount(), i[0].bincount(a.detach(), 9), a.histc(4), a.histc(3, -1, 1)), (PLACE_ROWS, ROW[0]),
+    ),
+    "places": (
+        lambda a, i, m: (
+            m.nonzero(), i.nonzero(), a.argwhere(), sg.where(m), m[0].nonzero(as_tuple=True), m[0, 0].nonzero(),
+            sg.unravel_index(i.abs(), (3, 4)), a[:0].nonzero(),
+        ), (TIES, WHOLE, MASK),
+    ),
+    "running extremes": (lambda a, i: (a.cummax(1), a.cummin(0), i.cummax(0)), (TIES, WHOLE)),
+    "sort": (lambda a: (a.sort(1), a.sort(0, descending=True), sg.msort(a), a.argsort(1)), (A,)),
+    "sort of few": (lambda a: (a.sort(1), a[0, 0].sort(), a[:, :0].sort(1)), (TIES,)),
+    "sort of integers": (lambda a, m: (a.sort(1, descending=True), m.sort(0), a.to(sg.uint8).msort()), (WHOLE, MASK)),
+    "topk": (lambda a: (a.topk(2), a.topk(2, 0, largest=False), a.topk(0)), (A,)),
+    "kthvalue": (lambda a: (a.kthvalue(2), a.kthvalue(3, 0, keepdim=True)), (TIES,)),
+    "medians": (lambda a, b: (a.median(), a.median(1), b.nanmedian(), b.nanmedian(0), b.median(1)), (A, TIES)),
+    "mode": (lambda a, b: (a.mode(1), b.mode(0)), (WHOLE, A)),
+    "quantiles": (
+        lambda a, q: (a.quantile(q.detach(), 1), sg.quantile(a, 0.3, interpolation="nearest"), a.nanquantile(0.6, 0)),
+        (A, np.float32([0, 0.3, 1])),
+    ),
     "gather": (lambda a, i: a.gather(1, i), (A, indices(5, 3, 2))),
     "scatter_add": (lambda a, i, b: a.scatter_add(1, i, b), (A, indices(5, 3, 2), floats(3, 2))),
     "index_select": (lambda a, i: a.index_select(0, i), (A, PLACES)),
@@ -91,6 +139,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "rows by index": (lambda a, i: a[i], (A, PLACES)),
     "slices": (lambda a: a[1:, ::2] + a[0, None, :3], (A,)),
     "assignment": (lambda a, b: _assigned(a, b), (A, B)),
+    "writes by index": (lambda a, b, i, m: _written(a, b, i, m), (A, B, np.array([2, 0, 2, -1]), MASK)),
+    "index_put": (
+        lambda a, b, i: (a.index_put((i,), b[i] * 2), a.index_put((i,), b[i], accumulate=True)), (A, B, PLACES),
+    ),
+    "scatter": (lambda a, i, b: (a.scatter(1, i, b), a.scatter(0, i % 3, 2.5)), (A, indices(5, 3, 4), B)),
+    "index_copy": (lambda a, i, b: (a.index_copy(1, i, b), a.index_fill(0, i % 3, -1.0)), (A, PLACES, floats(3, 4))),
+    "masks": (lambda a, b, m: (a[m], a.masked_select(m), a.masked_scatter(m, b), a[:, m[0]], a[m[:, 0]]), (A, B, MASK)),
+    "sums of integers": (
+        lambda a, i: (a.index_add(0, i, a[i]), a.scatter_add(1, i[None], a[:1]), a[i].index_put((i[:3],), a, True)),
+        (WHOLE, PLACES % 3),
+    ),
+    "scatter_reduce": (
+        lambda a, i, b: [a.scatter_reduce(1, i, b, way) for way in ("sum", "mean", "amax", "amin", "prod")],
+        (A, indices(5, 3, 4), B),
+    ),
     "views": (lambda a: a.reshape(5, 3).T.unsqueeze(0).expand(2, 3, 5).permute(2, 0, 1), (A,)),
     "flip, roll and pad": (lambda a: F.pad(a.flip(1), (1, 2)), (A,)),
     "cat and stack": (lambda a, b: (sg.cat([a, b], 1), sg.stack([a, b], 1)), (A, B)),
@@ -125,6 +188,18 @@ def _assigned(a: Any, b: Any) -> Any:
     a[1] = b[0] * 2
     a[:, 2:] += b[:, :3]
     return a
+
+
+def _written(a: Any, b: Any, i: Any, m: Any) -> Any:
+    a, c = a * 1, b * 1
+    a[i] = b[[0, 1, 2, 0]]
+    a[1:, i] = b[1:, 0, None] * 3
+    a[m] = 0.5
+    c[m] = a[m] * 2
+    c[m[:, 0]] = a[0]
+    c[i, i + 1] = b[0, :4]
+    c.T[i] = 7
+    return a, c
 
 
 @sg.fuse
@@ -190,6 +265,38 @@ def test_a_row_of_the_table_computes_on_a_device_as_on_the_host(name):
     if name in ("acosh",):
         operands[0] = operands[0] + 1
     assert_the_same(function, tuple(operands))
+
+
+TARGETS = np.array([1, 4, 0])
+TWICE: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "cross_entropy": (lambda a, t: F.cross_entropy(a, t), (A, TARGETS)),
+    "cross_entropy of few": (
+        lambda a, t, w: F.cross_entropy(a, t, w.detach(), ignore_index=1, label_smoothing=0.1), (A, TARGETS, abs(VECTOR)),
+    ),
+    "cross_entropy of each": (lambda a, t: F.cross_entropy(a, t, reduction="none"), (A.astype(np.float64), TARGETS)),
+    "cross_entropy of probabilities": (lambda a, b: F.cross_entropy(a, b.softmax(1).detach()), (A, B)),
+    "linear_cross_entropy": (
+        lambda a, w, t: F.linear_cross_entropy(a, w, t, ignore_index=2), (A, floats(4, 5), np.array([1, 3, 2])),
+    ),
+    "nll_loss": (lambda a, t: F.nll_loss(a.log_softmax(1), t), (A, TARGETS)),
+    "sort": (lambda a: a.sort(1).values ** 3, (A,)),
+    "writes by index": (lambda a, b, i, m: _written(a * a, b * b, i, m), (A, B, np.array([2, 0, 2, -1]), MASK)),
+    "scatter_reduce": (lambda a, i, b: a.scatter_reduce(1, i, b, "prod"), (A, np.array([[0, 2, 0], [1, 1, 3]]), B)),
+    "embedding": (lambda i, w: F.embedding(i, w, padding_idx=1) ** 3, (PLACES, A)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_device_differentiates_twice_as_the_host_does(name):
+    function, arrays = TWICE[name]
+
+    def gradients(*operands):
+        leaves = [operand for operand in operands if operand.requires_grad]
+        total = sum((result * result).sum() for result in flattened(function(*operands)))
+        found = sg.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+        return [gradient for gradient in found if gradient is not None]
+
+    assert_the_same(gradients, arrays)
 
 
 def test_what_a_device_remembers_of_a_call_serves_calls_that_are_alike():

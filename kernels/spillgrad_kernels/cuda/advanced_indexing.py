@@ -1,43 +1,129 @@
-"""Elements of device arrays at index arrays, by NumPy's rules."""
+"""Elements of device arrays at index arrays, by NumPy's rules: read, overwritten, and folded into.
 
-from typing import Any
+An index outside its dimension names nothing: there NaN is read, or 0 where the dtype has no NaN, and nothing written.
+How many elements a mask has the host must know, so it waits for it; one value for all of them needs no such number.
+"""
+
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad_kernels.cuda.array import to_device
-from spillgrad_kernels.cuda.indexing import embedding
-from spillgrad_kernels.device_array import ARRAYS, DeviceArray
+from spillgrad_kernels.cuda.array import empty, to_device
+from spillgrad_kernels.cuda.elementwise import assign, contiguous, copy, elementwise
+from spillgrad_kernels.cuda.indexing import embedding, fold_rows, overwrite, places_where
+from spillgrad_kernels.device_array import ARRAYS, DeviceArray, may_share_memory
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.scalar_math import where
+from spillgrad_kernels.walk import Shape
+
+
+class _Chosen(NamedTuple):
+    """What an index names: rows of `view`, of an array with the dimensions in front that the index's arrays are for.
+
+    `place` numbers the rows, from 0 to `rows` - 1; of what is outside it is -1. In the result, the dimensions of `place`
+    stand before dimension `at` of a row. `once` says that no row is named twice.
+    """
+
+    view: DeviceArray
+    place: DeviceArray
+    rows: int
+    rest: Shape
+    at: int
+    once: bool
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the result."""
+        return (*self.rest[: self.at], *self.place.shape, *self.rest[self.at :])
+
+    def as_result(self, picked: DeviceArray) -> DeviceArray:
+        """Return the view of rows, with the dimensions of `place` in front, that has the result's dimensions."""
+        lead = self.place.ndim
+        others = range(lead, picked.ndim)
+        return picked.transpose([*others[: self.at], *range(lead), *others[self.at :]]) if self.at else picked
 
 
 def pick(a: DeviceArray, key: Any) -> DeviceArray:
-    """Return a copy of the elements at an index that has arrays, of integers or bool; what is outside is not read.
+    """Return a copy of the elements at an index that has arrays, of integers or bool."""
+    chosen = _choose(a, key)
+    table = chosen.view.reshape(chosen.rows, math.prod(chosen.rest))
+    picked = embedding(table, chosen.place.reshape(-1))
+    return chosen.as_result(picked.reshape(*chosen.place.shape, *chosen.rest))
 
-    Where it is, elements are NaN, or 0 where the dtype has no NaN. A mask is read by the host, which must know how many
-    elements there are.
+
+def put(a: DeviceArray, key: Any, value: Any) -> None:
+    """Overwrite the elements at an index that has arrays with a broadcast value; of several for one, the last stays.
+
+    Raises ValueError when the value does not broadcast.
     """
+    value = value if isinstance(value, ARRAYS) else np.asarray(value)
+    if not value.ndim and a.dtype.kind != "c" and value.dtype.kind != "c" and _put_where(a, key, value):
+        return
+    chosen = _choose(a, key)
+    values = _values(chosen, value, a.dtype)
+    table = contiguous(chosen.view)
+    shape = (1, chosen.rows, 1, math.prod(chosen.rest))
+    overwrite(
+        table.reshape(shape), chosen.place.reshape(1, -1, 1),
+        values.reshape(1, chosen.place.size, 1, shape[3]), chosen.once,
+    )  # fmt: skip
+    if table is not chosen.view:
+        assign(chosen.view, table)
+
+
+def fold(a: DeviceArray, key: Any, value: Any, rule: str) -> None:
+    """Fold broadcast values into the elements at an index that has arrays, by the rule of a reduction, in their order.
+
+    Raises ValueError when the value does not broadcast.
+    """
+    chosen = _choose(a, key)
+    values = _values(chosen, value if isinstance(value, ARRAYS) else np.asarray(value), a.dtype)
+    table, width = contiguous(chosen.view), math.prod(chosen.rest)
+    place = chosen.place.reshape(-1)
+    fold_rows(table.reshape(chosen.rows, width), place, values.reshape(place.size, width), rule)
+    if table is not chosen.view:
+        assign(chosen.view, table)
+
+
+def _put_where(a: DeviceArray, key: Any, value: Any) -> bool:
+    """Write one number where a mask holds, and say whether a mask is all that there is."""
     parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
-    sliced = tuple([slice(None) if isinstance(part, ARRAYS) else part for part in parts])
-    a = a[sliced]  # numbers are arrays here: only slices and new dimensions are left
-    places = [i for i, part in enumerate(parts) if isinstance(part, ARRAYS)]
-    order = [*places, *[i for i in range(a.ndim) if i not in places]]
-    picked = _rows(a.transpose(order), [_on_device(parts[i]) for i in places])
-    if places[-1] - places[0] + 1 != len(places):  # apart: their dimensions come first
-        return picked
-    lead = picked.ndim - (a.ndim - len(places))
-    before = list(range(lead, lead + places[0]))
-    return picked.transpose([*before, *range(lead), *range(lead + places[0], picked.ndim)])
+    masks = [part for part in parts if _is_mask(part)]
+    if len(masks) != 1 or any([isinstance(part, ARRAYS) for part in parts if part is not masks[0]]):
+        return False
+    (mask,) = map(_on_device, masks)
+    view, places = _sliced(a, parts)
+    _require_shape(mask, view.shape, places)
+    mask = mask.reshape(*mask.shape, *[1] * (view.ndim - (places[0] + mask.ndim)))
+    if isinstance(value, DeviceArray):
+        value = copy(value, a.dtype) if value.dtype != a.dtype or may_share_memory(value, view) else value
+    else:
+        value = value.astype(a.dtype)
+    if view.size:
+        elementwise(ROWS["where"].forward, "where", [mask, value, view], a.dtype, view)
+    return True
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, ARRAYS) and part.dtype == np.bool_
+
+
+def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
+    """Return a broadcast value for each element that is named, in the order of rows, without gaps."""
+    extra = value.ndim - len(chosen.shape)
+    if extra > 0 and value.shape[:extra] == (1,) * extra:
+        value = value.reshape(value.shape[extra:])
+    values = empty((*chosen.place.shape, *chosen.rest), dtype)
+    assign(chosen.as_result(values), value)
+    return values
 
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
-    """Return a part for each dimension, old or new: masks as the indices they stand for, numbers as arrays."""
-    whole: list[Any] = []
-    for part in parts:
-        if isinstance(part, ARRAYS) and part.dtype == np.bool_:
-            mask = part.to_host() if isinstance(part, DeviceArray) else part
-            whole.extend(np.nonzero(mask))
-        else:
-            whole.append(np.asarray(part) if isinstance(part, int | np.integer) else part)
-    missing = ndim - sum(part is not None and part is not Ellipsis for part in whole)
+    """Return a part for each dimension, old or new, where a mask is for as many as it has; numbers are arrays."""
+    whole = [np.asarray(part) if isinstance(part, int | np.integer) and type(part) is not bool else part for part in parts]
+    named = [part for part in whole if part is not None and part is not Ellipsis]
+    missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])
     if missing < 0:
         raise IndexError(f"too many indices for array: array is {ndim}-dimensional")
     at = next((i for i, part in enumerate(whole) if part is Ellipsis), len(whole))
@@ -45,22 +131,67 @@ def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
     return whole
 
 
+def _sliced(a: DeviceArray, parts: list[Any]) -> tuple[DeviceArray, list[int]]:
+    """Return the view with slices and new dimensions made, and the dimension there at which each part begins."""
+    sliced: list[Any] = []
+    dimensions, places = 0, []
+    for part in parts:
+        places.append(dimensions)
+        count = part.ndim if _is_mask(part) else 1
+        sliced.extend([slice(None)] * count if isinstance(part, ARRAYS) else [part])
+        dimensions += count
+    return a[tuple(sliced)], [place for place, part in zip(places, parts, strict=True) if isinstance(part, ARRAYS)]
+
+
+def _require_shape(mask: Any, shape: Shape, places: list[int]) -> None:
+    if shape[places[0] : places[0] + mask.ndim] != mask.shape:
+        raise IndexError(
+            f"boolean index did not match indexed array: a mask of shape {mask.shape} for dimensions of sizes "
+            f"{shape[places[0] : places[0] + mask.ndim]}"
+        )
+
+
+def _choose(a: DeviceArray, key: Any) -> _Chosen:
+    """Return what an index with arrays names. Raises IndexError for one that does not fit."""
+    parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
+    view, places = _sliced(a, parts)
+    numbers = [i for i, part in enumerate(parts) if isinstance(part, ARRAYS)]
+    indexed: list[int] = []
+    place, rows = None, 1
+    for number, at in zip(numbers, places, strict=True):
+        index = _on_device(parts[number])
+        dimensions = index.ndim if _is_mask(index) else 1
+        indexed.extend(range(at, at + dimensions))
+        size = math.prod(view.shape[at : at + dimensions])
+        if _is_mask(index):
+            _require_shape(index, view.shape, [at])
+            index = places_where(index)
+        elif index.dtype == np.uint64:  # which has no dtype in common with the sizes
+            index = index.astype(np.int64)
+        rows *= size
+        operands = [index, np.int64(size)] if place is None else [place, index, np.int64(size)]
+        place = elementwise(_row if place is None else _row_of_row, "row", operands, np.int64)
+    others = [i for i in range(view.ndim) if i not in indexed]
+    order = [*indexed, *others]
+    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # then their dimensions come first
+    assert place is not None
+    return _Chosen(
+        view if order == [*range(view.ndim)] else view.transpose(order), place, rows,
+        tuple([view.shape[i] for i in others]), 0 if apart else places[0],
+        len(numbers) == 1 and _is_mask(parts[numbers[0]]),
+    )  # fmt: skip
+
+
+def _row(index: Any, size: Any) -> Any:
+    """Return the place that an index means; -1 for one outside."""
+    return where((index >= size) | (index < -size), -1, where(index < 0, index + size, index))
+
+
+def _row_of_row(place: Any, index: Any, size: Any) -> Any:
+    """Return the place within a place."""
+    is_outside = (place < 0) | (index >= size) | (index < -size)
+    return where(is_outside, -1, place * size + where(index < 0, index + size, index))
+
+
 def _on_device(index: Any) -> DeviceArray:
     return index if isinstance(index, DeviceArray) else to_device(index)
-
-
-def _rows(a: DeviceArray, indices: list[DeviceArray]) -> DeviceArray:
-    """Return the parts of `a` at indices of its first dimensions, which broadcast together."""
-    sizes, rest = a.shape[: len(indices)], a.shape[len(indices) :]
-    shape = np.broadcast_shapes(*[index.shape for index in indices])
-    place: Any = None
-    outside: Any = None
-    for index, size in zip(indices, sizes, strict=True):
-        index = index.astype(np.int64, copy=False)
-        index = index + np.less(index, 0) * size
-        wrong = np.less(index, 0) | np.greater_equal(index, size)
-        place = index if place is None else place * size + index
-        outside = wrong if outside is None else outside | wrong
-    place = np.where(outside, -1, place)
-    table = a.reshape(int(np.prod(sizes)), int(np.prod(rest)))
-    return embedding(table, place.reshape(-1)).reshape(*shape, *rest)

@@ -15,9 +15,10 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.elementwise import contiguous, copy
+from spillgrad_kernels.cuda.elementwise import contiguous, converted, copy
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
-from spillgrad_kernels.cuda.sorting import stable_order
+from spillgrad_kernels.cuda.reductions import RULES, cumsum
+from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.indexing import reachable_part, require_source
 from spillgrad_kernels.walk import Shape
@@ -114,27 +115,13 @@ def arange(count: int) -> DeviceArray:
     return out
 
 
-@functools.cache
-def numbering(index: str) -> Kernel:
-    """Return the kernel that writes which of outer * n places each index of (outer, length) names, as int64.
+def _adder(
+    dtype: np.dtype[Any], lanes: int, rule: str = "sum"
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
+    """Return load(address) of neighbours as a tuple, add(sums, address) to such a tuple, and store(address, sums).
 
-    What names none gets the number after the last.
+    What adds is the rule of a reduction.
     """
-    load, store, index_bytes = loaders[index, 1], storers["int64", 1], np.dtype(index).itemsize
-
-    def number(count: int, length: int, n: int, places: int, chosen: int, keys: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            at = np.int64(load(chosen + turn * index_bytes))
-            store(keys + turn * _WORD, quotient(turn, length) * n + at if 0 <= at < n else places)
-            turn += cuda.gridsize(1)
-
-    number.__name__ = f"number_{index}"
-    return Kernel(number, [types.int64] * 6)
-
-
-def _adder(dtype: np.dtype[Any], lanes: int) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
-    """Return load(address) of neighbours as a tuple, add(sums, address) to such a tuple, and store(address, sums)."""
     x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
     source = f"""
 def load(at):
@@ -143,13 +130,16 @@ def load(at):
 def add(sums, at):
     {", ".join(x)}, = sums
     {", ".join(y)} = load_lanes(at)
-    return ({", ".join(f"{a} + {b}" for a, b in zip(x, y, strict=True))},)
+    return ({", ".join(f"combine({a}, {b})" for a, b in zip(x, y, strict=True))},)
 def store(at, sums):
     {", ".join(x)}, = sums
     store_lanes(at, {", ".join(x)})
 """
-    made: dict[str, Any] = {"load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes]}
-    exec(compile(source, f"<{lanes} of {dtype.name}>", "exec"), made)
+    made: dict[str, Any] = {
+        "load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes],
+        "combine": RULES[rule].combine,
+    }  # fmt: skip
+    exec(compile(source, f"<{rule} of {lanes} of {dtype.name}>", "exec"), made)
     return device(made["load"]), device(made["add"]), device(made["store"])
 
 
@@ -159,80 +149,93 @@ def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @functools.cache
-def adding(dtype: np.dtype[Any], lanes: int) -> Kernel:
-    """Return the kernel that adds values to the rows that their sorted keys name, a thread for each row in each part.
+def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
+    """Return the kernel that adds values to the rows that an index in order names, a thread for each row in each part.
 
-    What goes to the row that the part before ends with is summed up in `partials`, which have a row for each part.
+    The index is (outer, length) and in order along `length`; `places` says where each one's value is. What goes to the
+    row that the part before ends with is summed up in `partials`, which have a row for each part. What adds is `rule`.
     """
-    load, add, store = _adder(dtype, lanes)
+    load, add, store = _adder(dtype, lanes, rule)
     summed_in = _summed_in(dtype)
-    _, _, store_partial = _adder(summed_in, lanes)
+    _, _, store_partial = _adder(summed_in, lanes, rule)
+    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
     load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * summed_in.itemsize
 
     def add_rows(
-        count: int, n: int, rows: int, width: int, keys: int, places: int, values: int, out: int, partials: int
+        count: int, length: int, n: int, width: int, chosen: int, places: int, values: int, out: int, partials: int
     ) -> None:
         turn = cuda.grid(1)
         while turn < count:
             first = quotient(turn, width)
             c = turn - first * width
-            key = load_word(keys + first * _WORD)
-            goes_on = first > 0 and load_word(keys + (first - 1) * _WORD) == key
+            o = quotient(first, length)
+            own = load_index(chosen + first * index_bytes)
+            at = np.int64(own)
+            goes_on = first > o * length and load_index(chosen + (first - 1) * index_bytes) == own
             part = quotient(first, _PART_VALUES)
-            if key < rows and (not goes_on or first == part * _PART_VALUES):
-                end = (part + 1) * _PART_VALUES if (part + 1) * _PART_VALUES < n else n
+            if 0 <= at < n and (not goes_on or first == part * _PART_VALUES):
+                end = (part + 1) * _PART_VALUES if (part + 1) * _PART_VALUES < (o + 1) * length else (o + 1) * length
                 last = first + 1
-                while last < end and load_word(keys + last * _WORD) == key:
+                while last < end and load_index(chosen + last * index_bytes) == own:
                     last += 1
-                to = out + (key * width + c) * nbytes
+                to = out + ((o * n + at) * width + c) * nbytes
                 begun = first + 1 if goes_on else first
-                sums = load(values + (load_word(places + first * _WORD) * width + c) * nbytes if goes_on else to)
+                source = values + (o * length * width + c) * nbytes
+                sums = load(source + load_word(places + first * _WORD) * width * nbytes if goes_on else to)
                 for i in range(begun, last):
-                    sums = add(sums, values + (load_word(places + i * _WORD) * width + c) * nbytes)
+                    sums = add(sums, source + load_word(places + i * _WORD) * width * nbytes)
                 if goes_on:
                     store_partial(partials + (part * width + c) * partial_bytes, sums)
                 else:
                     store(to, sums)
             turn += cuda.gridsize(1)
 
-    add_rows.__name__ = f"add_rows_{dtype.name}_x{lanes}"
+    add_rows.__name__ = f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}"
     return Kernel(add_rows, [types.int64] * 9)
 
 
 @functools.cache
-def adding_partials(dtype: np.dtype[Any], lanes: int) -> Kernel:
+def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
     """Return the kernel that adds to each row what parts have summed up for it, in their order."""
-    load, _, store = _adder(dtype, lanes)
+    load, _, store = _adder(dtype, lanes, rule)
     summed_in = _summed_in(dtype)
-    _, add_partial, _ = _adder(summed_in, lanes)
-    load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * summed_in.itemsize
-    part_words = _PART_VALUES * _WORD
+    _, add_partial, _ = _adder(summed_in, lanes, rule)
+    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
+    nbytes, partial_bytes = lanes * dtype.itemsize, lanes * summed_in.itemsize
+    part_bytes = _PART_VALUES * index_bytes
 
     @device
-    def continues(keys: int, part: int) -> bool:
-        """Say whether a part begins with the key that the one before ends with."""
-        at = keys + part * part_words
-        return part > 0 and load_word(at) == load_word(at - _WORD)
+    def continues(chosen: int, begin: int, part: int) -> bool:
+        """Say whether a part, of the row from `begin` on, begins with what the one before ends with."""
+        at = chosen + part * part_bytes
+        return part * _PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
 
-    def add_partials(count: int, parts: int, rows: int, width: int, keys: int, out: int, partials: int) -> None:
+    def add_partials(
+        count: int, parts: int, length: int, n: int, width: int, chosen: int, out: int, partials: int
+    ) -> None:
         turn = cuda.grid(1)
         while turn < count:
             part = quotient(turn, width)
             c = turn - part * width
-            key = load_word(keys + part * part_words)
-            # The first part that goes on with a key adds up those of all that follow.
-            is_first = not continues(keys, part - 1) or load_word(keys + (part - 1) * part_words) != key
-            if key < rows and continues(keys, part) and is_first:
-                to = out + (key * width + c) * nbytes
+            o = quotient(part * _PART_VALUES, length)
+            begin = o * length
+            own = load_index(chosen + part * part_bytes)
+            at = np.int64(own)
+            # The first part that goes on with a row adds up those of all that follow.
+            is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
+            if 0 <= at < n and is_first and continues(chosen, begin, part):
+                to = out + ((o * n + at) * width + c) * nbytes
                 sums = load(to)
-                while part < parts and load_word(keys + part * part_words) == key:
+                while part < parts and part * _PART_VALUES < begin + length and (
+                    load_index(chosen + part * part_bytes) == own
+                ):
                     sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
                     part += 1
                 store(to, sums)
             turn += cuda.gridsize(1)
 
-    add_partials.__name__ = f"add_partials_{dtype.name}_x{lanes}"
-    return Kernel(add_partials, [types.int64] * 7)
+    add_partials.__name__ = f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}"
+    return Kernel(add_partials, [types.int64] * 8)
 
 
 @functools.cache
@@ -256,6 +259,68 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
 
     add_columns.__name__ = f"add_columns_{dtype.name}_by_{index}"
     return Kernel(add_columns, [types.int64] * 7)
+
+
+@functools.cache
+def overwriting(nbytes: int, index: str) -> Kernel:
+    """Return the kernel that copies pieces of so many bytes to where an index of (outer, length, inner) in order says.
+
+    Of (outer, n, inner) places, each `width` pieces; `positions` says where along `length` an index's pieces are. What
+    names a place last writes it; without positions, address 0, no place has two names.
+    """
+    move, _ = _mover(nbytes)
+    load, index_bytes, load_word = loaders[index, 1], np.dtype(index).itemsize, loaders["int64", 1]
+
+    def overwrite(
+        count: int, length: int, n: int, inner: int, width: int, chosen: int, positions: int, values: int, out: int
+    ) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            i = quotient(turn, width)
+            piece = turn - i * width
+            o = quotient(i, length * inner)
+            j = quotient(i, inner) - o * length
+            c = i - (o * length + j) * inner
+            own = load(chosen + i * index_bytes)
+            at = np.int64(own)
+            is_last = j + 1 == length or positions == 0 or load(chosen + (i + inner) * index_bytes) != own
+            if 0 <= at < n and is_last:
+                source = i if positions == 0 else (o * length + load_word(positions + i * _WORD)) * inner + c
+                to = (o * n + at) * inner + c
+                move(out + (to * width + piece) * nbytes, values + (source * width + piece) * nbytes)
+            turn += cuda.gridsize(1)
+
+    overwrite.__name__ = f"overwrite_{nbytes}_by_{index}"
+    return Kernel(overwrite, [types.int64] * 9)
+
+
+@functools.cache
+def _listing() -> Kernel:
+    """Return the kernel that writes the places of true bytes, of which `counts` has how many there are up to each."""
+    load, load_word, store = loaders["uint8", 1], loaders["int64", 1], storers["int64", 1]
+
+    def list_places(count: int, mask: int, counts: int, out: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            if load(mask + turn) != 0:
+                store(out + (load_word(counts + turn * _WORD) - 1) * _WORD, turn)
+            turn += cuda.gridsize(1)
+
+    return Kernel(list_places, [types.int64] * 4)
+
+
+def places_where(mask: DeviceArray) -> DeviceArray:
+    """Return where a mask of bool holds, as positions in its flattened elements; waits to learn how many there are."""
+    mask = contiguous(mask).reshape(mask.size)
+    if not mask.size:
+        return empty((0,), np.int64)
+    counts = cumsum(mask, 0)
+    out = empty((int(counts[-1]),), np.int64)
+    if out.size:
+        kernel = _listing()
+        blocks = blocks_for(mask.size, kernel.threads)
+        kernel.launch(blocks, mask.size, mask.address, counts.address, out.address)
+    return out
 
 
 def _index(who: str, index: DeviceArray) -> DeviceArray:
@@ -296,11 +361,12 @@ def embedding(weight: DeviceArray, index: DeviceArray) -> DeviceArray:
 
 
 def _add_rows(
-    who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int
-) -> None:
+    who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
+    rule: str = "sum",
+) -> None:  # fmt: skip
     """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names.
 
-    Raises ValueError unless there is a row for every index.
+    What adds is the rule of a reduction. Raises ValueError unless there is a row for every index.
     """
     index, count = _index(who, index), index.size
     if values.size != count * width:
@@ -311,26 +377,24 @@ def _add_rows(
     if not count or not out.size:
         return
     values = _as(out.dtype, values)
-    rows = outer * n
-    keys = empty((count,), np.int64)
-    kernel = numbering(index.dtype.name)
-    blocks = blocks_for(count, kernel.threads)
-    kernel.launch(blocks, count, count // outer, n, rows, index.address, keys.address)
-    keys, places = stable_order(keys, rows.bit_length())
+    length = count // outer
+    chosen, places = in_order(index.reshape(outer, length), 1, False, length)
     size, summed_in = out.dtype.itemsize, _summed_in(out.dtype)
     lanes = min(widest(size, out.address, values.address, width * size), widest(summed_in.itemsize))
     parts = -(-count // _PART_VALUES)
     partials = empty((parts, width), summed_in)
     width //= lanes
-    kernel = adding(out.dtype, lanes)
+    kernel = adding(out.dtype, lanes, index.dtype.name, rule)
     kernel.launch(
-        blocks_for(count * width, kernel.threads), count * width, count, rows, width, keys.address, places.address,
+        blocks_for(count * width, kernel.threads), count * width, length, n, width, chosen.address, places.address,
         values.address, out.address, partials.address,
     )  # fmt: skip
     if parts > 1:
-        kernel = adding_partials(out.dtype, lanes)
-        blocks = blocks_for(parts * width, kernel.threads)
-        kernel.launch(blocks, parts * width, parts, rows, width, keys.address, out.address, partials.address)
+        kernel = adding_partials(out.dtype, lanes, index.dtype.name, rule)
+        kernel.launch(
+            blocks_for(parts * width, kernel.threads), parts * width, parts, length, n, width, chosen.address,
+            out.address, partials.address,
+        )  # fmt: skip
 
 
 def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> DeviceArray:
@@ -364,6 +428,42 @@ def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) ->
     if contiguous(out) is not out:
         raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
     _add_rows("index_add_flat", out, index, values, 1, out.size, 1)
+
+
+def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: str) -> None:
+    """Fold the rows of `values` into those of `out` at `index`, in place, by the rule of a reduction.
+
+    Shapes: out (V, D) without gaps, index (n,), values (n, D). An index outside [0, V) changes nothing.
+    """
+    if out.dtype == np.bool_:
+        out, values = out.view(np.uint8), converted(values, np.dtype(np.bool_)).view(np.uint8)
+        rule = "max" if rule == "sum" else rule
+    _add_rows("fold_rows", out, index, values, 1, *out.shape, rule)
+
+
+def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: bool = False) -> None:
+    """Write values to `out` at `index` along its second dimension, in place; where an index is twice, the last stays.
+
+    Shapes: out (outer, n, inner, width) without gaps, index (outer, length, inner), values (outer, length, inner,
+    width). `once` says that no index is there twice. An index outside [0, n) writes nothing.
+    """
+    _, n, inner, width = out.shape
+    if not values.size or not out.size:
+        return
+    length, positions = index.shape[1], 0
+    chosen = _index("overwrite", index)
+    if not once:
+        chosen, order = in_order(chosen, 1, False, length)
+        positions = order.address
+    values = _as(out.dtype, values)
+    size = out.dtype.itemsize
+    lanes = widest(size, out.address, values.address, width * size)
+    kernel = overwriting(lanes * size, chosen.dtype.name)
+    count = values.size // lanes
+    kernel.launch(
+        blocks_for(count, kernel.threads), count, length, n, inner, width // lanes, chosen.address, positions,
+        values.address, out.address,
+    )  # fmt: skip
 
 
 def _sizes_around(axis: int, shape: Shape) -> tuple[int, int, int]:

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda import indexing, reductions
+from spillgrad_kernels.cuda import advanced_indexing, indexing, reductions, sorting
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
-from spillgrad_kernels.cuda.elementwise import assign, elementwise
+from spillgrad_kernels.cuda.elementwise import assign, contiguous, elementwise
 from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, Shape, may_share_memory
 from spillgrad_kernels.elementwise import ROWS, Row
+from spillgrad_kernels.reductions import fold_order
 
 Axes = int | tuple[int, ...] | None
 
@@ -141,7 +142,142 @@ def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> 
     return indexing.gather(arr, axis % arr.ndim, indices)
 
 
+def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
+    """Write values at indices along a dimension; where one is there twice, the last stays, as with NumPy."""
+    axis %= arr.ndim
+    order = fold_order(arr.shape, (axis,))
+    sums, given = contiguous(arr), empty(indices.shape, arr.dtype)
+    assign(given, values)
+    length = indices.shape[axis]
+    indexing.overwrite(
+        sums.reshape(order.outer, order.n, order.inner, 1), indices.reshape(order.outer, length, order.inner),
+        given.reshape(order.outer, length, order.inner, 1),
+    )  # fmt: skip
+    if sums is not arr:
+        assign(arr, sums)
+
+
+def _take(a: DeviceArray, indices: Any, axis: int | None = None) -> DeviceArray:
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    return advanced_indexing.pick(a, (slice(None),) * (axis % a.ndim) + (indices,))
+
+
+# --- In order --------------------------------------------------------------------------------------------------------
+
+
+def _argsort(a: DeviceArray, axis: int | None = -1, kind: str | None = None) -> DeviceArray:
+    """Every order is stable, whatever `kind` says."""
+    return _in_order(a, axis)[1]
+
+
+def _sort(a: DeviceArray, axis: int | None = -1, kind: str | None = None) -> DeviceArray:
+    return _in_order(a, axis)[0]
+
+
+def _in_order(a: DeviceArray, axis: int | None = None) -> tuple[DeviceArray, DeviceArray]:
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    axis %= a.ndim
+    return sorting.in_order(a, axis, False, a.shape[axis])
+
+
+def _searchsorted(a: DeviceArray, v: Any, side: str = "left") -> DeviceArray:
+    return sorting.places_among(a, v, side == "right")
+
+
+def _unique(
+    ar: DeviceArray, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None,
+    equal_nan: bool = True,
+) -> Any:  # fmt: skip
+    if axis is not None or (equal_nan and ar.dtype.kind not in "iub"):
+        raise NotOnDevice("numpy.unique: no kernel of the device sorts slices, or finds different NaN")
+    ordered, order = _in_order(ar)
+    begins = _ones_like(ordered, np.bool_)
+    assign(begins[1:], np.not_equal(ordered[1:], ordered[:-1]))
+    places = indexing.places_where(begins)
+    found = [ordered[places]]
+    if return_inverse:
+        inverse = empty(order.shape, np.int64)
+        groups = reductions.cumsum(begins, 0) - 1
+        indexing.overwrite(*[x.reshape(1, -1, 1, *end) for x, end in ((inverse, (1,)), (order, ()), (groups, (1,)))], True)
+        found.append(inverse.reshape(ar.shape))
+    if return_counts:
+        ends = _joined([places[1:], to_device(np.array([ar.size]))]) if ar.size else places
+        found.append(ends - places)
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def _isin(element: Any, test_elements: Any, *, invert: bool = False) -> Any:
+    element, test_elements = [x if isinstance(x, DeviceArray) else to_device(x) for x in (element, test_elements)]
+    ordered = _sort(test_elements, None)
+    if not ordered.size:
+        return _full_like(element, invert, np.bool_)
+    places: Any = sorting.places_among(ordered, element, False)
+    there = ordered[np.minimum(places, ordered.size - 1)]
+    return np.not_equal(there, element) if invert else np.equal(there, element)
+
+
+def _bincount(x: DeviceArray, weights: Any = None, minlength: int = 0) -> DeviceArray:
+    if weights is not None:
+        raise NotOnDevice("numpy.bincount: no kernel of the device takes weights")
+    size = int(reductions.max(x, (0,))) + 1 if x.size else 0
+    counts = zeros((max(size, minlength),), np.int64)
+    indexing.index_add_flat(counts, x, _ones_like(x, np.int64))
+    return counts
+
+
+# --- Where -----------------------------------------------------------------------------------------------------------
+
+
+def _nonzero(a: DeviceArray) -> tuple[DeviceArray, ...]:
+    if not a.ndim:
+        raise ValueError("nonzero: got an array without dimensions")
+    return _unravel_index(_flatnonzero(a), a.shape)
+
+
+def _flatnonzero(a: DeviceArray) -> DeviceArray:
+    return indexing.places_where(a if a.dtype == np.bool_ else np.not_equal(a, 0))
+
+
+def _argwhere(a: DeviceArray) -> DeviceArray:
+    if not a.ndim:
+        return empty((int(bool(a)), 0), np.int64)
+    return _stacked(_nonzero(a), 1)
+
+
+def _unravel_index(indices: DeviceArray, shape: Shape) -> tuple[DeviceArray, ...]:
+    places: list[Any] = []
+    left: Any = indices
+    for size in reversed(shape[1:]):
+        places.append(left % max(size, 1))
+        left = left // max(size, 1)
+    return (left, *reversed(places)) if shape else ()
+
+
+def _cumsum(a: DeviceArray, axis: int | None = None, dtype: Any = None) -> DeviceArray:
+    if axis is None:
+        a, axis = a.reshape(-1), 0
+    a = a if dtype is None or np.dtype(dtype).kind == "i" else a.astype(dtype, copy=False)
+    sums = reductions.cumsum(a, axis % a.ndim)
+    return sums if dtype is None else sums.astype(dtype, copy=False)
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.argsort: _argsort,
+    np.sort: _sort,
+    np.searchsorted: _searchsorted,
+    np.unique: _unique,
+    np.isin: _isin,
+    np.bincount: _bincount,
+    np.nonzero: _nonzero,
+    np.flatnonzero: _flatnonzero,
+    np.argwhere: _argwhere,
+    np.unravel_index: _unravel_index,
+    np.cumsum: _cumsum,
+    np.round: np.rint,
+    np.put_along_axis: _put_along_axis,
+    np.take: _take,
     **{function: _on_view(function) for function in _VIEWING},
     np.may_share_memory: _may_share_memory,
     np.copyto: _copyto,
@@ -168,6 +304,7 @@ _ROWS_OF: dict[Any, str] = {
     np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
     np.sqrt: "sqrt", np.exp: "exp", np.log: "log", np.maximum: "maximum", np.minimum: "minimum", np.equal: "eq",
     np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
+    np.floor: "floor", np.ceil: "ceil", np.rint: "round",
     np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite", np.signbit: "signbit",
     np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or", np.bitwise_xor: "bitwise_xor",
     np.invert: "bitwise_not", np.left_shift: "bitwise_left_shift", np.right_shift: "bitwise_right_shift",
@@ -180,8 +317,20 @@ _LOGIC = {
 }
 
 
-def call_ufunc(ufunc: np.ufunc, *operands: Any, out: Any = None, **options: Any) -> DeviceArray:
-    """Compute a universal function of NumPy. Raises NotOnDevice where no kernel does."""
+# The rules of reductions that fold as universal functions do.
+_FOLDS: dict[Any, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+
+
+def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
+    """Compute a universal function of NumPy, or one of its methods. Raises NotOnDevice where no kernel does."""
+    if method == "at" and ufunc in _FOLDS:
+        a, key, values = operands
+        return advanced_indexing.fold(a, key, values, _FOLDS[ufunc])
+    if method == "accumulate" and ufunc in (np.maximum, np.minimum):
+        (a,) = operands
+        return reductions.running(_FOLDS[ufunc], a, options.get("axis", 0) % a.ndim)
+    if method != "__call__":
+        raise NotOnDevice(f"numpy.{ufunc.__name__}.{method}: no kernel of the device does this")
     (target,) = out if isinstance(out, tuple) else (out,)
     name = _ROWS_OF.get(ufunc, "")
     found = ROWS.get(name) or _LOGIC.get(name)

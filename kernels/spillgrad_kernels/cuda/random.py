@@ -17,7 +17,7 @@ from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device, twin
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
-from spillgrad_kernels.cuda.sorting import stable_order
+from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.random import (
     HALF,
@@ -246,7 +246,8 @@ def randint(low: int, high: int, shape: Shape, seed: int, offset: int) -> Device
 
 def permutation(n: int, seed: int, offset: int) -> DeviceArray:
     """Return the numbers 0 to n - 1 in random order; int64."""
-    return stable_order(_drawn("words64", (n,), np.int64, np.int64, seed, offset), 64)[1]
+    words = _drawn("words64", (n,), np.int64, np.int64, seed, offset)
+    return in_order(words.view(np.uint64), 0, False, n)[1]
 
 
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:

@@ -322,7 +322,8 @@ def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
     return kernel
 
 
-def _running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
+def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
+    """Return the running folds along `axis` by the rule of a reduction, those of sums and products of integers int64."""
     dtype = a.dtype
     out = empty(a.shape, _result_dtype(name, dtype))
     _, outer, n, inner = fold_order(a.shape, (axis,))
@@ -334,7 +335,7 @@ def _running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
     if fold.parts > 1:
         partials = empty((fold.units, fold.parts), np.dtype(type(_identity(name, dtype))))
         fold.run(name, None, n, a, None, partials)
-        before = _running(name, partials, 1)
+        before = running(name, partials, 1)
     is_dense = inner == 1
     groups = outer * fold.parts
     turns, words = (groups * THREADS, (outer,)) if is_dense else (groups * inner, (groups * inner, inner))
@@ -347,9 +348,9 @@ def _running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
 
 def cumsum(a: DeviceArray, axis: int) -> DeviceArray:
     """Return the running sums along `axis`, of integers in int64."""
-    return _running("sum", a, axis)
+    return running("sum", a, axis)
 
 
 def cumprod(a: DeviceArray, axis: int) -> DeviceArray:
     """Return the running products along `axis`, of integers in int64."""
-    return _running("prod", a, axis)
+    return running("prod", a, axis)

@@ -1,9 +1,13 @@
-"""A stable sort of integers on a device: a radix sort, four bits at a time, least significant first.
+"""Stable sorts along a dimension of arrays on a device.
 
-Each pass counts the digits of every tile, adds up what comes before each tile's share of a digit, and moves keys there.
-Equal keys keep their order, so the result is one and the same whatever the device and the order its threads run in.
+A block of threads sorts a tile in shared memory: of short rows several, of a long one a part. Then runs are merged two by
+two, tile by tile of the result, for all rows in one launch. Equal elements keep their order and NaN counts as the
+largest, so the result is one and the same whatever the device and the order its threads run in. Where only the first
+elements are wanted, runs are cut as they are made.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,149 +15,322 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import loaders, storers
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.cuda.elementwise import contiguous, converted
+from spillgrad_kernels.cuda.pointers import kernel_types, loaders, quotient, storers
+from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
+from spillgrad_kernels.reductions import fold_order
 
-_DIGIT_BITS = 4
-_DIGITS = 1 << _DIGIT_BITS
-# Neighbouring keys of a thread, and of the tile that a block sorts at a time.
+# Neighbouring elements of a thread, and of the tile that a block has in shared memory.
 _THREAD_KEYS = 8
 _TILE = THREADS * _THREAD_KEYS
-_SHARES = _DIGITS * THREADS
 _WORD = 8  # bytes
 
-_load, _store = loaders["int64", 1], storers["int64", 1]
+_store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 
 
 @device
-def _sum_before(sums: Any, thread: int) -> int:
-    """Return the sum of the values of all earlier threads of the block; `sums` holds each thread's."""
-    step = 1
-    cuda.syncthreads()
-    while step < THREADS:
-        other = sums[thread - step] if thread >= step else 0
-        cuda.syncthreads()
-        sums[thread] += other
-        cuda.syncthreads()
-        step *= 2
-    return sums[thread - 1] if thread > 0 else 0
+def _place(row: int, j: int, n: int, inner: int) -> int:
+    """Return where element j of a row is in (outer, n, inner)."""
+    o = quotient(row, inner)
+    return (o * n + j) * inner + row - o * inner  # type: ignore[no-any-return]
 
 
 @device
-def _digit(keys: int, i: int, shift: int) -> int:
-    return _load(keys + i * _WORD) >> shift & (_DIGITS - 1)  # type: ignore[no-any-return]
+def _between(number: int, least: int, most: int) -> int:
+    return least if number < least else most if number > most else number
 
 
-@device
-def _own_keys(n: int, tile: int, thread: int) -> Any:
-    """Return where a thread's keys of a tile begin and end."""
-    first = tile * _TILE + thread * _THREAD_KEYS
-    last = first + _THREAD_KEYS
-    return first if first < n else n, last if last < n else n
+@functools.cache
+def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
+    """Return what says whether an element comes before another, and not after it or beside it."""
+
+    @device
+    def ascends(x: Any, y: Any) -> bool:
+        return x < y or (x == x and y != y)  # type: ignore[no-any-return]
+
+    @device
+    def descends(x: Any, y: Any) -> bool:
+        return y < x or (y == y and x != x)  # type: ignore[no-any-return]
+
+    return descends if descending else ascends
 
 
-@device
-def _rank(counts: Any, sums: Any, thread: int, first: int, last: int, keys: int, shift: int) -> None:
-    """Set counts[digit * THREADS + t] to how many keys of a tile come before thread t's first of a digit."""
-    for digit in range(_DIGITS):
-        counts[digit * THREADS + thread] = 0
-    for i in range(first, last):
-        counts[_digit(keys, i, shift) * THREADS + thread] += 1
-    cuda.syncthreads()
-    total = 0
-    for share in range(thread * _DIGITS, (thread + 1) * _DIGITS):
-        total += counts[share]
-    sums[thread] = total
-    before = _sum_before(sums, thread)
-    for share in range(thread * _DIGITS, (thread + 1) * _DIGITS):
-        own = counts[share]
-        counts[share] = before
-        before += own
-    cuda.syncthreads()
+def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, int], Any]) -> Callable[..., int]:
+    """Return what finds how many of the first `count` elements of two merged runs are the first run's.
 
-
-def _count(n: int, tiles: int, keys: int, shift: int, totals: int) -> None:
-    """Write how many keys of each digit each tile has; digits outermost."""
-    counts = cuda.shared.array(_SHARES, types.int32)
-    sums = cuda.shared.array(THREADS, types.int32)
-    thread = cuda.threadIdx.x
-    tile = cuda.blockIdx.x
-    while tile < tiles:
-        first, last = _own_keys(n, tile, thread)
-        _rank(counts, sums, thread, first, last, keys, shift)
-        for digit in range(thread, _DIGITS, THREADS):
-            keys_of_tile = _TILE if (tile + 1) * _TILE < n else n - tile * _TILE
-            above = counts[(digit + 1) * THREADS] if digit + 1 < _DIGITS else keys_of_tile
-            _store(totals + (digit * tiles + tile) * _WORD, above - counts[digit * THREADS])
-        cuda.syncthreads()
-        tile += cuda.gridDim.x
-
-
-def _sum_up(n: int, totals: int) -> None:
-    """Replace every number by the sum of those before it, in one block."""
-    sums = cuda.shared.array(THREADS, types.int64)
-    thread = cuda.threadIdx.x
-    length = (n + THREADS - 1) // THREADS
-    first = thread * length if thread * length < n else n
-    last = first + length if first + length < n else n
-    total = 0
-    for i in range(first, last):
-        total += _load(totals + i * _WORD)
-    sums[thread] = total
-    before = _sum_before(sums, thread)
-    for i in range(first, last):
-        own = _load(totals + i * _WORD)
-        _store(totals + i * _WORD, before)
-        before += own
-
-
-def _move(
-    n: int, tiles: int, keys: int, positions: int, shift: int, totals: int, sorted_keys: int, sorted_positions: int
-) -> None:
-    """Move keys and their positions to where their digit says; no positions, address 0, are those in order."""
-    counts = cuda.shared.array(_SHARES, types.int32)
-    sums = cuda.shared.array(THREADS, types.int32)
-    starts = cuda.shared.array(_DIGITS, types.int64)
-    thread = cuda.threadIdx.x
-    tile = cuda.blockIdx.x
-    while tile < tiles:
-        first, last = _own_keys(n, tile, thread)
-        _rank(counts, sums, thread, first, last, keys, shift)
-        for digit in range(thread, _DIGITS, THREADS):
-            starts[digit] = _load(totals + (digit * tiles + tile) * _WORD) - counts[digit * THREADS]
-        cuda.syncthreads()
-        for i in range(first, last):
-            digit = _digit(keys, i, shift)
-            place = starts[digit] + counts[digit * THREADS + thread]
-            counts[digit * THREADS + thread] += 1
-            _store(sorted_keys + place * _WORD, _load(keys + i * _WORD))
-            _store(sorted_positions + place * _WORD, i if positions == 0 else _load(positions + i * _WORD))
-        cuda.syncthreads()
-        tile += cuda.gridDim.x
-
-
-count_digits = Kernel(_count, [types.int64] * 5)
-sum_up = Kernel(_sum_up, [types.int64] * 2)
-move_keys = Kernel(_move, [types.int64] * 8)
-
-
-def stable_order(keys: DeviceArray, bits: int) -> tuple[DeviceArray, DeviceArray]:
-    """Return the keys in ascending order, and their positions before; equal keys keep their order. All are int64.
-
-    Shapes: keys (n,), without gaps. Only their lowest `bits` count, as numbers that are not negative.
+    Runs are read by `read(memory, order, place)`.
     """
-    n = keys.size
-    tiles = -(-n // _TILE)
-    totals = empty((_DIGITS * tiles,), np.int64)
-    blocks = blocks_for(tiles * THREADS, THREADS)
-    positions = 0
-    spare = [(empty((n,), np.int64), empty((n,), np.int64)) for _ in range(2)]
-    for i, shift in enumerate(range(0, max(bits, 1), _DIGIT_BITS)):
-        moved = spare[i % 2]
-        if n:
-            count_digits.launch(blocks, n, tiles, keys.address, shift, totals.address)
-            sum_up.launch(1, totals.size, totals.address)
-            addresses = totals.address, moved[0].address, moved[1].address
-            move_keys.launch(blocks, n, tiles, keys.address, positions, shift, *addresses)
-        keys, positions = moved[0], moved[1].address
-    return moved
+
+    @device
+    def split(memory: Any, order: Any, a: int, a_count: int, b: int, b_count: int, count: int) -> int:
+        low = count - b_count if count > b_count else 0
+        high = count if count < a_count else a_count
+        while low < high:
+            middle = (low + high) >> 1
+            if is_before(read(memory, order, b + count - 1 - middle), read(memory, order, a + middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    return split
+
+
+@functools.cache
+def _merging(descending: bool) -> Callable[..., None]:
+    """Return what merges two runs in shared memory: a thread's part of the result, from its element `begin` on."""
+    is_before = _comparison(descending)
+
+    @device
+    def read(keys: Any, order: Any, place: int) -> Any:
+        return keys[order[place]]
+
+    split = _splitting(is_before, read)
+
+    @device
+    def merge(
+        keys: Any, order: Any, merged: Any, a: int, a_count: int, b: int, b_count: int, begin: int, to: int
+    ) -> None:
+        total = a_count + b_count
+        if begin < total:
+            i = split(keys, order, a, a_count, b, b_count, begin)
+            j = begin - i
+            end = begin + _THREAD_KEYS if begin + _THREAD_KEYS < total else total
+            for k in range(begin, end):
+                if j >= b_count or (i < a_count and not is_before(keys[order[b + j]], keys[order[a + i]])):
+                    merged[to + k - begin] = order[a + i]
+                    i += 1
+                else:
+                    merged[to + k - begin] = order[b + j]
+                    j += 1
+
+    return merge
+
+
+@functools.cache
+def sorting_tiles(dtype: str, descending: bool) -> Kernel:
+    """Return the kernel that sorts each tile of (outer, n, inner) along n, and keeps the first `run` elements of each.
+
+    A tile has segments of a length, a power of two times a thread's elements: each has a row, or a part of one.
+    """
+    load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
+    kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
+    threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
+
+    def sort_tiles(
+        rows: int, n: int, inner: int, tiles: int, segment: int, run: int, length: int, out_inner: int, a: int,
+        sorted_keys: int, positions: int,
+    ) -> None:  # fmt: skip
+        keys = cuda.shared.array(tile, kind)
+        order = cuda.shared.array(tile, types.int16)
+        merged = cuda.shared.array(tile, types.int16)
+        thread = cuda.threadIdx.x
+        own = thread * own_count
+        segments = quotient(tile, segment)
+        own_segment = quotient(own, segment) * segment
+        groups = quotient(rows + segments - 1, segments) * tiles
+        group = cuda.blockIdx.x
+        while group < groups:
+            first_row = quotient(group, tiles) * segments
+            part = group - quotient(group, tiles) * tiles
+            begin = part * tile
+            count = n - begin if n - begin < segment else segment
+            for slot in range(thread, tile, threads):
+                # Threads side by side read neighbours in memory: of a row, or of rows that lie beside each other.
+                r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
+                j = slot - r * segment if inner == 1 else quotient(slot, segments)
+                if first_row + r < rows and j < count:
+                    keys[r * segment + j] = load(a + _place(first_row + r, begin + j, n, inner) * size)
+            for k in range(own, own + own_count):
+                order[k] = k
+            cuda.syncthreads()
+            # What lies in segments without a row is sorted too, whatever it is, and not stored.
+            end = own_segment + count if own_segment + count < own + own_count else own + own_count
+            for k in range(own + 1, end):
+                key = keys[k]
+                place = k
+                while place > own and is_before(key, keys[order[place - 1]]):
+                    order[place] = order[place - 1]
+                    place -= 1
+                order[place] = k
+            cuda.syncthreads()
+            width = own_count
+            while width < segment:
+                pair = quotient(own, 2 * width) * 2 * width
+                left = own_segment + count - pair
+                a_count, b_count = _between(left, 0, width), _between(left - width, 0, width)
+                merge(keys, order, merged, pair, a_count, pair + width, b_count, own - pair, own)
+                cuda.syncthreads()
+                for k in range(own, own + own_count):
+                    order[k] = merged[k]
+                cuda.syncthreads()
+                width *= 2
+            for slot in range(thread, tile, threads):
+                r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
+                j = slot - r * segment if inner == 1 else quotient(slot, segments)
+                if first_row + r < rows and j < count and j < run:
+                    source = order[r * segment + j]
+                    to = _place(first_row + r, part * run + j, length, out_inner)
+                    store(sorted_keys + to * size, keys[source])
+                    _store_word(positions + to * _WORD, begin + source - r * segment)
+            cuda.syncthreads()
+            group += cuda.gridDim.x
+
+    sort_tiles.__name__ = f"sort_tiles_of_{dtype}"
+    return Kernel(sort_tiles, [types.int64] * 11, threads)
+
+
+@functools.cache
+def merging_runs(dtype: str, descending: bool) -> Kernel:
+    """Return the kernel that merges neighbouring runs of sorted rows, and keeps the first `merged_run` elements."""
+    load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
+    kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
+    threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
+
+    @device
+    def read(memory: int, order: int, place: int) -> Any:
+        return load(memory + place * size)
+
+    split = _splitting(is_before, read)
+
+    def merge_runs(
+        rows: int, n: int, run: int, pairs: int, length: int, merged_run: int, inner: int, keys: int, positions: int,
+        merged_keys: int, merged_positions: int,
+    ) -> None:  # fmt: skip
+        held = cuda.shared.array(tile, kind)
+        order = cuda.shared.array(tile, types.int16)
+        merged = cuda.shared.array(tile, types.int16)
+        splits = cuda.shared.array(2, types.int64)
+        thread = cuda.threadIdx.x
+        own = thread * own_count
+        tiles = quotient(merged_run + tile - 1, tile)
+        group = cuda.blockIdx.x
+        while group < rows * pairs * tiles:
+            pair = quotient(group, tiles)
+            row = quotient(pair, pairs)
+            begin = (group - pair * tiles) * tile
+            pair -= row * pairs
+            a = row * n + 2 * pair * run
+            left = n - 2 * pair * run
+            a_count, b_count = _between(left, 0, run), _between(left - run, 0, run)
+            wanted = _between(a_count + b_count, 0, merged_run)
+            end = _between(begin + tile, 0, wanted)
+            if begin < end:
+                if thread < 2:
+                    splits[thread] = split(keys, 0, a, a_count, a + run, b_count, begin if thread == 0 else end)
+                cuda.syncthreads()
+                a_held = splits[1] - splits[0]
+                b_held = end - begin - a_held
+                # From these on, those of the first run and those of the second lie beside each other in the tile.
+                a_begin = a + splits[0]
+                b_begin = a + run + begin - splits[0] - a_held
+                for slot in range(thread, end - begin, threads):
+                    held[slot] = load(keys + ((a_begin if slot < a_held else b_begin) + slot) * size)
+                    order[slot] = slot
+                cuda.syncthreads()
+                merge(held, order, merged, 0, a_held, a_held, b_held, own, own)
+                cuda.syncthreads()
+                for slot in range(thread, end - begin, threads):
+                    source = np.int64(merged[slot])
+                    to = _place(row, pair * merged_run + begin + slot, length, inner)
+                    store(merged_keys + to * size, held[source])
+                    place = (a_begin if source < a_held else b_begin) + source
+                    _store_word(merged_positions + to * _WORD, _load_word(positions + place * _WORD))
+                cuda.syncthreads()
+            group += cuda.gridDim.x
+
+    merge_runs.__name__ = f"merge_runs_of_{dtype}"
+    return Kernel(merge_runs, [types.int64] * 11, threads)
+
+
+def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[DeviceArray, DeviceArray]:
+    """Return the first `count` elements along `axis` in stable order, and where they were; NaN counts as the largest.
+
+    Raises NotOnDevice for complex numbers.
+    """
+    if a.dtype.kind == "c":
+        raise NotOnDevice(f"in_order: no kernel of the device sorts {a.dtype}")
+    if a.dtype == np.bool_:
+        values, positions = in_order(a.view(np.uint8), axis, descending, count)
+        return values.view(np.bool_), positions
+    _, outer, n, inner = fold_order(a.shape, (axis,))
+    shape = (*a.shape[:axis], count, *a.shape[axis + 1 :])
+    values, positions = empty(shape, a.dtype), empty(shape, np.int64)
+    if not values.size:
+        return values, positions
+    a, name, rows = contiguous(a), a.dtype.name, outer * inner
+    tiles, segment = -(-n // _TILE), _THREAD_KEYS
+    while segment < min(n, _TILE):
+        segment *= 2
+
+    def results(runs: int, length: int) -> tuple[int, DeviceArray, DeviceArray]:
+        """Return where so many runs of all rows go: one is what is wanted."""
+        if runs == 1:
+            return inner, values, positions
+        return 1, empty((rows, length), a.dtype), empty((rows, length), np.int64)
+
+    run = min(count, segment)
+    length = (tiles - 1) * run + min(run, n - (tiles - 1) * _TILE)
+    out_inner, keys, places = results(tiles, length)
+    kernel = sorting_tiles(name, descending)
+    blocks = blocks_for(-(-rows // (_TILE // segment)) * tiles * THREADS, THREADS)
+    kernel.launch(
+        blocks, rows, n, inner, tiles, segment, run, length, out_inner, a.address, keys.address, places.address
+    )
+    runs = tiles
+    while runs > 1:
+        pairs, merged_run, n = -(-runs // 2), min(2 * run, count), length
+        length = (pairs - 1) * merged_run + min(merged_run, n - 2 * (pairs - 1) * run)
+        out_inner, merged_keys, merged_places = results(pairs, length)
+        blocks = blocks_for(rows * pairs * -(-merged_run // _TILE) * THREADS, THREADS)
+        merging_runs(name, descending).launch(
+            blocks, rows, n, run, pairs, length, merged_run, out_inner, keys.address, places.address,
+            merged_keys.address, merged_places.address,
+        )  # fmt: skip
+        keys, places, runs, run = merged_keys, merged_places, pairs, merged_run
+    return values, positions
+
+
+@functools.cache
+def searching(dtype: str, after: bool) -> Kernel:
+    """Return the kernel that finds where elements would stand in sorted rows, before what is equal or after it."""
+    load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
+
+    def search(count: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            element = load(sought + turn * size)
+            row = keys + quotient(turn, length) * n * size
+            low, high = 0, n
+            while low < high:
+                middle = (low + high) >> 1
+                key = load(row + middle * size)
+                if (not is_before(element, key)) if after else is_before(key, element):
+                    low = middle + 1
+                else:
+                    high = middle
+            _store_word(out + turn * _WORD, low)
+            turn += cuda.gridsize(1)
+
+    search.__name__ = f"search_{dtype}"
+    return Kernel(search, [types.int64] * 6)
+
+
+def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceArray:
+    """Return where elements would stand in rows that are sorted, before what is equal or after it; int64.
+
+    Shapes: keys (n,) with any sought, or (..., n) with (..., k). Raises NotOnDevice for complex numbers.
+    """
+    dtype = np.result_type(keys.dtype, sought.dtype)
+    if dtype.kind == "c":
+        raise NotOnDevice(f"places_among: no kernel of the device sorts {dtype}")
+    keys, sought = converted(contiguous(keys), dtype), converted(contiguous(sought), dtype)
+    if dtype == np.bool_:
+        keys, sought = keys.view(np.uint8), sought.view(np.uint8)
+    out = empty(sought.shape, np.int64)
+    if out.size:
+        length = out.size if keys.ndim == 1 else sought.shape[-1]
+        kernel = searching(keys.dtype.name, after)
+        blocks = blocks_for(out.size, kernel.threads)
+        kernel.launch(blocks, out.size, keys.shape[-1], length, keys.address, sought.address, out.address)
+    return out
