@@ -3,6 +3,7 @@
 Signals are images of one row; volumes are images whose channels are those of all slices that a window reaches.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -22,20 +23,23 @@ from spillgrad_kernels import conv as kernels
 from spillgrad_kernels.windows import Windows
 
 
+_computed = functools.partial(on_floats, device_takes_half=True)
+
+
 def _forward(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
 ) -> np.ndarray:
-    return on_floats(lambda x, w, b: kernels.conv(x, w, b, windows, groups), input, weight, bias)
+    return _computed(lambda x, w, b: kernels.conv(x, w, b, windows, groups), input, weight, bias)
 
 
 def _transposed_forward(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
 ) -> np.ndarray:
-    return on_floats(lambda g, w, b: kernels.conv_input(g, w, b, windows, groups), input, weight, bias)
+    return _computed(lambda g, w, b: kernels.conv_input(g, w, b, windows, groups), input, weight, bias)
 
 
 def _weight_forward(output: np.ndarray, input: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
-    return on_floats(lambda g, x: kernels.conv_weight(g, x, windows, groups), output, input)
+    return _computed(lambda g, x: kernels.conv_weight(g, x, windows, groups), output, input)
 
 
 def _bias_gradient(g: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
 from spillgrad.ops.volume_pooling import adaptive_avg_pool3d
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.memory import empty, zeros
 
 # Which modes take how many dimensions behind batch and channels.
@@ -65,10 +66,12 @@ def _rows(array: np.ndarray) -> Any:
 
 
 def _forward(self: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
-    return on_floats(lambda x: _summed(x, dim, taps), self)
+    return on_floats(lambda x: resample(x, dim, taps), self, device_takes_half=True)
 
 
-def _summed(x: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
+@on_device("resampling")
+def resample(x: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
+    """Return the sums along a dimension."""
     shape = (*x.shape[:dim], taps.results, *x.shape[dim + 1 :])
     along = (-1, *(1,) * (x.ndim - dim - 1))
     if taps.weights is None:

@@ -94,11 +94,14 @@ def require_floats(name: str, dtype: dtypes.DType) -> None:
         )
 
 
-def on_floats(kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False) -> Result:
+def on_floats(
+    kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False, device_takes_half: bool = False
+) -> Result:  # fmt: skip
     """Call a kernel for float32 and float64 on arrays of one floating dtype; round half-precision results back.
 
     Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
-    result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32.
+    result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32. With
+    `device_takes_half` arrays of a device are not converted: its kernel rounds its sums itself.
     """
     if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in FLOATS:
         return kernel(*arrays)
@@ -107,7 +110,7 @@ def on_floats(kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = Fal
     if dtype is None:
         found = ", ".join(str(a.dtype) for a in arrays if isinstance(a, ARRAYS))
         raise DtypeError(f"got {found}; wanted floating-point numbers: convert with .to(dtype)")
-    if dtype not in dtypes.HALF:
+    if dtype not in dtypes.HALF or (device_takes_half and is_on_device(arrays[0])):
         return kernel(*arrays)
     widened = [cast(a, dtypes.float32) if isinstance(a, ARRAYS) and a.dtype in dtypes.HALF else a for a in arrays]
     results: Any = kernel(*widened)

@@ -6,49 +6,78 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import mul, pow
 from spillgrad.ops.choice import where
 from spillgrad.ops.comparison import gt
 from spillgrad.ops.define import operation
-from spillgrad.ops.indexing import scatter, scattered_into_zeros
+from spillgrad.ops.indexing import gather, scatter
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.shape import reshape
 from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import pooling as kernels
+from spillgrad_kernels.device_array import is_on_device, on_device
+from spillgrad_kernels.indexing import scatter_add
 from spillgrad_kernels.pooling import Ranges
-from spillgrad_kernels.windows import Windows
+from spillgrad_kernels.windows import Pair, Windows
 
 Shape = tuple[int, ...]
 
 
 def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
-    return on_floats(lambda x: kernels.max_pool(x, down, across), self)
+    return on_floats(lambda x: kernels.max_pool(x, down, across), self, device_takes_half=True)
 
 
-def _max_gradient(grads: tuple[Tensor, ...], indices: Tensor, self_shape: Shape) -> Tensor:
-    planes = self_shape[0] * self_shape[1]
-    flat = reshape(grads[0], (planes, -1)), reshape(indices, (planes, -1))
-    return reshape(scattered_into_zeros(flat[0], 1, flat[1], (planes, self_shape[2] * self_shape[3])), self_shape)
+@on_device("pooling")
+def spread_maxima(grad: np.ndarray, indices: np.ndarray, image: Pair, down: Ranges, across: Ranges) -> np.ndarray:
+    """Return zeros with the gradients of windows added at the places where their largest elements were.
+
+    Shapes: grad and indices (N, C, h, w), result (N, C, *image).
+    """
+    planes = grad.shape[0] * grad.shape[1]
+    zeros = np.broadcast_to(grad.dtype.type(0), (planes, math.prod(image)))
+    flat = indices.reshape(planes, -1), grad.reshape(planes, -1)
+    return scatter_add(zeros, 1, *flat).reshape(*grad.shape[:2], *image)
 
 
-_max_pool: Any = operation("max_pool2d_with_indices", _max_forward, outputs=("result", "indices"), self=_max_gradient)
+def _max_spread(self: np.ndarray, indices: np.ndarray, image: Pair, down: Ranges, across: Ranges) -> np.ndarray:
+    return on_floats(lambda g: spread_maxima(g, indices, image, down, across), self, device_takes_half=True)
 
 
-def _mean_forward(
-    self: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
-) -> np.ndarray:
-    return on_floats(lambda x: kernels.mean_pool(x, down, across, y_scales, x_scales), self)
+def _taken_from(g: Tensor, indices: Tensor) -> Tensor:
+    planes = indices.shape[0] * indices.shape[1]
+    return reshape(gather(reshape(g, (planes, -1)), 1, reshape(indices, (planes, -1))), indices.shape)
+
+
+_max_pool: Any = operation(
+    "max_pool2d_with_indices", _max_forward, outputs=("result", "indices"),
+    self=lambda grads, indices, self_shape, down, across: _spread_max(grads[0], indices, self_shape[2:], down, across),
+)  # fmt: skip
+_spread_max: Callable[..., Tensor] = operation("max_pool2d_with_indices_backward", _max_spread, self=_taken_from)
+
+
+Scales = tuple[float, ...]
+
+
+def _mean_forward(self: np.ndarray, down: Ranges, across: Ranges, y_scales: Scales, x_scales: Scales) -> np.ndarray:
+    scales = _as_taken(self, y_scales, x_scales)
+    return on_floats(lambda x: kernels.mean_pool(x, down, across, *scales), self, device_takes_half=True)
 
 
 def _mean_spread(
-    self: np.ndarray, image: Any, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
+    self: np.ndarray, image: Any, down: Ranges, across: Ranges, y_scales: Scales, x_scales: Scales
 ) -> np.ndarray:
-    def spread(g: np.ndarray) -> np.ndarray:
-        return kernels.mean_pool_backward(g, image, down, across, y_scales, x_scales)
+    scales = _as_taken(self, y_scales, x_scales)
+    return on_floats(
+        lambda g: kernels.mean_pool_backward(g, image, down, across, *scales), self, device_takes_half=True
+    )
 
-    return on_floats(spread, self)
+
+def _as_taken(array: np.ndarray, *scales: Scales) -> Any:
+    """Return numbers as the kernels of an array's device take them: the CPU's as arrays."""
+    return scales if is_on_device(array) else [np.array(numbers) for numbers in scales]
 
 
 _mean_pool: Callable[..., Tensor] = operation(
@@ -61,6 +90,10 @@ _spread_mean: Callable[..., Tensor] = operation(
     "avg_pool2d_backward", _mean_spread,
     self=lambda g, down, across, y_scales, x_scales: _mean_pool(g, down, across, y_scales, x_scales),
 )  # fmt: skip
+
+
+def _scaled(images: Tensor, down: Ranges, across: Ranges, *scales: np.ndarray) -> Tensor:
+    return _mean_pool(images, down, across, *[tuple(each.tolist()) for each in scales])
 
 
 def _as_images(name: str, input: Tensor, dims: int) -> Tensor:
@@ -157,7 +190,7 @@ def averaged(
             # Padding counts, but not what a window of ceil_mode reaches beyond it.
             padded = np.minimum(begins + windows.size[d], windows.image[d] + windows.padding[d]) - begins
             scales.append(1 / (padded if count_include_pad else found.stops - found.starts))
-    return _like_input(_mean_pool(images, down, across, *scales), input, dims)
+    return _like_input(_scaled(images, down, across, *scales), input, dims)
 
 
 def avg_pool2d(
@@ -213,7 +246,7 @@ def adapted_means(name: str, input: Tensor, output_size: OutputSize, dims: int) 
     """Return the means of windows that share signals or images out."""
     images, (down, across) = _adaptive(name, input, output_size, dims)
     scales = [1 / (found.stops - found.starts) for found in (down, across)]
-    return _like_input(_mean_pool(images, down, across, *scales), input, dims)
+    return _like_input(_scaled(images, down, across, *scales), input, dims)
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize) -> Tensor:
@@ -309,15 +342,17 @@ def unpooled(
             )
         image = list(wanted)
     places = math.prod(image)
-    if indices.numel() and not (int(indices.array.min()) >= 0 and int(indices.array.max()) < places):
+    # To look at those of a device would wait for it: what is not there is left out.
+    looks = indices.numel() and not is_on_device(indices.array)
+    if looks and not (int(indices.array.min()) >= 0 and int(indices.array.max()) < places):
         raise ArgumentError(
             f"{name}: got indices outside an image of {tuple(image)}; give those that max pooling returned"
         )
     lead = input.shape[:-dims]
     rows = math.prod(lead)
-    zeros = Tensor.wrap(np.zeros((rows, places), input.dtype))
-    filled = scatter(zeros, 1, reshape(indices, (rows, -1)), reshape(input, (rows, -1)))
-    return reshape(filled, (*lead, *image))
+    zeros = Tensor.wrap(filled(input.device, (rows, places), input.dtype, 0))
+    placed = scatter(zeros, 1, reshape(indices, (rows, -1)), reshape(input, (rows, -1)))
+    return reshape(placed, (*lead, *image))
 
 
 def max_unpool2d(

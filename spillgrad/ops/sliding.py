@@ -10,6 +10,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import as_tuple, constant_pad, crop, normalize_dim, reshape
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import is_on_device, on_device
 from spillgrad_kernels.memory import zeros
 
 Shape = tuple[int, ...]
@@ -23,21 +24,33 @@ def _windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int) -> 
     count = (self.shape[dim] - spacing * (size - 1) - 1) // step + 1 if size else self.shape[dim] // step + 1
     shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
     strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :], self.strides[dim] * spacing)
-    return np.lib.stride_tricks.as_strided(self, shape, strides, writeable=self.flags.writeable)
+    return _strided(self, shape, strides)
+
+
+def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
+    """Return a view with other strides, in bytes."""
+    view, options = np.lib.stride_tricks.as_strided, {"writeable": array.flags.writeable}
+    found = array.view_by(view, shape, strides, **options) if is_on_device(array) else view(
+        array, shape, strides, **options
+    )  # fmt: skip
+    return found  # type: ignore[no-any-return]
+
+
+@on_device("windows")
+def sum_along(windows: np.ndarray, dim: int, step: int, spacing: int, length: int) -> np.ndarray:
+    """Return zeros of a length along a dimension with the elements of windows added where they are from."""
+    count, size = windows.shape[dim], windows.shape[-1]
+    out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
+    for k in range(size):
+        first = k * spacing
+        out[(slice(None),) * dim + (slice(first, first + step * count - step + 1, step),)] += windows[..., k]
+    return out
 
 
 def _summed_windows(
     self: np.ndarray, dim: int, size: int, step: int, spacing: int, length: int
 ) -> np.ndarray:  # fmt: skip
-    def add_up(windows: np.ndarray) -> np.ndarray:
-        count = windows.shape[dim]
-        out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
-        for k in range(size):
-            first = k * spacing
-            out[(slice(None),) * dim + (slice(first, first + step * count - step + 1, step),)] += windows[..., k]
-        return out
-
-    return on_floats(add_up, self)
+    return on_floats(lambda windows: sum_along(windows, dim, step, spacing, length), self, device_takes_half=True)
 
 
 windows_along: Callable[..., Tensor] = operation(
@@ -69,23 +82,29 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
 def _patches(self: np.ndarray, kernel: Pair, dilation: Pair, stride: Pair, counts: Pair) -> np.ndarray:
     n, c, y, x = self.strides
     strides = (n, c, dilation[0] * y, dilation[1] * x, stride[0] * y, stride[1] * x)
-    return np.lib.stride_tricks.as_strided(self, (*self.shape[:2], *kernel, *counts), strides).copy()
+    return _strided(self, (*self.shape[:2], *kernel, *counts), strides).copy()
+
+
+@on_device("windows")
+def sum_over_images(patches: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
+    """Return images of zeros with the elements of patches added where they are from.
+
+    Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size).
+    """
+    n, c, rows, columns, *counts = patches.shape
+    out = zeros((n, c, *size), patches.dtype)
+    for i in range(rows):
+        for j in range(columns):
+            places: list[Any] = [
+                slice(first, first + step * count - step + 1, step)
+                for first, step, count in zip((i * dilation[0], j * dilation[1]), stride, counts, strict=True)
+            ]
+            out[(slice(None), slice(None), *places)] += patches[:, :, i, j]
+    return out
 
 
 def _summed_patches(self: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
-    def add_up(patches: np.ndarray) -> np.ndarray:
-        n, c, rows, columns, *counts = patches.shape
-        out = zeros((n, c, *size), patches.dtype)
-        for i in range(rows):
-            for j in range(columns):
-                places: list[Any] = [
-                    slice(first, first + step * count - step + 1, step)
-                    for first, step, count in zip((i * dilation[0], j * dilation[1]), stride, counts, strict=True)
-                ]
-                out[(slice(None), slice(None), *places)] += patches[:, :, i, j]
-        return out
-
-    return on_floats(add_up, self)
+    return on_floats(lambda patches: sum_over_images(patches, dilation, stride, size), self, device_takes_half=True)
 
 
 _im2col: Callable[..., Tensor] = operation(

@@ -35,7 +35,7 @@ def truths(*shape: int) -> np.ndarray:
 
 
 A, B, C, ROW, VECTOR = floats(3, 5), floats(3, 5), floats(5, 4), floats(1, 5), floats(5)
-CUBE, HEADS = floats(2, 3, 4), floats(2, 2, 5, 4)
+CUBE, HEADS, VOLUME = floats(2, 3, 4), floats(2, 2, 5, 4), floats(1, 1, 3, 3, 2)
 TIES = np.float32([[1, 0, -0.0, 1, np.nan], [np.nan, 2, 2, -math.inf, 1], [3, 3, 3, 3, 3]])
 PLACE_ROWS = RNG.integers(0, 7, (2, 5))
 WHOLE, PLACES, MASK = RNG.integers(-9, 9, (3, 5)), indices(3, 4), truths(3, 5)
@@ -69,6 +69,48 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "softmax": (lambda a: a.softmax(-1) + a.log_softmax(0), (A,)),
     "layer_norm": (lambda a, w, b: F.layer_norm(a, (5,), w, b), (A, VECTOR, VECTOR)),
     "rms_norm": (lambda a, w: F.rms_norm(a, (5,), w), (A, VECTOR)),
+    "batch_norm": (lambda a, w, b: _tracked_norm(a, w, b), (CUBE, floats(3), floats(3))),
+    "group_norm": (lambda a, w, b: F.group_norm(a, 3, w, b) + F.instance_norm(a), (CUBE, floats(3), floats(3))),
+    "local_response_norm": (lambda a: F.local_response_norm(a, 2), (CUBE,)),
+    "conv1d": (lambda a, w, b: F.conv1d(a, w, b, 2, 1), (CUBE, floats(2, 3, 3), floats(2))),
+    "conv2d of groups": (
+        lambda a, w: F.conv2d(a, w, None, (1, 2), "valid", (2, 1), groups=2), (HEADS, floats(4, 1, 2, 2)),
+    ),
+    "conv3d": (lambda a, w, b: F.conv3d(a, w, b, padding=(1, 0, 0)), (VOLUME, floats(2, 1, 2, 2, 1), floats(2))),
+    "conv_transpose": (
+        lambda a, w, v, u: (
+            F.conv_transpose1d(a, w, stride=2, output_padding=1), F.conv_transpose3d(v, u, padding=(1, 0, 0))
+        ),
+        (CUBE, floats(3, 2, 2), VOLUME, floats(1, 2, 2, 1, 2)),
+    ),
+    "max_pool": (
+        lambda a, v: (
+            F.max_pool2d(a, 2, 1, 1, return_indices=True), F.max_pool3d(v, 2, 1, return_indices=True),
+            F.adaptive_max_pool2d(a, (2, 3)),
+        ),
+        (HEADS, VOLUME),
+    ),
+    "avg_pool": (
+        lambda a, c, v: (
+            F.avg_pool2d(a, 2, 2, 1, count_include_pad=False), F.avg_pool1d(c, 3, 2, ceil_mode=True),
+            F.avg_pool3d(v, 2, divisor_override=3), F.adaptive_avg_pool3d(v, (2, 1, 3)),
+        ),
+        (HEADS, CUBE, VOLUME),
+    ),
+    "lp_pool": (lambda a, c: (F.lp_pool2d(a * a, 3, 2), F.lp_pool1d(c * c, 2, 2)), (HEADS, CUBE)),
+    "unfold and fold": (
+        lambda a: (F.unfold(a, 2, padding=1), F.fold(a.reshape(2, 4, 10), (3, 6), 2), a.unfold(2, 3, 2)), (HEADS,),
+    ),
+    "interpolate": (
+        lambda a: (
+            F.interpolate(a, scale_factor=2), F.interpolate(a, (3, 3), mode="bilinear"),
+            F.interpolate(a, (2, 2), mode="area"), F.interpolate(a, (3, 5), mode="bicubic", antialias=True),
+        ),
+        (HEADS,),
+    ),
+    "pad with its own elements": (
+        lambda a: F.pad(a, (1, 2), "reflect") + F.pad(a, (2, 1), "circular") + F.pad(a, (1, 2), "replicate"), (CUBE,),
+    ),
     "matmul": (lambda a, c: a @ c, (A, C)),
     "matmul of transposed": (lambda a, b: a.T @ b, (A, B)),
     "matmul of batches": (lambda a, b: a @ b.transpose(-1, -2), (CUBE, CUBE)),
@@ -200,6 +242,11 @@ def _written(a: Any, b: Any, i: Any, m: Any) -> Any:
     c[i, i + 1] = b[0, :4]
     c.T[i] = 7
     return a, c
+
+
+def _tracked_norm(a: Any, w: Any, b: Any) -> Any:
+    mean, var = a.new_zeros(3), a.new_ones(3)
+    return F.batch_norm(a, mean, var, w, b, True), mean, var, F.batch_norm(a, mean, var, w, b)
 
 
 @sg.fuse

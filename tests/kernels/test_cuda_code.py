@@ -12,17 +12,21 @@ from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
+    conv,
     elementwise,
     indexing,
     losses,
     matmul,
     normalization,
     optim,
+    pooling,
     random,
     reductions,
+    resampling,
     rows,
     sorting,
     tensor_cores,
+    windows,
 )
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
@@ -266,6 +270,36 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
             code = kernel.ptx((major, minor))
             assert f".target sm_{major}{minor}" in code
             assert "atom." not in code and ".local" not in code
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_convolutions_compile_for_every_generation(dtype):
+    kind, sums = np.dtype(dtype), conv._sums(np.dtype(dtype))
+    for kernel in (
+        conv.gathering(kind.itemsize), windows.laying(sums, kind), conv.adding_windows(kind), conv.adding_inputs(kind),
+        conv.adding_products(kind, kind), conv.adding_products(kind, np.dtype(np.float64)),
+    ):  # fmt: skip
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code
+            # Threads add up in float32 what is not float64, and blocks in float64.
+            products = re.findall(r"(?:fma|mul)\.rn\.(f\d+)", code)
+            assert set(products) <= {f"f{8 * sums.itemsize}"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_pooling_and_resampling_compile_for_every_generation(dtype):
+    kind = np.dtype(dtype)
+    for kernel in (
+        pooling.finding(kind), pooling.spreading(kind), pooling.adding(kind, False), pooling.adding(kind, True),
+        resampling.summing(kind),
+    ):  # fmt: skip
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code
+            assert dtype == "float64" or ".f64" not in code
 
 
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])

@@ -66,6 +66,12 @@ def to_device(array: np.ndarray) -> DeviceArray:
     return made
 
 
+@functools.lru_cache(maxsize=64)
+def table(content: bytes) -> DeviceArray:
+    """Return bytes on the device, which nobody may change: calls that are alike need the same ones again."""
+    return to_device(np.frombuffer(content, np.uint8))
+
+
 def to_host(array: DeviceArray) -> np.ndarray:
     """Return a copy in the host's memory, once all that computes it is done."""
     if not array.size:

@@ -1,0 +1,506 @@
+"""Convolution and its two derivatives on a device, as matrix products over patches that are gathered a piece at a time.
+
+A piece is some images, or some rows of one: as many as have patches of `_PIECE_BYTES`, which become the columns of a
+matrix. The product over it is that of `matmul`, whose tensor cores and accesses of 16 bytes need neighbours that lie
+beside each other in memory, which a window's elements do not. Beside the M multiply-adds of each of its elements, that
+a matrix is written and read is little, and pieces are so small that large caches hold them. Where a group has few
+outputs, above all one for each channel, the product would leave most of its tile empty: there a thread adds up each
+element of a result by itself.
+
+The derivative by the input gathers too: each element of an image adds up what the windows over it have for it, in one
+order. Columns beyond the last are there so that rows begin at multiples of 16 bytes.
+Source: Chellapilla et al. 2006, "High performance convolutional neural networks for document processing".
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import empty, zeros
+from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
+from spillgrad_kernels.cuda.matmul import matmul
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.reductions import sum as sum_over
+from spillgrad_kernels.cuda.windows import Strides, first_window, lay
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.packing import round_up
+from spillgrad_kernels.windows import Windows
+
+# What patches, and what is multiplied to make them, take at once.
+_PIECE_BYTES = 1 << 26
+# Rows and columns of matrices are multiples of so many elements: 16 bytes of half precision.
+_WHOLE = 8
+# Outputs of a group below which the product's tile would be so empty that it takes longer than sums by single threads.
+_FEW_OUTPUTS = 16
+# Tiles of a weight's gradient below which its positions are shared among several products, and how many each has then.
+_WANTED_TILES, _TILE = 256, 128
+_SHARED_POSITIONS = 512
+# Positions that one block adds up for an element of a weight's gradient.
+_PART_POSITIONS = 1 << 14
+# Elements of patches that a thread gathers, at least.
+_GATHERED = 32
+
+
+def _sums(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sums are kept in until they are done."""
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
+
+
+# --- Patches ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def gathering(nbytes: int) -> Kernel:
+    """Return the kernel that writes patches as columns, of elements of so many bytes, a thread for some channels."""
+    name = f"int{8 * nbytes}"
+    load, store, nothing = loaders[name, 1], storers[name, 1], getattr(np, name)(0)
+
+    def gather(
+        count: int, columns: int, positions: int, down: int, across: int, step_y: int, step_x: int, pad_y: int,
+        pad_x: int, rows: int, row_elements: int, gap_y: int, gap_x: int, channels: int, inner: int, own: int,
+        depth: int, height: int, width: int, x: int, out: int,
+    ) -> None:  # fmt: skip
+        turn = cuda.grid(1)
+        while turn < count:
+            part = quotient(turn, columns)
+            column = turn - part * columns
+            image = quotient(column, down * across)
+            place = column - image * down * across
+            i = quotient(place, across)
+            first_y, first_x = i * step_y - pad_y, (place - i * across) * step_x - pad_x
+            channel = part * own
+            last = channel + own if channel + own < channels else channels
+            while channel < last:
+                group = quotient(channel, inner)
+                c = channel - group * inner
+                to = out + ((group * depth + c * rows * row_elements) * columns + column) * nbytes
+                source = x + (image * channels + channel) * height * width * nbytes
+                y = first_y
+                for _ in range(rows):
+                    is_row_inside = column < positions and 0 <= y < height
+                    z = first_x
+                    for _ in range(row_elements):
+                        value = nothing
+                        if is_row_inside and 0 <= z < width:
+                            value = load(source + (y * width + z) * nbytes)
+                        store(to, value)
+                        to += columns * nbytes
+                        z += gap_x
+                    y += gap_y
+                if c == inner - 1:
+                    for _ in range(inner * rows * row_elements, depth):
+                        store(to, nothing)
+                        to += columns * nbytes
+                channel += 1
+            turn += cuda.gridsize(1)
+
+    gather.__name__ = f"gather_patches_{nbytes}"
+    return Kernel(gather, [types.int64] * 21)
+
+
+class _Piece(NamedTuple):
+    """Some images, or of one some rows."""
+
+    images: slice
+    rows: slice
+
+    @property
+    def count(self) -> int:
+        """The rows of all its images."""
+        return (self.images.stop - self.images.start) * (self.rows.stop - self.rows.start)
+
+
+def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
+    """Return images of so many rows as pieces of a few bytes, all about as large; a row is never parted."""
+    at_once = max(1, _PIECE_BYTES // row_bytes)
+    if at_once >= rows:
+        images = -(-count // -(-count // min(count, at_once // rows)))
+        return [_Piece(slice(n, min(n + images, count)), slice(0, rows)) for n in range(0, count, images)]
+    at_once = -(-rows // -(-rows // at_once))
+    return [
+        _Piece(slice(n, n + 1), slice(y, min(y + at_once, rows))) for n in range(count) for y in range(0, rows, at_once)
+    ]
+
+
+def _gathered(
+    x: DeviceArray, piece: _Piece, windows: Windows, groups: int, depth: int, columns: int
+) -> DeviceArray:  # fmt: skip
+    """Return the patches of the windows in some rows of the grid as columns; what is beyond them is 0.
+
+    Shapes: x (N, C, *image) without gaps, result (groups, depth, columns). Rows are a channel's elements of a window.
+    """
+    out = empty((groups, depth, columns), x.dtype)
+    images, channels = x[piece.images], x.shape[1]
+    down, across = piece.rows.stop - piece.rows.start, windows.grid[1]
+    own = -(-_GATHERED // math.prod(windows.size))
+    count = -(-channels // own) * columns
+    kernel = gathering(x.dtype.itemsize)
+    kernel.launch(
+        blocks_for(count, kernel.threads), count, columns, piece.count * across, down, across, *windows.stride,
+        windows.padding[0] - piece.rows.start * windows.stride[0], windows.padding[1], *windows.size,
+        *windows.dilation, channels, channels // groups, own, depth, *windows.image, images.address, out.address,
+    )  # fmt: skip
+    return out
+
+
+def _beside_each_other(images: DeviceArray, groups: int, columns: int) -> DeviceArray:
+    """Return the places of all images in a row for each channel, and zeros behind them.
+
+    Shapes: images (N, C, H, W), result (groups, C / groups, columns).
+    """
+    n, channels, height, width = images.shape
+    out, used = empty((channels, columns), images.dtype), n * height * width
+    copy(images.transpose(1, 0, 2, 3), out=out[:, :used].reshape(channels, n, height, width))
+    if used < columns:
+        out[:, used:].fill(0)
+    return out.reshape(groups, channels // groups, columns)
+
+
+def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
+    """Return the weights of each group as a matrix with a row for each output, and zeros behind it.
+
+    Shapes: weight (M, C / groups, *size), result (groups, M / groups, depth).
+    """
+    weight = contiguous(weight)
+    outputs, depth = len(weight), math.prod(weight.shape[1:])
+    rows = weight.reshape(outputs, depth)
+    if depth % _WHOLE:
+        rows = zeros((outputs, round_up(depth, _WHOLE)), weight.dtype)
+        copy(weight.reshape(outputs, depth), out=rows[:, :depth])
+    return rows.reshape(groups, outputs // groups, rows.shape[1])
+
+
+def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> None:
+    """Write a product of (N, C, ...), plus the bias of its channel."""
+    if bias is None:
+        copy(product, out=out)
+    else:
+        shift = bias.reshape(-1, *(1,) * (out.ndim - 2))
+        compute(ROWS["add"].forward, "add", [product, shift], (out.dtype,), (out,))
+
+
+def _is_pointwise(windows: Windows) -> bool:
+    """Return whether images are matrices that a product takes as they are: windows of one element, at every one."""
+    places = math.prod(windows.image)
+    is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
+    return is_every and places % _WHOLE == 0 and places >= _TILE
+
+
+def _multiply(
+    matrices: DeviceArray, images: DeviceArray, bias: DeviceArray | None, out: DeviceArray
+) -> DeviceArray:  # fmt: skip
+    """Write to images the product of each group's matrix and its channels, plus a bias; return them."""
+    groups, rows, depth = matrices.shape
+    by_group = contiguous(images).reshape(len(images), groups, depth, -1)
+    target = out.reshape(len(out), groups, rows, -1)
+    if bias is None:
+        matmul(matrices, by_group, target)
+    else:
+        _finish(matmul(matrices, by_group, dtype=_sums(out.dtype)).reshape(*out.shape), bias, out)
+    return out
+
+
+def conv(
+    x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows: Windows, groups: int
+) -> DeviceArray:  # fmt: skip
+    """Return the sum of each window's elements times the weights, for every output channel, plus its bias.
+
+    Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any strides.
+    """
+    outputs, inner = weight.shape[:2]
+    out = empty((len(x), outputs, *windows.grid), x.dtype)
+    if not out.size:
+        return out
+    x, bias = contiguous(x), None if bias is None else contiguous(bias)
+    if outputs // groups < _FEW_OUTPUTS:
+        _run_direct(adding_windows(x.dtype), out, x, weight, bias, windows, groups)
+        return out
+    if _is_pointwise(windows):
+        return _multiply(contiguous(weight).reshape(groups, outputs // groups, inner), x, bias, out)
+    matrices = _matrices(weight, groups)
+    depth, across = matrices.shape[2], windows.grid[1]
+    for piece in _pieces(len(x), windows.grid[0], groups * depth * across * x.itemsize):
+        used = piece.count * across
+        patches = _gathered(x, piece, windows, groups, depth, round_up(used, _WHOLE))
+        product = matmul(matrices, patches, dtype=_sums(x.dtype)).reshape(outputs, -1)
+        part = out[piece.images, :, piece.rows]
+        apart = product[:, :used].reshape(outputs, len(part), *part.shape[2:])
+        _finish(apart.transpose(1, 0, 2, 3), bias, part)
+    return out
+
+
+def _windows_over(windows: Windows, first: int, last: int) -> tuple[int, int]:
+    """Return the first and last + 1 of the grid's rows whose windows see rows of the image."""
+    reach, step = (windows.size[0] - 1) * windows.dilation[0], windows.stride[0]
+    begin = max(0, -(-(first + windows.padding[0] - reach) // step))
+    end = min(windows.grid[0], (last - 1 + windows.padding[0]) // step + 1)
+    return begin, max(begin, end)
+
+
+def conv_input(
+    grad: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows: Windows, groups: int
+) -> DeviceArray:
+    """Return the gradient of `conv` by its input, plus a bias: the transposed convolution.
+
+    Shapes: grad (N, M, *grid), weight (M, C / groups, *size), bias (C,), result (N, C, *image). Any strides.
+    """
+    outputs, inner = weight.shape[:2]
+    out = empty((len(grad), inner * groups, *windows.image), grad.dtype)
+    if not out.size:
+        return out
+    bias = None if bias is None else contiguous(bias)
+    if outputs // groups < _FEW_OUTPUTS:
+        _run_direct(adding_inputs(grad.dtype), out, contiguous(grad), weight, bias, windows, groups)
+        return out
+    if _is_pointwise(windows):
+        matrices = contiguous(weight).reshape(groups, outputs // groups, inner).swapaxes(1, 2)
+        return _multiply(matrices, grad, bias, out)
+    matrices, sums = _matrices(weight, groups).swapaxes(1, 2), _sums(grad.dtype)
+    (rows, row_elements), across = windows.size, windows.grid[1]
+    row_bytes = -(-groups * matrices.shape[1] * across * sums.itemsize // windows.stride[0])
+    for piece in _pieces(len(grad), windows.image[0], row_bytes):
+        first, last = _windows_over(windows, piece.rows.start, piece.rows.stop)
+        part, product = out[piece.images, :, piece.rows], None
+        columns = round_up(len(part) * (last - first) * across, _WHOLE)
+        if columns:
+            beside = _beside_each_other(grad[piece.images, :, first:last], groups, columns)
+            product = matmul(matrices, beside, dtype=sums)
+        row = columns * sums.itemsize
+        strides = Strides(
+            (last - first) * across * sums.itemsize, matrices.shape[1] * row, rows * row_elements * row,
+            row_elements * row, row, across * sums.itemsize, sums.itemsize,
+        )  # fmt: skip
+        moved = windows.padding[0] + piece.rows.start - first * windows.stride[0]
+        over = Windows(
+            windows.size, windows.stride, (moved, windows.padding[1]), windows.dilation,
+            (part.shape[2], part.shape[3]), (last - first, across),
+        )  # fmt: skip
+        lay(product, strides, groups, over, bias, part)
+    return out
+
+
+def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int) -> DeviceArray:
+    """Return the gradient of `conv` by its weight.
+
+    Shapes: grad (N, M, *grid), x (N, C, *image), result (M, C / groups, *size). Any strides.
+    """
+    outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
+    shape = (outputs * groups, inner, *windows.size)
+    if not grad.size or not math.prod(shape):
+        return zeros(shape, x.dtype)
+    out, x, elements = empty(shape, x.dtype), contiguous(x), inner * math.prod(windows.size)
+    if outputs < _FEW_OUTPUTS:
+        _run_direct_weight(out, contiguous(grad), x, windows, groups)
+        return out
+    depth, across = round_up(elements, _WHOLE), windows.grid[1]
+    pieces = _pieces(len(x), windows.grid[0], groups * depth * across * x.itemsize)
+    most = max([piece.count for piece in pieces]) * across
+    tiles = groups * -(-outputs // _TILE) * -(-depth // _TILE)
+    parts = max(1, min(_WANTED_TILES // tiles, most // _SHARED_POSITIONS))
+    length = round_up(-(-most // parts), _WHOLE)
+    sums = empty((parts, groups, outputs, depth), _sums(x.dtype))
+    for number, piece in enumerate(pieces):
+        patches = _gathered(x, piece, windows, groups, depth, parts * length)
+        beside = _beside_each_other(grad[piece.images, :, piece.rows], groups, parts * length)
+        a = beside.reshape(groups, outputs, parts, length).transpose(2, 0, 1, 3)
+        b = patches.reshape(groups, depth, parts, length).transpose(2, 0, 3, 1)
+        matmul(a, b, sums, accumulate=number > 0)
+    total = sums[0] if parts == 1 else sum_over(sums, (0,))
+    copy(total[:, :, :elements], out=out.reshape(groups, outputs, elements))
+    return out
+
+
+# --- Few outputs a group: a thread for each element of a result -------------------------------------------------------
+
+
+@functools.cache
+def adding_windows(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each window and output, what its group's channels have there."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    nothing = _sums(dtype).type(0)
+
+    def add_windows(
+        count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
+        pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int, width: int, down: int, across: int, x: int,
+        weight: int, bias: int, out: int,
+    ) -> None:  # fmt: skip
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, across)
+            plane = quotient(row, down)
+            image = quotient(plane, groups * outputs)
+            m = plane - image * groups * outputs
+            first_y, first_x = (row - plane * down) * step_y - pad_y, (turn - row * across) * step_x - pad_x
+            total = nothing
+            if bias != 0:
+                total = load(bias + m * size)
+            factor = weight + m * inner * rows * row_elements * size
+            source = x + (image * groups + quotient(m, outputs)) * inner * height * width * size
+            for _ in range(inner):
+                y = first_y
+                for _ in range(rows):
+                    if 0 <= y < height:
+                        z = first_x
+                        for e in range(row_elements):
+                            if 0 <= z < width:
+                                total += load(source + (y * width + z) * size) * load(factor + e * size)
+                            z += gap_x
+                    factor += row_elements * size
+                    y += gap_y
+                source += height * width * size
+            store(out + turn * size, total)
+            turn += cuda.gridsize(1)
+
+    add_windows.__name__ = f"add_windows_{dtype.name}"
+    return Kernel(add_windows, [types.int64] * 20)
+
+
+@functools.cache
+def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each element of an image, what the windows over it have for it."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    nothing = _sums(dtype).type(0)
+
+    def add_inputs(
+        count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
+        pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int, width: int, down: int, across: int, grad: int,
+        weight: int, bias: int, out: int,
+    ) -> None:  # fmt: skip
+        reach_y, reach_x = (rows - 1) * gap_y, (row_elements - 1) * gap_x
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, width)
+            plane = quotient(row, height)
+            image = quotient(plane, groups * inner)
+            channel = plane - image * groups * inner
+            group = quotient(channel, inner)
+            y, x = row - plane * height + pad_y, turn - row * width + pad_x
+            total = nothing
+            if bias != 0:
+                total = load(bias + channel * size)
+            first_i, first_j = first_window(y, reach_y, step_y), first_window(x, reach_x, step_x)
+            source = grad + (image * groups + group) * outputs * down * across * size
+            factor = weight + (group * outputs * inner + channel - group * inner) * rows * row_elements * size
+            for _ in range(outputs):
+                i = first_i
+                while i < down and i * step_y <= y:
+                    away = y - i * step_y
+                    r = away if gap_y == 1 else quotient(away, gap_y)
+                    if r * gap_y == away:
+                        j = first_j
+                        while j < across and j * step_x <= x:
+                            beside = x - j * step_x
+                            e = beside if gap_x == 1 else quotient(beside, gap_x)
+                            if e * gap_x == beside:
+                                value = load(source + (i * across + j) * size)
+                                total += value * load(factor + (r * row_elements + e) * size)
+                            j += 1
+                    i += 1
+                source += down * across * size
+                factor += inner * rows * row_elements * size
+            store(out + turn * size, total)
+            turn += cuda.gridsize(1)
+
+    add_inputs.__name__ = f"add_inputs_{dtype.name}"
+    return Kernel(add_inputs, [types.int64] * 20)
+
+
+def _run_direct(
+    kernel: Kernel, out: DeviceArray, images: DeviceArray, weight: DeviceArray, bias: DeviceArray | None,
+    windows: Windows, groups: int,
+) -> None:  # fmt: skip
+    kernel.launch(
+        blocks_for(out.size, kernel.threads), out.size, len(weight) // groups, weight.shape[1], groups, *windows.size,
+        *windows.stride, *windows.padding, *windows.dilation, *windows.image, *windows.grid, images.address,
+        contiguous(weight).address, 0 if bias is None else bias.address, out.address,
+    )  # fmt: skip
+
+
+@functools.cache
+def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each element of a weight, the products of gradients and elements it meets.
+
+    A block adds up a part of the positions: each thread every so many of them, then all threads' sums in float64.
+    """
+    load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
+    nothing, threads = _sums(dtype).type(0), THREADS
+
+    def add_products(
+        units: int, parts: int, length: int, positions: int, outputs: int, inner: int, groups: int, rows: int,
+        row_elements: int, step_y: int, step_x: int, pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int,
+        width: int, down: int, across: int, grad: int, x: int, out: int,
+    ) -> None:  # fmt: skip
+        shared = cuda.shared.array(threads, types.float64)
+        thread = cuda.threadIdx.x
+        # So far is a thread's next position: in images, rows and columns.
+        images_on = quotient(threads, down * across)
+        rows_on = quotient(threads - images_on * down * across, across)
+        columns_on = threads - (images_on * down + rows_on) * across
+        group = cuda.blockIdx.x
+        while group < units * parts:
+            unit = quotient(group, parts)
+            part = group - unit * parts
+            pair = quotient(unit, rows * row_elements)
+            element = unit - pair * rows * row_elements
+            r = quotient(element, row_elements)
+            m = quotient(pair, inner)
+            channel = quotient(m, outputs) * inner + pair - m * inner
+            shift_y, shift_x = r * gap_y - pad_y, (element - r * row_elements) * gap_x - pad_x
+            position = part * length + thread
+            last = (part + 1) * length if (part + 1) * length < positions else positions
+            row = quotient(position, across)
+            image, j = quotient(row, down), position - row * across
+            i = row - image * down
+            total = nothing
+            while position < last:
+                y, z = i * step_y + shift_y, j * step_x + shift_x
+                if 0 <= y < height and 0 <= z < width:
+                    value = load(grad + (((image * groups * outputs + m) * down + i) * across + j) * size)
+                    total += value * load(x + (((image * groups * inner + channel) * height + y) * width + z) * size)
+                position += threads
+                j += columns_on
+                i += rows_on
+                image += images_on
+                if j >= across:
+                    j -= across
+                    i += 1
+                if i >= down:
+                    i -= down
+                    image += 1
+            shared[thread] = total
+            cuda.syncthreads()
+            half = threads >> 1
+            while half > 0:
+                if thread < half:
+                    shared[thread] += shared[thread + half]
+                cuda.syncthreads()
+                half >>= 1
+            if thread == 0:
+                store(out + group * result_size, shared[0])
+            cuda.syncthreads()
+            group += cuda.gridDim.x
+
+    add_products.__name__ = f"add_products_{dtype.name}_as_{result.name}"
+    return Kernel(add_products, [types.int64] * 22, threads)
+
+
+def _run_direct_weight(
+    out: DeviceArray, grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
+) -> None:  # fmt: skip
+    outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
+    positions = len(x) * math.prod(windows.grid)
+    parts = -(-positions // _PART_POSITIONS)
+    sums = out if parts == 1 else empty((out.size, parts), np.float64)
+    kernel = adding_products(x.dtype, sums.dtype)
+    kernel.launch(
+        blocks_for(out.size * parts * kernel.threads, kernel.threads), out.size, parts, _PART_POSITIONS, positions,
+        outputs, inner, groups, *windows.size, *windows.stride, *windows.padding, *windows.dilation, *windows.image,
+        *windows.grid, grad.address, x.address, sums.address,
+    )  # fmt: skip
+    if parts > 1:
+        copy(sum_over(sums, (1,)), out=out.reshape(-1))

@@ -1,0 +1,229 @@
+"""Means and largest elements of windows over images on a device, and their gradients.
+
+A thread goes over a window, or for a gradient over the windows that see an element: nothing is added up in memory.
+Where windows begin and end is in a table, as words of int64, with their scales behind them.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import empty, table
+from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.elementwise import contiguous
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.pooling import Ranges
+from spillgrad_kernels.windows import Pair
+
+_WORD = 8  # bytes
+
+
+def _number(dtype: np.dtype[Any]) -> Any:
+    """Return what makes the numbers that elements of a dtype are computed in."""
+    return np.float32 if dtype.name in HALF else dtype.type
+
+
+@functools.cache
+def finding(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that finds the largest element of each window, and its place."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    load_word, store_word = loaders["int64", 1], storers["int64", 1]
+
+    def find_largest(
+        count: int, down: int, across: int, height: int, width: int, step_y: int, step_x: int, ranges: int, x: int,
+        out: int, indices: int,
+    ) -> None:  # fmt: skip
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, across)
+            plane = quotient(row, down)
+            at_y = ranges + (row - plane * down) * _WORD
+            at_x = ranges + (2 * down + turn - row * across) * _WORD
+            y, y_stop = load_word(at_y), load_word(at_y + down * _WORD)
+            first_x, x_stop = load_word(at_x), load_word(at_x + across * _WORD)
+            image = x + plane * height * width * size
+            place = y * width + first_x
+            best = load(image + place * size)
+            while y < y_stop:
+                z = first_x
+                while z < x_stop:
+                    value = load(image + (y * width + z) * size)
+                    if value > best or value != value:
+                        best, place = value, y * width + z
+                    z += step_x
+                y += step_y
+            store(out + turn * size, best)
+            store_word(indices + turn * _WORD, place)
+            turn += cuda.gridsize(1)
+
+    find_largest.__name__ = f"max_pool_{dtype.name}"
+    return Kernel(find_largest, [types.int64] * 11)
+
+
+@functools.cache
+def spreading(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each element, the gradients of the windows whose largest it is."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    load_word, nothing = loaders["int64", 1], _number(dtype)(0)
+
+    def spread_maxima(
+        count: int, down: int, across: int, height: int, width: int, ranges: int, grad: int, indices: int, out: int
+    ) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, width)
+            plane = quotient(row, height)
+            at_y = ranges + (row - plane * height) * _WORD
+            at_x = ranges + (2 * height + turn - row * width) * _WORD
+            i, i_stop = load_word(at_y), load_word(at_y + height * _WORD)
+            first_j, j_stop = load_word(at_x), load_word(at_x + width * _WORD)
+            place, total = turn - plane * height * width, nothing
+            while i < i_stop:
+                window = (plane * down + i) * across
+                for j in range(first_j, j_stop):
+                    if load_word(indices + (window + j) * _WORD) == place:
+                        total += load(grad + (window + j) * size)
+                i += 1
+            store(out + turn * size, total)
+            turn += cuda.gridsize(1)
+
+    spread_maxima.__name__ = f"max_pool_backward_{dtype.name}"
+    return Kernel(spread_maxima, [types.int64] * 9)
+
+
+@functools.cache
+def adding(dtype: np.dtype[Any], backward: bool) -> Kernel:
+    """Return the kernel that adds up the elements of each window and scales the sum, or scales each before.
+
+    The latter is for gradients: "windows" are then of windows, those that see an element, and theirs are the scales.
+    """
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    number = np.dtype(_number(dtype))
+    load_word, load_scale, scale_bytes = loaders["int64", 1], loaders[number.name, 1], number.itemsize
+    nothing = number.type(0)
+
+    def add_elements(
+        count: int, down: int, across: int, height: int, width: int, ranges: int, x: int, out: int
+    ) -> None:
+        scales_y = ranges + 2 * (down + across) * _WORD
+        scales_x = scales_y + (height if backward else down) * scale_bytes
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, across)
+            plane = quotient(row, down)
+            i, j = row - plane * down, turn - row * across
+            at_y, at_x = ranges + i * _WORD, ranges + (2 * down + j) * _WORD
+            y, y_stop = load_word(at_y), load_word(at_y + down * _WORD)
+            first_x, x_stop = load_word(at_x), load_word(at_x + across * _WORD)
+            image = x + plane * height * width * size
+            total = nothing
+            while y < y_stop:
+                for z in range(first_x, x_stop):
+                    value = load(image + (y * width + z) * size)
+                    if backward:
+                        value *= load_scale(scales_y + y * scale_bytes) * load_scale(scales_x + z * scale_bytes)
+                    total += value
+                y += 1
+            if not backward:
+                total *= load_scale(scales_y + i * scale_bytes) * load_scale(scales_x + j * scale_bytes)
+            store(out + turn * size, total)
+            turn += cuda.gridsize(1)
+
+    add_elements.__name__ = f"mean_pool{'_backward' if backward else ''}_{dtype.name}"
+    return Kernel(add_elements, [types.int64] * 8)
+
+
+def _words(*ranges: tuple[np.ndarray, np.ndarray]) -> bytes:
+    """Return the words of starts and stops, down and across."""
+    return np.concatenate([part for pair in ranges for part in pair]).astype(np.int64).tobytes()
+
+
+@functools.lru_cache(maxsize=256)
+def _seeing(starts: bytes, stops: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and last + 1 of the windows between whose start and stop each of so many elements is."""
+    begins, ends = np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)
+    lengths = np.maximum(ends - begins, 0)
+    windows = np.repeat(np.arange(lengths.size), lengths)
+    elements = np.arange(windows.size) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
+    first, last = np.full(size, lengths.size), np.zeros(size, np.int64)
+    np.minimum.at(first, elements, windows)
+    np.maximum.at(last, elements, windows + 1)
+    return first, last
+
+
+def _seen(found: Ranges, size: int) -> tuple[np.ndarray, np.ndarray]:
+    return _seeing(found.starts.astype(np.int64).tobytes(), found.stops.astype(np.int64).tobytes(), size)
+
+
+def max_pool(x: DeviceArray, down: Ranges, across: Ranges) -> tuple[DeviceArray, DeviceArray]:
+    """Return the largest element of each window and its place in the image, as int64; the first of equal ones,
+    the last of several NaN.
+
+    Shapes: x (N, C, H, W), results (N, C, h, w). A NaN is larger than any number.
+    """
+    grid = down.starts.size, across.starts.size
+    out, indices = empty((*x.shape[:2], *grid), x.dtype), empty((*x.shape[:2], *grid), np.int64)
+    if out.size:
+        x, kernel = contiguous(x), finding(x.dtype)
+        kernel.launch(
+            blocks_for(out.size, kernel.threads), out.size, *grid, *x.shape[2:], down.step, across.step,
+            table(_words(down[:2], across[:2])).address, x.address, out.address, indices.address,
+        )  # fmt: skip
+    return out, indices
+
+
+def spread_maxima(
+    grad: DeviceArray, indices: DeviceArray, image: Pair, down: Ranges, across: Ranges
+) -> DeviceArray:  # fmt: skip
+    """Return the gradient of `max_pool` by its input; `indices` are the places that it returned.
+
+    Shapes: grad and indices (N, C, h, w), result (N, C, *image).
+    """
+    out = empty((*grad.shape[:2], *image), grad.dtype)
+    if out.size:
+        grad, indices, kernel = contiguous(grad), contiguous(indices), spreading(grad.dtype)
+        kernel.launch(
+            blocks_for(out.size, kernel.threads), out.size, *grad.shape[2:], *image,
+            table(_words(_seen(down, image[0]), _seen(across, image[1]))).address, grad.address, indices.address,
+            out.address,
+        )  # fmt: skip
+    return out
+
+
+def mean_pool(
+    x: DeviceArray, down: Ranges, across: Ranges, y_scales: Sequence[float], x_scales: Sequence[float]
+) -> DeviceArray:
+    """Return the sum of each window times the scales of its row and column.
+
+    Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w). Windows have no dilation.
+    """
+    grid = down.starts.size, across.starts.size
+    return _added(x, grid, _words(down[:2], across[:2]), (y_scales, x_scales), False)
+
+
+def mean_pool_backward(
+    grad: DeviceArray, image: Pair, down: Ranges, across: Ranges, y_scales: Sequence[float], x_scales: Sequence[float]
+) -> DeviceArray:
+    """Return the gradient of `mean_pool` by its input.
+
+    Shapes: grad (N, C, h, w), result (N, C, *image).
+    """
+    return _added(grad, image, _words(_seen(down, image[0]), _seen(across, image[1])), (y_scales, x_scales), True)
+
+
+def _added(
+    x: DeviceArray, grid: Pair, words: bytes, scales: tuple[Sequence[float], ...], backward: bool
+) -> DeviceArray:  # fmt: skip
+    out = empty((*x.shape[:2], *grid), x.dtype)
+    if out.size:
+        x, kernel = contiguous(x), adding(x.dtype, backward)
+        numbers = b"".join([np.array(each, _number(x.dtype)).tobytes() for each in scales])
+        kernel.launch(
+            blocks_for(out.size, kernel.threads), out.size, *grid, *x.shape[2:], table(words + numbers).address,
+            x.address, out.address,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,133 @@
+"""Sums over the windows that see an element, on a device.
+
+Each element gathers what windows have for it, in one order: nothing is added up in memory.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import empty, zeros
+from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.elementwise import contiguous
+from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.windows import Pair, Windows
+
+
+@device
+def first_window(position: int, reach: int, step: int) -> int:
+    """Return the first window that sees a position; `reach` is how far its last element is from its first."""
+    return 0 if position <= reach else quotient(position - reach + step - 1, step)
+
+
+@functools.cache
+def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each element of images, what windows have for it, and a bias.
+
+    Elements of windows are found by strides in bytes: of images, groups, channels, a window's rows and its elements,
+    windows down and across. A window's first element lies `pad` before the multiple of the step.
+    """
+    load, load_bias, store = loaders[dtype.name, 1], loaders[result.name, 1], storers[result.name, 1]
+    size, nothing = result.itemsize, (np.float64 if result == np.float64 else np.float32)(0)
+
+    def lay(
+        count: int, height: int, width: int, groups: int, channels: int, to_image: int, to_group: int, to_channel: int,
+        to_row: int, to_element: int, to_down: int, to_across: int, rows: int, row_elements: int, down: int,
+        across: int, step_y: int, step_x: int, pad_y: int, pad_x: int, gap_y: int, gap_x: int, plane_bytes: int,
+        source: int, bias: int, out: int,
+    ) -> None:  # fmt: skip
+        reach_y, reach_x = (rows - 1) * gap_y, (row_elements - 1) * gap_x
+        turn = cuda.grid(1)
+        while turn < count:
+            plane = quotient(turn, height * width)
+            place = turn - plane * height * width
+            row = quotient(place, width)
+            y, x = row + pad_y, place - row * width + pad_x
+            outer = quotient(plane, channels)
+            c = plane - outer * channels
+            image = quotient(outer, groups)
+            group = outer - image * groups
+            base = source + image * to_image + group * to_group + c * to_channel
+            total = nothing
+            if bias != 0:
+                total = load_bias(bias + (group * channels + c) * size)
+            first_j = first_window(x, reach_x, step_x)
+            i = first_window(y, reach_y, step_y)
+            while i < down and i * step_y <= y:
+                away = y - i * step_y
+                r = away if gap_y == 1 else quotient(away, gap_y)
+                if r * gap_y == away:
+                    at = base + r * to_row + i * to_down
+                    j = first_j
+                    while j < across and j * step_x <= x:
+                        beside = x - j * step_x
+                        e = beside if gap_x == 1 else quotient(beside, gap_x)
+                        if e * gap_x == beside:
+                            total += load(at + e * to_element + j * to_across)
+                        j += 1
+                i += 1
+            store(out + plane * plane_bytes + place * size, total)
+            turn += cuda.gridsize(1)
+
+    lay.__name__ = f"lay_windows_{dtype.name}_as_{result.name}"
+    return Kernel(lay, [types.int64] * 26)
+
+
+class Strides(NamedTuple):
+    """How far windows' elements lie apart, in bytes; a channel has a group and a number in it."""
+
+    image: int
+    group: int
+    channel: int
+    row: int
+    element: int
+    down: int
+    across: int
+
+
+def lay(
+    source: DeviceArray | None, strides: Strides, groups: int, windows: Windows, bias: DeviceArray | None,
+    out: DeviceArray,
+) -> None:  # fmt: skip
+    """Write to images what windows that lie over them add up to there, plus a bias for each channel.
+
+    Shapes: out (N, C, *windows.image), whose planes may have gaps between them. Without windows there is no source.
+    """
+    if out.size:
+        kernel = laying(out.dtype if source is None else source.dtype, out.dtype)
+        kernel.launch(
+            blocks_for(out.size, kernel.threads), out.size, *windows.image, groups, out.shape[1] // groups, *strides,
+            *windows.size, *windows.grid, *windows.stride, *windows.padding, *windows.dilation, out.strides[1],
+            0 if source is None else source.address, 0 if bias is None else bias.address, out.address,
+        )  # fmt: skip
+
+
+def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pair) -> DeviceArray:
+    """Return images of zeros with the elements of patches added where they are from.
+
+    Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size). Any strides.
+    """
+    n, channels, rows, columns, down, across = patches.shape
+    out = empty((n, channels, *size), patches.dtype)
+    windows = Windows((rows, columns), stride, (0, 0), dilation, size, (down, across))
+    lay(patches, Strides(patches.strides[0], 0, *patches.strides[1:]), 1, windows, None, out)
+    return out
+
+
+def sum_along(windows: DeviceArray, dim: int, step: int, spacing: int, length: int) -> DeviceArray:
+    """Return zeros of a length along a dimension with the elements of windows added where they are from.
+
+    Shapes: windows (..., count, ..., size), result (..., length, ...).
+    """
+    *shape, size = windows.shape
+    count, outer, inner = shape[dim], math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+    shape[dim] = length
+    if not windows.size:
+        return zeros(tuple(shape), windows.dtype)
+    # As images with all that is behind the dimension across.
+    patches = contiguous(windows).reshape(outer, 1, count, inner, size, 1).transpose(0, 1, 4, 5, 2, 3)
+    return sum_over_images(patches, (spacing, 1), (step, 1), (length, inner)).reshape(*shape)
