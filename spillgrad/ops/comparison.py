@@ -7,6 +7,7 @@ import numpy as np
 from spillgrad.ops.elementwise import by_numpy, row_function
 from spillgrad.ops.promotion import Operand, as_operand
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import ARRAYS
 
 eq = equal_elements = row_function("eq", "Return whether elements are equal.")
 ne = not_equal = row_function("ne", "Return whether elements differ.")
@@ -25,13 +26,15 @@ signbit = row_function("signbit", "Return whether elements are negative, or -0."
 def isclose(
     input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:  # fmt: skip
-    """Return whether |input - other| <= atol + rtol |other|, elementwise."""
-    operands = [as_operand("isclose", o) for o in (input, other)]
+    """Return whether |input - other| <= atol + rtol |other|, elementwise; infinite ones if they are equal."""
 
-    def are_close(a: Any, b: Any) -> Any:
-        return np.isclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol, atol, equal_nan)
+    def are_close(*values: Any) -> Any:
+        a, b = [x.astype(np.float64) if isinstance(x, ARRAYS) else np.float64(x) for x in values]
+        with np.errstate(all="ignore"):
+            close = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | (a == b)
+        return close | np.isnan(a) & np.isnan(b) if equal_nan else close
 
-    return by_numpy("isclose", are_close, *operands)
+    return by_numpy("isclose", are_close, as_operand("isclose", input), as_operand("isclose", other))
 
 
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:

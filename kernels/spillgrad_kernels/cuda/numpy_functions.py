@@ -255,12 +255,25 @@ def _unravel_index(indices: DeviceArray, shape: Shape) -> tuple[DeviceArray, ...
     return (left, *reversed(places)) if shape else ()
 
 
-def _cumsum(a: DeviceArray, axis: int | None = None, dtype: Any = None) -> DeviceArray:
+def _running(name: str) -> Callable[..., DeviceArray]:
+    def folded(a: DeviceArray, axis: int | None = None, dtype: Any = None) -> DeviceArray:
+        if axis is None:
+            a, axis = a.reshape(-1), 0
+        a = a if dtype is None or np.dtype(dtype).kind == "i" else a.astype(dtype, copy=False)
+        folds = reductions.running(name, a, axis % a.ndim)
+        return folds if dtype is None else folds.astype(dtype, copy=False)
+
+    return folded
+
+
+def _roll(a: DeviceArray, shift: Any, axis: Axes = None) -> DeviceArray:
     if axis is None:
-        a, axis = a.reshape(-1), 0
-    a = a if dtype is None or np.dtype(dtype).kind == "i" else a.astype(dtype, copy=False)
-    sums = reductions.cumsum(a, axis % a.ndim)
-    return sums if dtype is None else sums.astype(dtype, copy=False)
+        return _roll(a.reshape(-1), shift, 0).reshape(a.shape)
+    for steps, along in np.broadcast(shift, axis):
+        lead = (slice(None),) * (int(along) % a.ndim)
+        first = a.shape[len(lead)] - int(steps) % max(a.shape[len(lead)], 1)
+        a = _joined([a[(*lead, slice(first, None))], a[(*lead, slice(first))]], len(lead))
+    return a
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -274,7 +287,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.flatnonzero: _flatnonzero,
     np.argwhere: _argwhere,
     np.unravel_index: _unravel_index,
-    np.cumsum: _cumsum,
+    np.cumsum: _running("sum"),
+    np.cumprod: _running("prod"),
+    np.roll: _roll,
     np.round: np.rint,
     np.put_along_axis: _put_along_axis,
     np.take: _take,
@@ -304,7 +319,7 @@ _ROWS_OF: dict[Any, str] = {
     np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
     np.sqrt: "sqrt", np.exp: "exp", np.log: "log", np.maximum: "maximum", np.minimum: "minimum", np.equal: "eq",
     np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
-    np.floor: "floor", np.ceil: "ceil", np.rint: "round",
+    np.floor: "floor", np.ceil: "ceil", np.rint: "round", np.log1p: "log1p", np.tan: "tan",
     np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite", np.signbit: "signbit",
     np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or", np.bitwise_xor: "bitwise_xor",
     np.invert: "bitwise_not", np.left_shift: "bitwise_left_shift", np.right_shift: "bitwise_right_shift",
