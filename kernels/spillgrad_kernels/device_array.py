@@ -193,7 +193,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(_part, _viewing(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Overwrite a part with a broadcast value; where an index with arrays names an element twice, the last stays."""
+        """Overwrite a part with a broadcast value; of several for one element, by an index with arrays, the last."""
         if _has_arrays(key):
             _cuda("advanced_indexing").put(self, key, value)
         else:

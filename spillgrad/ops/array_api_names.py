@@ -28,6 +28,7 @@ from spillgrad.ops.shape import (
     unsqueeze,
 )
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import arange_beside
 
 
 class UniqueAll(NamedTuple):
@@ -192,6 +193,6 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Return the different elements, where each is first, which of them each element is, and how often it is there."""
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
-    first = np.full(values.numel(), inverse.numel(), np.int64)
-    np.minimum.at(first, inverse.array.reshape(-1), np.arange(inverse.numel()))
+    first = filled(x.device, values.shape, np.int64, inverse.numel())
+    np.minimum.at(first, inverse.array.reshape(-1), arange_beside(x.array, inverse.numel()))
     return UniqueAll(values, Tensor.wrap(first), inverse, counts)

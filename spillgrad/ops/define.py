@@ -216,8 +216,8 @@ class Operation:
             require_one_device(self.name, arguments)
         try:
             return self.forward.result(*arrays)
-        except NotOnDevice as reason:
-            return compute_on_host(self.name, reason, self.forward.result, *arrays)
+        except NotOnDevice:
+            return compute_on_host(self.name, self.forward.result, *arrays)
 
 
 class OperationNode(Node):

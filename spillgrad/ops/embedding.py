@@ -12,7 +12,7 @@ from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.choice import where
 from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import check_index, gather, summed_at
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.numeric import moved_by, on_floats
 from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.ops.subscript import getitem, setitem
@@ -22,7 +22,7 @@ from spillgrad_kernels.device_array import arange_beside, beside
 
 
 def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
-    return on_floats(lambda table: kernels.embedding(table, indices), weight)
+    return moved_by(lambda table: kernels.embedding(table, indices), weight)
 
 
 def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
@@ -236,5 +236,5 @@ def _largest_of_bags(rows: Tensor, bags: np.ndarray, count: int) -> Tensor:
         places[bag] = start + np.argmax(values[start:stop], 0)
     there = np.zeros((count, 1), np.bool_)
     there[filled] = True
-    there, places = (Tensor.wrap(moved(part, rows.device)) for part in (there, places))
-    return where(there, gather(rows, 0, places), 0.0)  # type: ignore[no-any-return]
+    is_there, first = (Tensor.wrap(moved(part, rows.device)) for part in (there, places))
+    return where(is_there, gather(rows, 0, first), 0.0)  # type: ignore[no-any-return]

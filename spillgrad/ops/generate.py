@@ -48,14 +48,14 @@ the code is written per operation, as the kernels' loops are. That of `mul`, who
         if node.edges[0][0] is not None:
             try:
                 found = derivative0(g, values["other"], node._inputs[0][0])
-            except NotOnDevice as reason:
-                found = on_host(node.name(), reason, derivative0, g, values["other"], node._inputs[0][0])
+            except NotOnDevice:
+                found = on_host(node.name(), derivative0, g, values["other"], node._inputs[0][0])
             results[0] = hold(found, held)
         if node.edges[1][0] is not None:
             try:
                 found = derivative1(g, values["self"], node._inputs[1][0])
-            except NotOnDevice as reason:
-                found = on_host(node.name(), reason, derivative1, g, values["self"], node._inputs[1][0])
+            except NotOnDevice:
+                found = on_host(node.name(), derivative1, g, values["self"], node._inputs[1][0])
             results[1] = hold(found, held)
         return results
 
@@ -165,7 +165,7 @@ def _forward(structure: Structure) -> list[str]:
         f"    {structure.results} = forward({arrays})",
         "except NotOnDevice as reason:",
         f"    require_one_device(name, ({tensors},))",
-        f"    {structure.results} = {'refuse' if structure.view else 'on_host'}(name, reason, forward, {arrays})",
+        f"    {structure.results} = {'refuse(name, reason' if structure.view else 'on_host(name, forward'}, {arrays})",
         f"if type({first}) is DeviceArray:",
         f"    require_one_device(name, ({tensors},))",
     ]
@@ -286,8 +286,8 @@ def apply_source(structure: Structure) -> str:
         call = [
             "    try:",
             f"        found = derivative{number}({arguments})",
-            "    except NotOnDevice as reason:",
-            f"        found = on_host(node.name(), reason, derivative{number}, {arguments})",
+            "    except NotOnDevice:",
+            f"        found = on_host(node.name(), derivative{number}, {arguments})",
         ]
         if len(inputs) > 1 or "needs" in parameters:
             lines.append(f"needs = tuple([node.edges[i][0] is not None for i in {_positions(inputs)}])")

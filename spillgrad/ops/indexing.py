@@ -15,7 +15,7 @@ from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
-from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
+from spillgrad.ops.numeric import as_own, cast, contiguous, moved_by, on_floats
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
@@ -49,13 +49,13 @@ def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> Non
 
 def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     slices = np.moveaxis(self, dim, 0)
-    if not dtypes.is_floating_point(self.dtype):
+    if not dtypes.is_floating_point(self.dtype) and not is_on_device(self):
         return np.take(self, index, dim)
 
     def rows(a: np.ndarray) -> np.ndarray:
         return kernels.embedding(a, index)
 
-    picked: np.ndarray = on_floats(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
+    picked: np.ndarray = moved_by(rows, slices.reshape(slices.shape[0], math.prod(slices.shape[1:])))
     return contiguous(np.moveaxis(picked.reshape(index.shape + slices.shape[1:]), 0, dim))
 
 
@@ -150,9 +150,9 @@ def corner(a: np.ndarray, dim: int, shape: Shape) -> np.ndarray:
 
 
 def _gathered(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
-    if not dtypes.is_floating_point(self.dtype):
+    if not dtypes.is_floating_point(self.dtype) and not is_on_device(self):
         return np.take_along_axis(corner(self, dim, index.shape), index, dim)
-    return on_floats(lambda a: kernels.gather(a, dim, index), self)
+    return moved_by(lambda a: kernels.gather(a, dim, index), self)
 
 
 def _added(self: np.ndarray, dim: int, index: np.ndarray, src: np.ndarray) -> np.ndarray:

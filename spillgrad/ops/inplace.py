@@ -35,7 +35,7 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one), ShapeError or
     DtypeError when the result does not fit into the tensor.
     """
-    if not _is_recorded(tensor, *arguments, *options.values()):
+    if not is_recorded(tensor, *arguments, *options.values()):
         if _takes_out(function) and computes_in_place(tensor, arguments, options):
             return function(tensor, *arguments, **options, out=tensor)
         write(tensor, name, function(tensor, *arguments, **options).array)
@@ -56,7 +56,8 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     return tensor
 
 
-def _is_recorded(tensor: Tensor, *others: Any) -> bool:
+def is_recorded(tensor: Tensor, *others: Any) -> bool:
+    """Return whether a change of the tensor, with these others, is one for the graph."""
     return is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *others))
 
 
@@ -294,7 +295,7 @@ def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
     from_array = to_device(from_array, tensor.device)
-    if _is_recorded(tensor, from_array):
+    if is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
     begin_write(tensor, "copy_", tensor.shape, tensor.dtype)

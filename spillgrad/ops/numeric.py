@@ -125,6 +125,11 @@ def on_floats(
     return results  # type: ignore[no-any-return]
 
 
+def moved_by(kernel: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Call a kernel that only moves elements: a device's takes any dtype, the CPU's as in `on_floats`."""
+    return kernel(array) if is_on_device(array) else on_floats(kernel, array)
+
+
 def run_formula(
     formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
     out: np.ndarray | None = None,

@@ -33,7 +33,7 @@ def _order(array: np.ndarray, dim: int) -> Any:
 
 @on_device("sorting")
 def in_order(a: np.ndarray, axis: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first `count` elements along `axis` in stable order, and where they were; NaN counts as the largest."""
+    """Return the first `count` elements along `axis` in stable order, and where they were; NaN is the largest."""
     keys = a.astype(np.float32) if dtypes.is_floating_point(a.dtype) and a.itemsize == 2 else a
     if descending:
         order = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis, kind="stable"), axis)

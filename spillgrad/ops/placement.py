@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from spillgrad.device import CPU, CUDA, Device, moved
-from spillgrad.errors import DeviceError, HostComputeWarning
+from spillgrad.errors import DeviceError, GraphError, HostComputeWarning
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice
 
@@ -32,22 +32,39 @@ def require_one_device(name: str, arguments: Iterable[Any]) -> None:
         raise DeviceError(f"{name}: got tensors on different devices, {got}; move one with .to(device)")
 
 
-def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any], *arguments: Any) -> Any:
+def compute_on_host(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of arrays or tensors gives for copies of them in the host's memory, copied back.
 
-    Gradients of tensors go the same way. It warns the first time.
+    Gradients of tensors go the same way. It warns the first time. Raises DeviceError for a function that changes its
+    arguments: the copies, of which nobody would hear.
     """
     require_one_device(name, arguments)
+    return _computed_on_host(name, function, arguments, {})
+
+
+def _computed_on_host(
+    name: str, function: Callable[..., Any], arguments: Iterable[Any], options: dict[str, Any]
+) -> Any:
     warn_of_host(name)
-    return _moved(function(*[_moved(argument, CPU) for argument in arguments]), CUDA)
+    given = [_moved(argument, CPU) for argument in arguments]
+    try:
+        found = function(*given, **{option: _moved(value, CPU) for option, value in options.items()})
+    except (ValueError, GraphError) as error:
+        if "read-only" not in str(error):
+            raise
+        raise DeviceError(
+            f"{name}: on {CUDA} this changes a tensor in place, of which the host has a copy; use tensors moved with "
+            ".cpu()"
+        ) from error
+    return _moved(found, CUDA)
 
 
 def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of arrays or tensors that has no gradient gives: by the host where the device cannot."""
     try:
         return function(*arguments)
-    except NotOnDevice as reason:
-        return compute_on_host(name, reason, function, *arguments)
+    except NotOnDevice:
+        return compute_on_host(name, function, *arguments)
 
 
 def by_host(function: Function) -> Function:
@@ -57,9 +74,7 @@ def by_host(function: Function) -> Function:
     def computed(*arguments: Any, **options: Any) -> Any:
         if not _any_on_device(function, arguments, options):
             return function(*arguments, **options)
-        warn_of_host(function.__name__)
-        found = function(*_moved(arguments, CPU), **{name: _moved(x, CPU) for name, x in options.items()})
-        return _moved(found, CUDA)
+        return _computed_on_host(function.__name__, function, arguments, options)
 
     return computed  # type: ignore[return-value]
 
@@ -88,7 +103,7 @@ def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], opt
     return True
 
 
-def refuse_view(name: str, reason: NotOnDevice, function: Any, *arguments: Any) -> NoReturn:
+def refuse_view(name: str, reason: NotOnDevice, *arguments: Any) -> NoReturn:
     """Raise DeviceError: a copy made by the host would be no view."""
     raise DeviceError(f"{name}: {reason}; a tensor on {CUDA} has no such view: use cpu() first") from reason
 
@@ -108,10 +123,17 @@ def warn_of_host(name: str) -> None:
 
 
 def _moved(value: Any, device: Device) -> Any:
+    """Return a value with its arrays and tensors on a device; copies that the host gets are read-only."""
     if isinstance(value, Tensor):
-        return value.to(device)
+        copied = value.to(device)
+        if device is CPU and copied is not value:
+            copied._array.flags.writeable = False
+        return copied
     if isinstance(value, ARRAYS):
-        return moved(value, device)
+        array = moved(value, device)
+        if device is CPU and array is not value:
+            array.flags.writeable = False
+        return array
     if isinstance(value, tuple | list):
         parts = [_moved(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

@@ -17,9 +17,10 @@ from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
+from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import ARRAYS, arange_beside, is_on_device, zeros_beside
+from spillgrad_kernels.device_array import ARRAYS, is_on_device, zeros_beside
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
@@ -116,16 +117,19 @@ def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ..
 
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Add values into zeros at an advanced index; positions named twice receive both."""
-    chosen, lead = _without_whole_end(index, len(shape))
-    rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
-    places = arange_beside(self, rows).reshape(shape[:lead])
-    # A device reads 0 where an index is out of range, and adds nothing at -1.
-    positions = ((places + 1)[chosen] - 1 if is_on_device(places) else places[chosen]).reshape(-1)
+
+    def added_at(values: np.ndarray) -> np.ndarray:
+        sums = zeros_beside(values, shape, values.dtype)
+        np.add.at(sums, index, values)
+        return sums
 
     if not dtypes.is_floating_point(self.dtype):
-        sums = zeros_beside(self, shape, self.dtype)
-        np.add.at(sums, index, self)
-        return sums
+        return added_at(self)
+    if is_on_device(self):
+        return on_floats(added_at, self)
+    chosen, lead = _without_whole_end(index, len(shape))
+    rows, width = math.prod(shape[:lead]), math.prod(shape[lead:])
+    positions = np.arange(rows).reshape(shape[:lead])[chosen].reshape(-1)
 
     def add_up(values: np.ndarray) -> np.ndarray:
         if lead < len(shape):
@@ -213,8 +217,14 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
         if any(isinstance(p, int) for p in parsed):
             first, parsed = _integers_first(parsed, tensor.ndim)
             tensor = _basic(tensor, first)
-        kept = _kept(parsed, tensor, source)
-        inplace.change(tensor, "setitem", lambda t, v: _assign(t, to_dtype(v, t.dtype), kept), source)
+        if inplace.is_recorded(tensor, source):
+            kept = _kept(parsed, tensor, source)
+            inplace.change(tensor, "setitem", lambda t, v: _assign(t, to_dtype(v, t.dtype), kept), source)
+            return
+        require_one_device("setitem", (tensor, source))
+        values = to_dtype(source, tensor.dtype).array
+        inplace.begin_write(tensor, "setitem", tensor.shape, tensor.dtype)
+        tensor.array[parsed] = values
     except IndexError as error:
         raise DimensionError(f"index: {error} (the tensor has shape {tensor.shape})") from error
     except ValueError as error:
@@ -243,7 +253,7 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
 
 
 def _shaped_alike(part: Any) -> Any:
-    """Return a part of an index for the host that names as many elements: of a device's integers the shape is enough."""
+    """Return a part of an index that names as many elements for the host: of integers the shape is enough."""
     if not is_on_device(part):
         return part
     return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)

@@ -14,6 +14,7 @@ import spillgrad as sg
 from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad.ops import placement
+from spillgrad.ops.array_api_names import unique_all
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.linalg import linear
 from spillgrad_kernels.elementwise import ROWS
@@ -136,6 +137,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         (np.array([2, 1, 2, 0, 0]), A, np.array([0, 2, 2])),
     ),
     "one_hot": (lambda i: (F.one_hot(i), F.one_hot(i, 6)), (PLACES,)),
+    "different values and where": (lambda a, i: (unique_all(a), unique_all(i)), (TIES, WHOLE)),
     "different values": (
         lambda a, i, m: (
             a.unique(return_inverse=True, return_counts=True), i.unique(return_counts=True), m.unique(), a[:0].unique(),
@@ -154,7 +156,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         ), (TIES, WHOLE, MASK),
     ),
     "how often": (
-        lambda i, a: (i.flatten().bincount(), i[0].bincount(a.detach(), 9), a.histc(4), a.histc(3, -1, 1)), (PLACE_ROWS, ROW[0]),
+        lambda i, a: (i.flatten().bincount(), i[0].bincount(a.detach(), 9), a.histc(4), a.histc(3, -1, 1)),
+        (PLACE_ROWS, ROW[0]),
     ),
     "places": (
         lambda a, i, m: (
@@ -197,7 +200,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         (A, indices(5, 3, 4), B),
     ),
     "views": (lambda a: a.reshape(5, 3).T.unsqueeze(0).expand(2, 3, 5).permute(2, 0, 1), (A,)),
-    "flip, roll and pad": (lambda a: F.pad(a.flip(1), (1, 2)), (A,)),
+    "flip, roll and pad": (lambda a: (F.pad(a.flip(1), (1, 2)), a.roll((1, -7), (0, 1)), a.roll(2)), (A,)),
     "cat and stack": (lambda a, b: (sg.cat([a, b], 1), sg.stack([a, b], 1)), (A, B)),
     "split and unbind": (lambda a: (a.split(2, 1)[1], a.unbind(0)[2]), (A,)),
     "repeat": (lambda a: a.repeat(2, 3), (A,)),
@@ -318,7 +321,8 @@ TARGETS = np.array([1, 4, 0])
 TWICE: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "cross_entropy": (lambda a, t: F.cross_entropy(a, t), (A, TARGETS)),
     "cross_entropy of few": (
-        lambda a, t, w: F.cross_entropy(a, t, w.detach(), ignore_index=1, label_smoothing=0.1), (A, TARGETS, abs(VECTOR)),
+        lambda a, t, w: F.cross_entropy(a, t, w.detach(), ignore_index=1, label_smoothing=0.1),
+        (A, TARGETS, abs(VECTOR)),
     ),
     "cross_entropy of each": (lambda a, t: F.cross_entropy(a, t, reduction="none"), (A.astype(np.float64), TARGETS)),
     "cross_entropy of probabilities": (lambda a, b: F.cross_entropy(a, b.softmax(1).detach()), (A, B)),
@@ -371,15 +375,16 @@ def test_what_a_device_remembers_of_a_call_serves_calls_that_are_alike():
 def test_what_has_no_kernel_is_computed_by_the_host_with_a_warning_once():
     x = sg.tensor(A, device="cuda", requires_grad=True)
     placement._warned.clear()
-    with pytest.warns(HostComputeWarning, match="sort: cuda:0 has no kernel for it"):
-        values, places = x.sort(1)
+    with pytest.warns(HostComputeWarning, match="logcumsumexp: cuda:0 has no kernel for it"):
+        sums = x.logcumsumexp(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        x.detach().sort(1)
-    assert values.device == places.device == "cuda"
-    np.testing.assert_array_equal(values.numpy(force=True), np.sort(A, 1))
-    values[:, 0].sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(force=True), A.min(1, keepdims=True) == A)
+        x.detach().logcumsumexp(1)
+    assert sums.device == "cuda"
+    np.testing.assert_allclose(sums.numpy(force=True), np.logaddexp.accumulate(A, 1), 1e-6)
+    with pytest.warns(HostComputeWarning, match="recurrence"):
+        sums[:, 0].sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(force=True), np.ones_like(A) * (np.arange(5) == 0))
 
 
 def test_tensors_of_two_devices_are_refused_and_numbers_of_the_host_are_not():

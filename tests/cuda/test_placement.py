@@ -6,7 +6,10 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
+from spillgrad.ops import placement
+from spillgrad.ops.define import operation
 from spillgrad.ops.linalg import linear
+from spillgrad_kernels.device_array import NotOnDevice
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -113,11 +116,7 @@ def test_nothing_is_all_true_and_not_any():
 
 
 BY_HOST = {
-    "nonzero": lambda a: a.nonzero(),
-    "where": lambda a: sg.where(a > 1),
-    "unique": lambda a: a.unique(),
-    "isin": lambda a: sg.isin(a, a[0]),
-    "histc": lambda a: sg.histc(a, 4),
+    "unique slices": lambda a: a.unique(dim=1),
     "isclose": lambda a: sg.isclose(a, a * 2),
     "multinomial": lambda a: sg.multinomial(a + 1, 2),
     "bernoulli": lambda a: sg.bernoulli(a / 6),
@@ -143,9 +142,28 @@ def test_the_host_computes_what_has_no_kernel(name, here, there):
 def test_the_host_tells_once_that_it_computes(there, monkeypatch):
     monkeypatch.setattr("spillgrad.ops.placement._warned", set())
     with pytest.warns(HostComputeWarning, match="unique") as told:
-        there.unique()
-        there.unique()
+        there.unique(dim=0)
+        there.unique(dim=0)
     assert len(told) == 1
+
+
+def add_one(array):
+    array += 1
+    return array
+
+
+@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")
+def test_what_would_change_the_host_s_copy_of_an_argument_is_refused(there):
+    without_kernel = operation("without_kernel", lambda self: add_one(np.logaddexp(self, 0, out=self)))
+    for change in (
+        lambda: without_kernel(there), lambda: placement.by_host(lambda tensor: tensor.add_(1))(there),
+        lambda: placement.computed_anywhere("without_kernel", lambda a: np.add(a, 1, out=a, where=[True]), there.array),
+    ):  # fmt: skip
+        with pytest.raises(DeviceError, match=r"on cuda:0 this changes a tensor in place.* moved with \.cpu"):
+            change()
+    np.testing.assert_array_equal(there.cpu(), VALUES)
+    more = placement.compute_on_host("fresh", NotOnDevice("no"), lambda a: add_one(a.copy()), there.array)
+    np.testing.assert_array_equal(more.to_host(), VALUES + 1)
 
 
 def test_what_has_no_kernel_and_reads_its_largest_element(there):

@@ -242,19 +242,24 @@ def test_dropout_compiles_for_every_generation(dtype, lanes, adds):
             assert f".target sm_{major}{minor}" in random.dropping(kind, lanes, adds).ptx((major, minor))
 
 
-@pytest.mark.parametrize("kernel", [sorting.count_digits, sorting.sum_up, sorting.move_keys], ids=repr)
-def test_the_sort_compiles_for_every_generation(kernel):
+@pytest.mark.parametrize("dtype, make", [
+    ("float32", sorting.sorting_tiles), ("bfloat16", sorting.sorting_tiles), ("float64", sorting.merging_runs),
+    ("uint8", sorting.merging_runs), ("uint64", sorting.searching),
+])  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True])
+def test_sorts_and_searches_compile_for_every_generation(make, dtype, turned):
     for major, minor in CAPABILITIES:
-        code = kernel.ptx((major, minor))
+        code = make(dtype, turned).ptx((major, minor))
         assert f".target sm_{major}{minor}" in code
         assert "atom." not in code and ".local" not in code
 
 
 @pytest.mark.parametrize("index", ["int64", "int32", "uint8"])
 @pytest.mark.parametrize("nbytes", [1, 2, 4, 8, 16])
-def test_choosing_by_index_compiles_for_every_generation(nbytes, index):
+def test_reads_and_writes_by_index_compile_for_every_generation(nbytes, index):
     for major, minor in CAPABILITIES:
-        assert f".target sm_{major}{minor}" in indexing.choosing(nbytes, index).ptx((major, minor))
+        for kernel in (indexing.choosing(nbytes, index), indexing.overwriting(nbytes, index)):
+            assert f".target sm_{major}{minor}" in kernel.ptx((major, minor))
 
 
 @pytest.mark.parametrize("dtype, lanes", [
@@ -262,7 +267,7 @@ def test_choosing_by_index_compiles_for_every_generation(nbytes, index):
 ])  # fmt: skip
 def test_sums_by_index_compile_for_every_generation(dtype, lanes):
     kind = np.dtype(dtype)
-    kernels = [indexing.adding(kind, lanes), indexing.adding_partials(kind, lanes), indexing.numbering("int32")]
+    kernels = [indexing.adding(kind, lanes, "int32"), indexing.adding_partials(kind, lanes, "int64", "max")]
     if kind == indexing._summed_in(kind):
         kernels.append(indexing.adding_columns(kind, "int64"))
     for kernel in kernels:
@@ -328,6 +333,11 @@ def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(rule, 
         assert ".local" not in code
         assert {found.rpartition(".")[2] for found in re.findall(r"st\.global\.(\S+)", code)} == {access[3:]}
         assert access in code and "ld.global.u64" in code
+
+
+def test_the_places_of_a_mask_compile_for_every_generation():
+    for major, minor in CAPABILITIES:
+        assert f".target sm_{major}{minor}" in indexing._listing().ptx((major, minor))
 
 
 @pytest.mark.parametrize("make", [

@@ -284,6 +284,27 @@ print(add.launch(1, 0, 0), driver.synchronize())
     ]
 
 
+def test_sorts_and_sums_by_index_are_few_launches_however_many_rows_there_are(run):
+    program = """
+from spillgrad_kernels.cuda.indexing import embedding_backward
+from spillgrad_kernels.cuda.sorting import in_order
+def launches(function, *arguments):
+    before = failures.launches.last
+    function(*arguments)
+    return failures.launches.last - before
+for shape, axis, count in (
+    ((1000, 8), 1, 8), ((3, 2048), 1, 2048), ((500, 3000), 1, 3000), ((3000, 7), 0, 3000), ((2, 50000), 1, 50000),
+    ((2, 50000), 1, 40),
+):
+    print(launches(in_order, empty(shape, np.float32), axis, True, count))
+for tokens in (40, 2048, 4096, 16384):
+    print(launches(embedding_backward, empty((tokens, 8), np.float32), empty((tokens,), np.int64), 50257))
+"""
+    found = [int(line) for line in run(program)]
+    assert found[:6] == [1, 1, 2, 2, 6, 6]
+    assert found[6:] == [2, 3, 4, 6]
+
+
 COMPILING = """
 from spillgrad_kernels.cuda import compile, elementwise
 from spillgrad_kernels.elementwise import ROWS

@@ -1,4 +1,4 @@
-"""Integers and truth values in CUDA kernels as they are compiled, against NumPy."""
+"""Integers and truth values in CUDA kernels as they are compiled, and their order, against NumPy."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, logic, reductions
+from spillgrad_kernels.cuda import elementwise, indexing, logic, reductions, sorting
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
@@ -87,3 +87,66 @@ def test_running_sums_of_integers_compile_to_numpy_s(dtype):
     run = compiled(reductions.scan("sum", dtype, False))
     run(2, 2, len(values), 1, len(values), values.ctypes.data, 0, result.ctypes.data)
     assert np.array_equal(result, np.cumsum(values, 0, np.int64))
+
+
+def address(array):
+    return array.ctypes.data
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "int64", "float16", "float32", "float64"])
+def test_a_sort_compiles_to_numpy_s(dtype, descending, monkeypatch):
+    keys = sorting._THREAD_KEYS
+    monkeypatch.setattr(sorting, "THREADS", 1)
+    monkeypatch.setattr(sorting, "_TILE", keys)
+    sort, merge = (make.__wrapped__(dtype, descending) for make in (sorting.sorting_tiles, sorting.merging_runs))
+    values = np.random.default_rng(0).integers(-9, 9, (2, 2 * keys + 3)).astype(dtype)
+    if values.dtype.kind == "f":
+        values[:, ::5] = np.nan
+        values[:, 1::7] = -0.0
+    n = values.shape[1]
+    found = [(np.empty_like(values), np.empty(values.shape, np.int64)) for _ in range(3)]
+    addresses = [tuple(map(address, parts)) for parts in found]
+    compiled(sort)(2, n, 1, 3, keys, keys, n, 1, address(values), *addresses[0])
+    compiled(merge)(2, n, keys, 2, n, 2 * keys, 1, *addresses[0], *addresses[1])
+    compiled(merge)(2, n, 2 * keys, 1, n, 4 * keys, 1, *addresses[1], *addresses[2])
+    wide = values.astype(np.float64) if values.dtype.kind == "f" else values
+    order = np.argsort(wide, 1, kind="stable")
+    if descending:
+        order = n - 1 - np.argsort(wide[:, ::-1], 1, kind="stable")[:, ::-1]
+    assert np.array_equal(found[2][1], order)
+    assert found[2][0].tobytes() == np.take_along_axis(values, order, 1).tobytes()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float32"])
+def test_a_search_compiles_to_numpy_s(dtype, after):
+    keys, sought = (np.random.default_rng(i).integers(-9, 9, 20).astype(dtype) for i in (0, 1))
+    if keys.dtype.kind == "f":
+        keys[:3], sought[:2] = np.nan, (np.nan, np.inf)
+    keys.sort()
+    found = np.empty(20, np.int64)
+    compiled(sorting.searching(dtype, after))(20, 20, 20, address(keys), address(sought), address(found))
+    assert np.array_equal(found, np.searchsorted(keys, sought, "right" if after else "left"))
+
+
+@pytest.mark.parametrize("index", ["int8", "uint8", "int64", "uint64"])
+def test_writes_and_sums_by_index_compile_to_numpy_s(index):
+    chosen = np.sort(np.random.default_rng(0).integers(0, 7, 150)).astype(index)
+    chosen[-3:] = np.array([7, 9, 100]).astype(index)  # outside
+    places = np.random.default_rng(1).permutation(150)
+    values = np.random.default_rng(2).integers(-99, 99, (150, 2)).astype(np.int16)
+    inside = chosen < 7
+    found, wanted = np.zeros((7, 2), np.int16), np.zeros((7, 2), np.int16)
+    write = compiled(indexing.overwriting(4, index))
+    write(150, 150, 7, 1, 1, address(chosen), address(places), address(values), address(found))
+    for row, place in zip(chosen[inside], places[inside], strict=True):
+        wanted[int(row)] = values[place]
+    assert np.array_equal(found, wanted)
+    partials = np.empty((3, 2), np.int16)
+    add = compiled(indexing.adding(np.dtype(np.int16), 2, index))
+    add(150, 150, 7, 1, *map(address, (chosen, places, values, found, partials)))
+    add = compiled(indexing.adding_partials(np.dtype(np.int16), 2, index))
+    add(3, 150, 7, 1, *map(address, (chosen, found, partials)))
+    np.add.at(wanted, chosen[inside].astype(np.int64), values[places[inside]])
+    assert np.array_equal(found, wanted)

@@ -7,7 +7,7 @@ import pytest
 from numba.cuda import types
 
 from spillgrad_kernels import cache
-from spillgrad_kernels.cuda import attention, elementwise, machine_code, matmul, reductions, sorting
+from spillgrad_kernels.cuda import attention, elementwise, indexing, machine_code, matmul, reductions, sorting
 from spillgrad_kernels.cuda.compile import Kernel, cuda, device
 from spillgrad_kernels.cuda.launch import _LAYOUTS
 from spillgrad_kernels.cuda.machine_code import UnknownIdentity, identity, link
@@ -35,7 +35,9 @@ KERNELS = [
     elementwise_kernel(), elementwise_kernel("mul"), elementwise_kernel(dtype=np.dtype(np.float64)),
     elementwise_kernel(is_aligned=False), elementwise_kernel(numbers=True),
     square_of("float32"), square_of("float16"), reductions.kernel("sum", "sum", FLOAT, FLOAT),
-    reductions.kernel("max", "max", FLOAT, FLOAT), sorting.count_digits, sorting.sum_up, sorting.move_keys,
+    reductions.kernel("max", "max", FLOAT, FLOAT),
+    *[make("float32", turned) for make in (sorting.sorting_tiles, sorting.merging_runs) for turned in (False, True)],
+    *[indexing.adding(FLOAT, 1, "int64", rule) for rule in ("sum", "prod", "max", "min")],
     *[attention.forward_kernel(attention.Variant("float32", 64, 64, mask, True, True)) for mask in (0, 1)],
     *[attention.forward_kernel(attention.Variant("float32", 64, width, 0, True, True)) for width in (32, 128)],
 ]  # fmt: skip

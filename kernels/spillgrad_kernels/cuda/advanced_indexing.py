@@ -21,8 +21,8 @@ from spillgrad_kernels.walk import Shape
 class _Chosen(NamedTuple):
     """What an index names: rows of `view`, of an array with the dimensions in front that the index's arrays are for.
 
-    `place` numbers the rows, from 0 to `rows` - 1; of what is outside it is -1. In the result, the dimensions of `place`
-    stand before dimension `at` of a row. `once` says that no row is named twice.
+    `place` numbers the rows, from 0 to `rows` - 1; of what is outside it is -1. In the result, the dimensions of
+    `place` stand before dimension `at` of a row. `once` says that no row is named twice.
     """
 
     view: DeviceArray
@@ -111,6 +111,8 @@ def _is_mask(part: Any) -> bool:
 
 def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
     """Return a broadcast value for each element that is named, in the order of rows, without gaps."""
+    if isinstance(value, DeviceArray) and (value.shape, value.dtype, chosen.at) == (chosen.shape, dtype, 0):
+        return copy(value) if may_share_memory(value, chosen.view) else contiguous(value)
     extra = value.ndim - len(chosen.shape)
     if extra > 0 and value.shape[:extra] == (1,) * extra:
         value = value.reshape(value.shape[extra:])
@@ -121,7 +123,7 @@ def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
     """Return a part for each dimension, old or new, where a mask is for as many as it has; numbers are arrays."""
-    whole = [np.asarray(part) if isinstance(part, int | np.integer) and type(part) is not bool else part for part in parts]
+    whole = [np.asarray(part) if isinstance(part, int | np.integer) else part for part in parts]
     named = [part for part in whole if part is not None and part is not Ellipsis]
     missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])
     if missing < 0:
@@ -169,7 +171,7 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
         elif index.dtype == np.uint64:  # which has no dtype in common with the sizes
             index = index.astype(np.int64)
         rows *= size
-        operands = [index, np.int64(size)] if place is None else [place, index, np.int64(size)]
+        operands: list[Any] = [index, np.int64(size)] if place is None else [place, index, np.int64(size)]
         place = elementwise(_row if place is None else _row_of_row, "row", operands, np.int64)
     others = [i for i in range(view.ndim) if i not in indexed]
     order = [*indexed, *others]

@@ -210,9 +210,7 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
         at = chosen + part * part_bytes
         return part * _PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
 
-    def add_partials(
-        count: int, parts: int, length: int, n: int, width: int, chosen: int, out: int, partials: int
-    ) -> None:
+    def add_partials(count: int, length: int, n: int, width: int, chosen: int, out: int, partials: int) -> None:
         turn = cuda.grid(1)
         while turn < count:
             part = quotient(turn, width)
@@ -226,16 +224,15 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
             if 0 <= at < n and is_first and continues(chosen, begin, part):
                 to = out + ((o * n + at) * width + c) * nbytes
                 sums = load(to)
-                while part < parts and part * _PART_VALUES < begin + length and (
-                    load_index(chosen + part * part_bytes) == own
-                ):
+                end = quotient(begin + length + _PART_VALUES - 1, _PART_VALUES)
+                while part < end and load_index(chosen + part * part_bytes) == own:
                     sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
                     part += 1
                 store(to, sums)
             turn += cuda.gridsize(1)
 
     add_partials.__name__ = f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}"
-    return Kernel(add_partials, [types.int64] * 8)
+    return Kernel(add_partials, [types.int64] * 7)
 
 
 @functools.cache
@@ -392,8 +389,8 @@ def _add_rows(
     if parts > 1:
         kernel = adding_partials(out.dtype, lanes, index.dtype.name, rule)
         kernel.launch(
-            blocks_for(parts * width, kernel.threads), parts * width, parts, length, n, width, chosen.address,
-            out.address, partials.address,
+            blocks_for(parts * width, kernel.threads), parts * width, length, n, width, chosen.address, out.address,
+            partials.address,
         )  # fmt: skip
 
 
@@ -414,8 +411,8 @@ def index_add(a: DeviceArray, index: DeviceArray, values: DeviceArray) -> Device
     Shapes: a (V, D), index (n,), values (n, D), result (V, D). An index outside [0, V) adds nothing.
     Raises ValueError for shapes that do not fit.
     """
-    out = copy(a)
-    _add_rows("index_add", out, index, values, 1, *a.shape)
+    out, (rows, width) = copy(a), a.shape
+    _add_rows("index_add", out, index, values, 1, rows, width)
     return out
 
 
@@ -438,7 +435,8 @@ def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: s
     if out.dtype == np.bool_:
         out, values = out.view(np.uint8), converted(values, np.dtype(np.bool_)).view(np.uint8)
         rule = "max" if rule == "sum" else rule
-    _add_rows("fold_rows", out, index, values, 1, *out.shape, rule)
+    rows, width = out.shape
+    _add_rows("fold_rows", out, index, values, 1, rows, width, rule)
 
 
 def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: bool = False) -> None:

@@ -39,6 +39,12 @@ def _may_share_memory(a: Any, b: Any) -> bool:
     return may_share_memory(a, b)
 
 
+def _all_on_device(name: str, *arrays: Any) -> None:
+    """Raise NotOnDevice for arrays of the host that have dimensions."""
+    if any([isinstance(array, np.ndarray) and array.ndim for array in arrays]):
+        raise NotOnDevice(f"numpy.{name}: got arrays of the host and of the device; they must be in one place")
+
+
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
     if where is not True:
         raise NotOnDevice("numpy.copyto: no kernel of the device takes `where`")
@@ -54,8 +60,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     """Concatenate, array by array into its place."""
-    if not all(isinstance(array, DeviceArray) for array in arrays) or isinstance(out, np.ndarray):
-        raise NotOnDevice("numpy.concatenate: got arrays of the host and of the device; they must be in one place")
+    _all_on_device("concatenate", *arrays, out)
     first = arrays[0]
     axis %= first.ndim
     sizes = [array.shape[axis] for array in arrays]
@@ -72,6 +77,17 @@ def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None
 def _stacked(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
     axis %= arrays[0].ndim + 1
     return _joined([array[(slice(None),) * axis + (None,)] for array in arrays], axis, out)
+
+
+def _rolled(a: DeviceArray, shift: Any, axis: Any = None) -> DeviceArray:
+    if axis is None:
+        return _rolled(a.reshape(-1), shift, 0).reshape(a.shape)
+    steps, axes = (x if isinstance(x, tuple) else (x,) for x in (shift, axis))
+    for step, one in zip(steps, axes, strict=True):
+        begin = a.shape[one] - step % max(a.shape[one], 1)
+        lead = (slice(None),) * (one % a.ndim)
+        a = _joined([a[(*lead, slice(begin, None))], a[(*lead, slice(begin))]], one)
+    return a
 
 
 def _triangle(keep_lower: bool) -> Callable[..., DeviceArray]:
@@ -137,13 +153,13 @@ def _place(name: str) -> Callable[..., DeviceArray]:
 
 
 def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> DeviceArray:
-    if not (isinstance(arr, DeviceArray) and isinstance(indices, DeviceArray)):
-        raise NotOnDevice("numpy.take_along_axis: got arrays of the host and of the device; they must be in one place")
+    _all_on_device("take_along_axis", arr, indices)
     return indexing.gather(arr, axis % arr.ndim, indices)
 
 
 def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
     """Write values at indices along a dimension; where one is there twice, the last stays, as with NumPy."""
+    _all_on_device("put_along_axis", arr, indices, values)
     axis %= arr.ndim
     order = fold_order(arr.shape, (axis,))
     sums, given = contiguous(arr), empty(indices.shape, arr.dtype)
@@ -158,6 +174,7 @@ def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> N
 
 
 def _take(a: DeviceArray, indices: Any, axis: int | None = None) -> DeviceArray:
+    _all_on_device("take", a)
     if axis is None:
         a, axis = a.reshape(-1), 0
     return advanced_indexing.pick(a, (slice(None),) * (axis % a.ndim) + (indices,))
@@ -183,6 +200,7 @@ def _in_order(a: DeviceArray, axis: int | None = None) -> tuple[DeviceArray, Dev
 
 
 def _searchsorted(a: DeviceArray, v: Any, side: str = "left") -> DeviceArray:
+    _all_on_device("searchsorted", a, v)
     return sorting.places_among(a, v, side == "right")
 
 
@@ -198,9 +216,9 @@ def _unique(
     places = indexing.places_where(begins)
     found = [ordered[places]]
     if return_inverse:
-        inverse = empty(order.shape, np.int64)
-        groups = reductions.cumsum(begins, 0) - 1
-        indexing.overwrite(*[x.reshape(1, -1, 1, *end) for x, end in ((inverse, (1,)), (order, ()), (groups, (1,)))], True)
+        inverse = empty((1, ar.size, 1, 1), np.int64)
+        groups: Any = reductions.cumsum(begins, 0) - 1
+        indexing.overwrite(inverse, order.reshape(1, -1, 1), groups.reshape(inverse.shape), once=True)
         found.append(inverse.reshape(ar.shape))
     if return_counts:
         ends = _joined([places[1:], to_device(np.array([ar.size]))]) if ar.size else places
@@ -237,7 +255,8 @@ def _nonzero(a: DeviceArray) -> tuple[DeviceArray, ...]:
 
 
 def _flatnonzero(a: DeviceArray) -> DeviceArray:
-    return indexing.places_where(a if a.dtype == np.bool_ else np.not_equal(a, 0))
+    mask: Any = a if a.dtype == np.bool_ else np.not_equal(a, 0)
+    return indexing.places_where(mask)
 
 
 def _argwhere(a: DeviceArray) -> DeviceArray:
@@ -266,16 +285,6 @@ def _running(name: str) -> Callable[..., DeviceArray]:
     return folded
 
 
-def _roll(a: DeviceArray, shift: Any, axis: Axes = None) -> DeviceArray:
-    if axis is None:
-        return _roll(a.reshape(-1), shift, 0).reshape(a.shape)
-    for steps, along in np.broadcast(shift, axis):
-        lead = (slice(None),) * (int(along) % a.ndim)
-        first = a.shape[len(lead)] - int(steps) % max(a.shape[len(lead)], 1)
-        a = _joined([a[(*lead, slice(first, None))], a[(*lead, slice(first))]], len(lead))
-    return a
-
-
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.argsort: _argsort,
     np.sort: _sort,
@@ -289,8 +298,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.unravel_index: _unravel_index,
     np.cumsum: _running("sum"),
     np.cumprod: _running("prod"),
-    np.roll: _roll,
     np.round: np.rint,
+    np.roll: _rolled,
     np.put_along_axis: _put_along_axis,
     np.take: _take,
     **{function: _on_view(function) for function in _VIEWING},
@@ -340,6 +349,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
     """Compute a universal function of NumPy, or one of its methods. Raises NotOnDevice where no kernel does."""
     if method == "at" and ufunc in _FOLDS:
         a, key, values = operands
+        _all_on_device(f"{ufunc.__name__}.at", a)
         return advanced_indexing.fold(a, key, values, _FOLDS[ufunc])
     if method == "accumulate" and ufunc in (np.maximum, np.minimum):
         (a,) = operands
@@ -359,7 +369,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
     if target is None:
         return result
     assign(target, result)
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:

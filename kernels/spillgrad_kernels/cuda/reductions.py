@@ -323,7 +323,7 @@ def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
 
 
 def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
-    """Return the running folds along `axis` by the rule of a reduction, those of sums and products of integers int64."""
+    """Return the running folds along `axis` by the rule of a reduction; sums and products of integers are int64."""
     dtype = a.dtype
     out = empty(a.shape, _result_dtype(name, dtype))
     _, outer, n, inner = fold_order(a.shape, (axis,))

@@ -1,7 +1,7 @@
 """Stable sorts along a dimension of arrays on a device.
 
-A block of threads sorts a tile in shared memory: of short rows several, of a long one a part. Then runs are merged two by
-two, tile by tile of the result, for all rows in one launch. Equal elements keep their order and NaN counts as the
+A block of threads sorts a tile in shared memory: of short rows several, of a long one a part. Then runs are merged two
+by two, tile by tile of the result, for all rows in one launch. Equal elements keep their order and NaN counts as the
 largest, so the result is one and the same whatever the device and the order its threads run in. Where only the first
 elements are wanted, runs are cut as they are made.
 """
@@ -32,7 +32,7 @@ _store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 def _place(row: int, j: int, n: int, inner: int) -> int:
     """Return where element j of a row is in (outer, n, inner)."""
     o = quotient(row, inner)
-    return (o * n + j) * inner + row - o * inner  # type: ignore[no-any-return]
+    return (o * n + j) * inner + row - o * inner
 
 
 @device
@@ -216,8 +216,8 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
             wanted = _between(a_count + b_count, 0, merged_run)
             end = _between(begin + tile, 0, wanted)
             if begin < end:
-                if thread < 2:
-                    splits[thread] = split(keys, 0, a, a_count, a + run, b_count, begin if thread == 0 else end)
+                for side in range(thread, 2, threads):
+                    splits[side] = split(keys, 0, a, a_count, a + run, b_count, begin if side == 0 else end)
                 cuda.syncthreads()
                 a_held = splits[1] - splits[0]
                 b_held = end - begin - a_held
