@@ -25,6 +25,7 @@ from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions
 from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.device_array import on_device
 
 Shape = tuple[int, ...]
 # Over what statistics are taken: of each group of each sample, and of each group of the whole batch.
@@ -54,23 +55,36 @@ def _parameter(value: np.ndarray | None, places: Shape, like: np.ndarray, defaul
     return value.reshape(1, places[1], places[2], 1)
 
 
+@on_device("channel_norm")
+def normalize(
+    x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, places: Shape, dims: Shape, eps: float,
+    running: tuple[np.ndarray | None, np.ndarray | None], momentum: float, formula: Callable[..., Any],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Return (out, mean, rstd): a formula of elements, mean, rstd, weight and bias; running statistics are moved.
+
+    Shapes: x (N, C, ...), which is `places` (N, G, K, S); mean and rstd as `places` with 1 for each of `dims`.
+    """
+    x4 = x.reshape(places)
+    variance, centre = reductions.var(x4, dims, 0, True)
+    rstd = 1 / np.sqrt(variance + x.dtype.type(eps))
+    parameters = _parameter(weight, places, x, 1), _parameter(bias, places, x, 0)
+    out = elementwise(formula, "channel_norm", [x4, centre, rstd, *parameters], x.dtype)
+    count = math.prod(places[d] for d in dims)
+    for statistic, values in zip(running, (centre, variance * (count / max(count - 1, 1))), strict=True):
+        _track(statistic, values, momentum)
+    return out.reshape(x.shape), centre, rstd
+
+
 def _forward(
     input: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, groups: int, dims: Shape, eps: float,
     running_mean: np.ndarray | None, running_var: np.ndarray | None, momentum: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    def normalize(x: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        places = _places(x.shape, groups)
-        x4 = x.reshape(places)
-        variance, centre = reductions.var(x4, dims, 0, True)
-        rstd = 1 / np.sqrt(variance + x.dtype.type(eps))
-        parameters = _parameter(w, places, x, 1), _parameter(b, places, x, 0)
-        out = elementwise(_normalized, "channel_norm", [x4, centre, rstd, *parameters], x.dtype)
-        count = math.prod(places[d] for d in dims)
-        _track(running_mean, centre, momentum)
-        _track(running_var, variance * (count / max(count - 1, 1)), momentum)
-        return out.reshape(x.shape), centre, rstd
+    places, running = _places(input.shape, groups), (running_mean, running_var)
 
-    return on_floats(normalize, input, weight, bias, exact_aux=True)
+    def normalized(x: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return normalize(x, w, b, places, dims, eps, running, momentum, _normalized)
+
+    return on_floats(normalized, input, weight, bias, exact_aux=True, device_takes_half=True)
 
 
 def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
@@ -79,24 +93,34 @@ def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> N
         running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * np.mean(values, 0).reshape(-1)
 
 
+@on_device("channel_norm")
+def gradients(
+    grad: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray, places: Shape,
+    dims: Shape, formula: Callable[..., Any],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Return the gradients of `normalize` by its input, which is a formula, and by weight and bias, which are flat."""
+    g4, x4, w4 = grad.reshape(places), x.reshape(places), _parameter(weight, places, x, 1)
+    products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
+    # What all the other sums are made of, in float64: there is little of it.
+    plain, weighted = (reductions.sum(a, (3,), True).astype(np.float64) for a in (g4, products))
+    count = math.prod(places[d] for d in dims)
+    shift, slope = ((part * w4).sum(dims, keepdims=True) / max(count, 1) for part in (plain, weighted))
+    operands = [g4, x4, w4, mean, rstd, shift.astype(x.dtype), slope.astype(x.dtype)]
+    by_input = elementwise(formula, "channel_norm_backward", operands, x.dtype, products)
+    by_weight, by_bias = (part.sum(0).reshape(-1).astype(x.dtype) for part in (weighted, plain))
+    return by_input.reshape(x.shape), by_weight, by_bias
+
+
 def _fused(
     g: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, groups: int, dims: Shape,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    def gradients(g: np.ndarray, x: np.ndarray, w: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
-        places = _places(x.shape, groups)
-        g4, x4, w4 = g.reshape(places), x.reshape(places), _parameter(w, places, x, 1)
-        products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
-        # What all the other sums are made of, in float64: there is little of it.
-        plain, weighted = (reductions.sum(a, (3,), True).astype(np.float64) for a in (g4, products))
-        count = math.prod(places[d] for d in dims)
-        shift, slope = ((part * w4).sum(dims, keepdims=True) / max(count, 1) for part in (plain, weighted))
-        operands = [g4, x4, w4, mean, rstd, shift.astype(x.dtype), slope.astype(x.dtype)]
-        by_input = elementwise(_by_input, "channel_norm_backward", operands, x.dtype, products)
-        by_parameters = (part.sum(0).reshape(-1).astype(x.dtype) for part in (weighted, plain))
-        return by_input.reshape(x.shape), *by_parameters
+    places = _places(input.shape, groups)
 
-    results = run_on_tensors(gradients, g, input, weight, mean, rstd, exact_aux=True)
+    def computed(g: np.ndarray, x: np.ndarray, w: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
+        return gradients(g, x, w, mean, rstd, places, dims, _by_input)
+
+    results = run_on_tensors(computed, g, input, weight, mean, rstd, exact_aux=True, device_takes_half=True)
     return tuple(result if need else None for result, need in zip(results, needs, strict=True))
 
 

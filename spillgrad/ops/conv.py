@@ -22,7 +22,6 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import conv as kernels
 from spillgrad_kernels.windows import Windows
 
-
 _computed = functools.partial(on_floats, device_takes_half=True)
 
 

@@ -22,12 +22,13 @@ from spillgrad_kernels import normalization as kernels
 Shape = tuple[int, ...]
 
 
-def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None, exact_aux: bool = False) -> Any:
+def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None, **options: bool) -> Any:
     """Call a fused backward kernel on tensors; return its gradients as tensors of the first one's dtype.
 
-    With `exact_aux` only the first gradient is; the others, of parameters, are not rounded to half precision.
+    With `exact_aux` only the first gradient is; the others, of parameters, are not rounded to half precision. The
+    options are those of `on_floats`.
     """
-    results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors), exact_aux=exact_aux)
+    results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors), **options)
     return tuple(map(Tensor.wrap, results)) if isinstance(results, tuple) else Tensor.wrap(results)
 
 

@@ -1,5 +1,6 @@
 """Pooling: one number for each window of an image."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from spillgrad_kernels.pooling import Ranges
 from spillgrad_kernels.windows import Pair, Windows
 
 Shape = tuple[int, ...]
+
+_ranges = functools.lru_cache(maxsize=256)(kernels.ranges)
 
 
 def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +138,7 @@ def largest(name: str, input: Tensor, dims: int, return_indices: bool, *options:
     """Return the largest element of each window of signals or images, and its place if asked for."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, *options)
-    down, across = kernels.ranges(windows)
+    down, across = _ranges(windows)
     if any((found.starts >= found.stops).any() for found in (down, across)):
         raise ShapeError(
             f"{name}: got an image of {windows.image}, dilation {windows.dilation} and padding {windows.padding}; a "
@@ -178,7 +181,7 @@ def averaged(
     """Return the mean of each window of signals or images."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, kernel_size, stride, padding, 1, ceil_mode)
-    down, across = kernels.ranges(windows)
+    down, across = _ranges(windows)
     if divisor_override is not None:
         if divisor_override == 0:
             raise ArgumentError(f"{name}: got divisor_override 0; it must not be zero")

@@ -29,11 +29,12 @@ def _windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int) -> 
 
 def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
     """Return a view with other strides, in bytes."""
-    view, options = np.lib.stride_tricks.as_strided, {"writeable": array.flags.writeable}
-    found = array.view_by(view, shape, strides, **options) if is_on_device(array) else view(
-        array, shape, strides, **options
-    )  # fmt: skip
-    return found  # type: ignore[no-any-return]
+    view, writeable = np.lib.stride_tricks.as_strided, array.flags.writeable
+    if is_on_device(array):
+        array = array.view_by(view, shape, strides, writeable=writeable)
+    else:
+        array = view(array, shape, strides, writeable=writeable)
+    return array  # type: ignore[no-any-return]
 
 
 @on_device("windows")

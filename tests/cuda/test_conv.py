@@ -19,7 +19,7 @@ from spillgrad_kernels.windows import Windows
 TOLERANCE = {np.float32: 3e-6, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bfloat16: 1.6e-2}
 
 # Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation, what transposing adds.
-PLAIN = (2, 2, 3, 1, (4, 3), (3, 2), (1, 1), (1, 1), (1, 1))
+PLAIN = (2, 2, 3, 1, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
 STRIDED = (2, 1, 2, 2, (5, 6), (2, 3), (2, 3), (1, 1), (1, 2))
 CASES = [
     PLAIN,
@@ -102,8 +102,16 @@ def test_the_gradient_of_a_weight_is_shared_among_products_or_blocks(monkeypatch
     monkeypatch.setattr(on_device, "_PART_POSITIONS", 5)
     assert_agree(case, np.float32)
     monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
-    monkeypatch.setattr(on_device, "_SHARED_POSITIONS", 4)
+    monkeypatch.setattr(on_device, "_SHARED_DEPTH", 4)
     assert_agree(case, np.float32)
+
+
+def test_the_depth_of_a_product_of_few_tiles_is_shared_among_several(monkeypatch):
+    monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
+    monkeypatch.setattr(on_device, "_SHARED_DEPTH", 8)
+    case = (1, 7, 9, 1, (2, 3), (2, 2), (1, 1), (0, 0), (1, 1))  # of a depth of 28, which becomes 32, and of 9
+    assert on_device._parts(1, 9, 32, 2) == 4
+    assert_agree(case, np.float16)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

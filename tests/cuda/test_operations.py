@@ -36,10 +36,11 @@ def truths(*shape: int) -> np.ndarray:
 
 
 A, B, C, ROW, VECTOR = floats(3, 5), floats(3, 5), floats(5, 4), floats(1, 5), floats(5)
-CUBE, HEADS, VOLUME = floats(2, 3, 4), floats(2, 2, 5, 4), floats(1, 1, 3, 3, 2)
+CUBE, HEADS = floats(2, 3, 4), floats(2, 2, 5, 4)
 TIES = np.float32([[1, 0, -0.0, 1, np.nan], [np.nan, 2, 2, -math.inf, 1], [3, 3, 3, 3, 3]])
 PLACE_ROWS = RNG.integers(0, 7, (2, 5))
 WHOLE, PLACES, MASK = RNG.integers(-9, 9, (3, 5)), indices(3, 4), truths(3, 5)
+VOLUME = floats(1, 1, 3, 3, 2)
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "arithmetic": (lambda a, b: (a + b) * 2 - a / (b * b + 1), (A, B)),
@@ -247,11 +248,6 @@ def _written(a: Any, b: Any, i: Any, m: Any) -> Any:
     return a, c
 
 
-def _tracked_norm(a: Any, w: Any, b: Any) -> Any:
-    mean, var = a.new_zeros(3), a.new_ones(3)
-    return F.batch_norm(a, mean, var, w, b, True), mean, var, F.batch_norm(a, mean, var, w, b)
-
-
 @sg.fuse
 def _fused(a: Any, b: Any) -> Any:
     return sg.where(a > 0, a * b.sigmoid(), (a - b).tanh())
@@ -262,6 +258,11 @@ def _drawn(device: Any) -> Any:
         sg.rand(3, 5, device=device), sg.randn(7, device=device), sg.randint(0, 9, (4,), device=device),
         sg.randperm(6, device=device), sg.empty(5, device=device).normal_(1, 2),
     )  # fmt: skip
+
+
+def _tracked_norm(a: Any, w: Any, b: Any) -> Any:
+    mean, var = a.new_zeros(3), a.new_ones(3)
+    return F.batch_norm(a, mean, var, w, b, True), mean, var, F.batch_norm(a, mean, var, w, b)
 
 
 def flattened(results: Any) -> list[sg.Tensor]:

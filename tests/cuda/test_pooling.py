@@ -74,8 +74,10 @@ def test_of_equal_elements_the_first_is_taken_and_of_nan_the_last():
     np.testing.assert_array_equal(places.to_host(), wanted_places)
 
 
+@pytest.mark.parametrize("many", [1, 64])
 @pytest.mark.parametrize("lying, dtype", [pair for pair in EVERY_DTYPE if pair[0] is not RANGES[3]])
-def test_means_and_their_gradients_agree_with_the_cpu_s(lying, dtype):
+def test_means_and_their_gradients_agree_with_the_cpu_s(lying, dtype, many, monkeypatch):
+    monkeypatch.setattr(on_device, "_MANY_ELEMENTS", many)
     image, ranges = lying
     scales = [draw(found.starts.size, np.float64, 2) for found in ranges]
     numbers = [tuple(each.tolist()) for each in scales]
@@ -85,6 +87,18 @@ def test_means_and_their_gradients_agree_with_the_cpu_s(lying, dtype):
     grad = draw(found.shape, dtype, 1)
     spread = on_device.mean_pool_backward(to_device(grad), image, *ranges, *numbers)
     assert_close(spread, on_cpu.mean_pool_backward(exact(grad), image, *ranges, *scales), dtype)
+
+
+def test_of_no_windows_there_is_no_result_and_a_gradient_of_zeros():
+    x, ranges = draw((1, 2, 3, 2)), on_cpu.adaptive_ranges((3, 2), (0, 2))
+    assert on_device.mean_pool(to_device(x), *ranges, (), (1.0, 1.0)).shape == (1, 2, 0, 2)
+    found, places = on_device.max_pool(to_device(x), *ranges)
+    assert (found.shape, places.shape) == ((1, 2, 0, 2), (1, 2, 0, 2))
+    for spread in (
+        on_device.mean_pool_backward(found, (3, 2), *ranges, (), (1.0, 1.0)),
+        pooling.spread_maxima(found, places, (3, 2), *ranges),
+    ):
+        np.testing.assert_array_equal(spread.to_host(), np.zeros((1, 2, 3, 2)))
 
 
 def test_images_may_have_any_strides():

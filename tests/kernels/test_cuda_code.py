@@ -12,6 +12,7 @@ from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
+    channel_norm,
     conv,
     elementwise,
     indexing,
@@ -111,11 +112,13 @@ def test_every_running_fold_compiles_for_every_generation(name, is_dense, dtype)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("dtype, lanes", [("float32", "v4.f32"), ("float64", "v2.f64"), ("float16", None)])
-def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned):
+@pytest.mark.parametrize("dtype, lanes, rows", [
+    ("float32", "v4.f32", 1024), ("float32", "v4.f32", 64), ("float64", "v2.f64", 1024), ("float16", None, 1024),
+])  # fmt: skip
+def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dtype, lanes, turned, rows):
     kind = np.dtype(dtype)
-    plain = dense((1024, 1024), kind)
-    other = dense((1024, 1024), kind, (1, 0)) if turned else plain
+    plain = dense((rows, 1024), kind)
+    other = dense((1024, 1024), kind, (1, 0) if turned else (0, 1))
     kernel = matmul.prepare(plain, other, plain, (), None, "", (True, True, True)).kernel
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
@@ -126,7 +129,8 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
         }
         if lanes:
             assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
-    tile = matmul._TILES["float64" if dtype == "float64" else "float32"]
+    tile = (matmul._TILES if rows > 64 else matmul._LOW_TILES)["float64" if dtype == "float64" else "float32"]
+    assert kernel.threads == tile.threads
     assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
 
 
@@ -277,7 +281,7 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
             assert "atom." not in code and ".local" not in code
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_convolutions_compile_for_every_generation(dtype):
     kind, sums = np.dtype(dtype), conv._sums(np.dtype(dtype))
     for kernel in (
@@ -293,12 +297,25 @@ def test_convolutions_compile_for_every_generation(dtype):
             assert set(products) <= {f"f{8 * sums.itemsize}"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_normalization_by_channel_compiles_for_every_generation(dtype):
+    kind, number = np.dtype(dtype), channel_norm._number(np.dtype(dtype))
+    for kernel in (
+        channel_norm.adding(kind, 16 // kind.itemsize, False), channel_norm.adding(kind, 1, True),
+        channel_norm.finishing(kind), channel_norm.tracking(number, kind), channel_norm.sharing(number, kind),
+    ):  # fmt: skip
+        for major, minor in CAPABILITIES:
+            code = kernel.ptx((major, minor))
+            assert f".target sm_{major}{minor}" in code
+            assert "atom." not in code and ".local" not in code
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_pooling_and_resampling_compile_for_every_generation(dtype):
     kind = np.dtype(dtype)
     for kernel in (
-        pooling.finding(kind), pooling.spreading(kind), pooling.adding(kind, False), pooling.adding(kind, True),
-        resampling.summing(kind),
+        pooling.finding(kind), pooling.spreading(kind), pooling.adding(kind, kind, False),
+        pooling.adding(kind, kind, True), resampling.summing(kind),
     ):  # fmt: skip
         for major, minor in CAPABILITIES:
             code = kernel.ptx((major, minor))

@@ -23,7 +23,7 @@ from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
 from spillgrad_kernels.cuda.matmul import matmul
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import Strides, first_window, lay
 from spillgrad_kernels.device_array import DeviceArray
@@ -31,15 +31,15 @@ from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.packing import round_up
 from spillgrad_kernels.windows import Windows
 
-# What patches, and what is multiplied to make them, take at once.
+# What patches, and what is made of them or what they are made of, take at once.
 _PIECE_BYTES = 1 << 26
 # Rows and columns of matrices are multiples of so many elements: 16 bytes of half precision.
 _WHOLE = 8
 # Outputs of a group below which the product's tile would be so empty that it takes longer than sums by single threads.
 _FEW_OUTPUTS = 16
-# Tiles of a weight's gradient below which its positions are shared among several products, and how many each has then.
+# Tiles of a result below which the depth of its product is shared among several, and the least that each has then.
 _WANTED_TILES, _TILE = 256, 128
-_SHARED_POSITIONS = 512
+_SHARED_DEPTH = 256
 # Positions that one block adds up for an element of a weight's gradient.
 _PART_POSITIONS = 1 << 14
 # Elements of patches that a thread gathers, at least.
@@ -110,9 +110,9 @@ class _Piece(NamedTuple):
     rows: slice
 
     @property
-    def count(self) -> int:
-        """The rows of all its images."""
-        return (self.images.stop - self.images.start) * (self.rows.stop - self.rows.start)
+    def all_rows(self) -> int:
+        """How many rows all its images have."""
+        return int((self.images.stop - self.images.start) * (self.rows.stop - self.rows.start))
 
 
 def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
@@ -141,7 +141,7 @@ def _gathered(
     count = -(-channels // own) * columns
     kernel = gathering(x.dtype.itemsize)
     kernel.launch(
-        blocks_for(count, kernel.threads), count, columns, piece.count * across, down, across, *windows.stride,
+        blocks_for(count, kernel.threads), count, columns, piece.all_rows * across, down, across, *windows.stride,
         windows.padding[0] - piece.rows.start * windows.stride[0], windows.padding[1], *windows.size,
         *windows.dilation, channels, channels // groups, own, depth, *windows.image, images.address, out.address,
     )  # fmt: skip
@@ -175,6 +175,36 @@ def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
     return rows.reshape(groups, outputs // groups, rows.shape[1])
 
 
+def _parts(groups: int, rows: int, depth: int, columns: int) -> int:
+    """Return in how many parts of its depth to make a product, so that even one of few tiles fills a device."""
+    tiles = groups * -(-rows // _TILE) * -(-columns // _TILE)
+    return max(1, min(_WANTED_TILES // tiles, depth // _SHARED_DEPTH))
+
+
+def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | None = None) -> DeviceArray:
+    """Return the products of the groups in so many parts of their depth, added to what was `before`.
+
+    Shapes: a (groups, rows, depth), b (groups, depth, columns), result (parts, groups, rows, columns).
+    """
+    groups, depth, columns = b.shape
+    left = a.reshape(groups, a.shape[1], parts, depth // parts).transpose(2, 0, 1, 3)
+    right = b.reshape(groups, parts, depth // parts, columns).transpose(1, 0, 2, 3)
+    return matmul(left, right, before, accumulate=before is not None, dtype=_sums(a.dtype))
+
+
+def _total(products: DeviceArray) -> DeviceArray:
+    return products[0] if len(products) == 1 else sum_over(products, (0,))
+
+
+def _product(a: DeviceArray, b: DeviceArray) -> DeviceArray:
+    """Return the products of the groups; see `_products`."""
+    (groups, rows, depth), columns = a.shape, b.shape[2]
+    parts = _parts(groups, rows, depth, columns)
+    while parts > 1 and depth % (parts * _WHOLE):
+        parts -= 1
+    return _total(_products(a, b, parts))
+
+
 def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> None:
     """Write a product of (N, C, ...), plus the bias of its channel."""
     if bias is None:
@@ -184,11 +214,11 @@ def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) ->
         compute(ROWS["add"].forward, "add", [product, shift], (out.dtype,), (out,))
 
 
-def _is_pointwise(windows: Windows) -> bool:
+def _is_pointwise(windows: Windows, itemsize: int) -> bool:
     """Return whether images are matrices that a product takes as they are: windows of one element, at every one."""
     places = math.prod(windows.image)
     is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
-    return is_every and places % _WHOLE == 0 and places >= _TILE
+    return is_every and places * itemsize % ACCESS_BYTES == 0 and places >= _TILE
 
 
 def _multiply(
@@ -220,14 +250,15 @@ def conv(
     if outputs // groups < _FEW_OUTPUTS:
         _run_direct(adding_windows(x.dtype), out, x, weight, bias, windows, groups)
         return out
-    if _is_pointwise(windows):
+    if _is_pointwise(windows, x.itemsize):
         return _multiply(contiguous(weight).reshape(groups, outputs // groups, inner), x, bias, out)
     matrices = _matrices(weight, groups)
-    depth, across = matrices.shape[2], windows.grid[1]
-    for piece in _pieces(len(x), windows.grid[0], groups * depth * across * x.itemsize):
-        used = piece.count * across
+    depth, across, sums = matrices.shape[2], windows.grid[1], _sums(x.dtype)
+    row_bytes = across * (groups * depth * x.itemsize + outputs * sums.itemsize)
+    for piece in _pieces(len(x), windows.grid[0], row_bytes):
+        used = piece.all_rows * across
         patches = _gathered(x, piece, windows, groups, depth, round_up(used, _WHOLE))
-        product = matmul(matrices, patches, dtype=_sums(x.dtype)).reshape(outputs, -1)
+        product = _product(matrices, patches).reshape(outputs, -1)
         part = out[piece.images, :, piece.rows]
         apart = product[:, :used].reshape(outputs, len(part), *part.shape[2:])
         _finish(apart.transpose(1, 0, 2, 3), bias, part)
@@ -257,19 +288,19 @@ def conv_input(
     if outputs // groups < _FEW_OUTPUTS:
         _run_direct(adding_inputs(grad.dtype), out, contiguous(grad), weight, bias, windows, groups)
         return out
-    if _is_pointwise(windows):
+    if _is_pointwise(windows, grad.itemsize):
         matrices = contiguous(weight).reshape(groups, outputs // groups, inner).swapaxes(1, 2)
         return _multiply(matrices, grad, bias, out)
     matrices, sums = _matrices(weight, groups).swapaxes(1, 2), _sums(grad.dtype)
     (rows, row_elements), across = windows.size, windows.grid[1]
-    row_bytes = -(-groups * matrices.shape[1] * across * sums.itemsize // windows.stride[0])
-    for piece in _pieces(len(grad), windows.image[0], row_bytes):
+    row_bytes = across * (groups * matrices.shape[1] * sums.itemsize + outputs * grad.itemsize)
+    for piece in _pieces(len(grad), windows.image[0], -(-row_bytes // windows.stride[0])):
         first, last = _windows_over(windows, piece.rows.start, piece.rows.stop)
         part, product = out[piece.images, :, piece.rows], None
         columns = round_up(len(part) * (last - first) * across, _WHOLE)
         if columns:
             beside = _beside_each_other(grad[piece.images, :, first:last], groups, columns)
-            product = matmul(matrices, beside, dtype=sums)
+            product = _product(matrices, beside)
         row = columns * sums.itemsize
         strides = Strides(
             (last - first) * across * sums.itemsize, matrices.shape[1] * row, rows * row_elements * row,
@@ -298,19 +329,16 @@ def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
         _run_direct_weight(out, contiguous(grad), x, windows, groups)
         return out
     depth, across = round_up(elements, _WHOLE), windows.grid[1]
-    pieces = _pieces(len(x), windows.grid[0], groups * depth * across * x.itemsize)
-    most = max([piece.count for piece in pieces]) * across
-    tiles = groups * -(-outputs // _TILE) * -(-depth // _TILE)
-    parts = max(1, min(_WANTED_TILES // tiles, most // _SHARED_POSITIONS))
-    length = round_up(-(-most // parts), _WHOLE)
-    sums = empty((parts, groups, outputs, depth), _sums(x.dtype))
-    for number, piece in enumerate(pieces):
-        patches = _gathered(x, piece, windows, groups, depth, parts * length)
-        beside = _beside_each_other(grad[piece.images, :, piece.rows], groups, parts * length)
-        a = beside.reshape(groups, outputs, parts, length).transpose(2, 0, 1, 3)
-        b = patches.reshape(groups, depth, parts, length).transpose(2, 0, 3, 1)
-        matmul(a, b, sums, accumulate=number > 0)
-    total = sums[0] if parts == 1 else sum_over(sums, (0,))
+    pieces = _pieces(len(x), windows.grid[0], across * groups * (depth + outputs) * x.itemsize)
+    most = max([piece.all_rows for piece in pieces]) * across
+    parts = _parts(groups, outputs, most, depth)
+    columns = round_up(most, parts * _WHOLE)
+    sums: Any = None
+    for piece in pieces:
+        patches = _gathered(x, piece, windows, groups, depth, columns)
+        beside = _beside_each_other(grad[piece.images, :, piece.rows], groups, columns)
+        sums = _products(beside, patches.swapaxes(1, 2), parts, sums)
+    total = _total(sums)
     copy(total[:, :, :elements], out=out.reshape(groups, outputs, elements))
     return out
 

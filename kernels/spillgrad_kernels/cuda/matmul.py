@@ -61,6 +61,8 @@ _TILES = {
     "float32": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(128, 128, 8, 8, 8),
     "float64": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(64, 64, 8, 4, 8),
 }
+# For matrices of so few rows that half of a tile would be empty, such as a convolution's with few outputs.
+_LOW_TILES = {**_TILES, "float32": Tile(4, 16, 4, 4, 4) if SIMULATED else Tile(64, 128, 8, 8, 8)}
 
 
 class Operand(NamedTuple):
@@ -355,7 +357,8 @@ def prepare(
         b_along, b_lanes = _reading(b, steps["b"], len(b[0]) - 2, (k, n), width if is_aligned[1] else 1)
         return Operand(a[2].name, a_along, a_lanes), Operand(b[2].name, b_along, b_lanes)
 
-    tile: Tile | tensor_cores.Tile = _TILES[sums]
+    low = _LOW_TILES[sums]
+    tile: Tile | tensor_cores.Tile = low if m <= low.rows else _TILES[sums]
     width = ACCESS_BYTES // np.dtype(sums).itemsize
     read = operands(width)
     if a[2].name in on_tensor_cores and sums == "float32":

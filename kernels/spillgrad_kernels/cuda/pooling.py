@@ -20,6 +20,10 @@ from spillgrad_kernels.pooling import Ranges
 from spillgrad_kernels.windows import Pair
 
 _WORD = 8  # bytes
+# Elements of a window, on average, from which their sums are made across first and then down.
+_MANY_ELEMENTS = 64
+
+Spans = tuple[np.ndarray, np.ndarray]  # where ranges along one dimension start, and stop
 
 
 def _number(dtype: np.dtype[Any]) -> Any:
@@ -96,12 +100,12 @@ def spreading(dtype: np.dtype[Any]) -> Kernel:
 
 
 @functools.cache
-def adding(dtype: np.dtype[Any], backward: bool) -> Kernel:
+def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kernel:
     """Return the kernel that adds up the elements of each window and scales the sum, or scales each before.
 
     The latter is for gradients: "windows" are then of windows, those that see an element, and theirs are the scales.
     """
-    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
     number = np.dtype(_number(dtype))
     load_word, load_scale, scale_bytes = loaders["int64", 1], loaders[number.name, 1], number.itemsize
     nothing = number.type(0)
@@ -130,20 +134,20 @@ def adding(dtype: np.dtype[Any], backward: bool) -> Kernel:
                 y += 1
             if not backward:
                 total *= load_scale(scales_y + i * scale_bytes) * load_scale(scales_x + j * scale_bytes)
-            store(out + turn * size, total)
+            store(out + turn * result_size, total)
             turn += cuda.gridsize(1)
 
-    add_elements.__name__ = f"mean_pool{'_backward' if backward else ''}_{dtype.name}"
+    add_elements.__name__ = f"mean_pool{'_backward' if backward else ''}_{dtype.name}_as_{result.name}"
     return Kernel(add_elements, [types.int64] * 8)
 
 
-def _words(*ranges: tuple[np.ndarray, np.ndarray]) -> bytes:
+def _words(*ranges: Spans) -> bytes:
     """Return the words of starts and stops, down and across."""
     return np.concatenate([part for pair in ranges for part in pair]).astype(np.int64).tobytes()
 
 
 @functools.lru_cache(maxsize=256)
-def _seeing(starts: bytes, stops: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
     """Return the first and last + 1 of the windows between whose start and stop each of so many elements is."""
     begins, ends = np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)
     lengths = np.maximum(ends - begins, 0)
@@ -155,7 +159,7 @@ def _seeing(starts: bytes, stops: bytes, size: int) -> tuple[np.ndarray, np.ndar
     return first, last
 
 
-def _seen(found: Ranges, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _seen(found: Ranges, size: int) -> Spans:
     return _seeing(found.starts.astype(np.int64).tobytes(), found.stops.astype(np.int64).tobytes(), size)
 
 
@@ -201,8 +205,7 @@ def mean_pool(
 
     Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w). Windows have no dilation.
     """
-    grid = down.starts.size, across.starts.size
-    return _added(x, grid, _words(down[:2], across[:2]), (y_scales, x_scales), False)
+    return _added(x, down[:2], across[:2], y_scales, x_scales, False)
 
 
 def mean_pool_backward(
@@ -212,18 +215,36 @@ def mean_pool_backward(
 
     Shapes: grad (N, C, h, w), result (N, C, *image).
     """
-    return _added(grad, image, _words(_seen(down, image[0]), _seen(across, image[1])), (y_scales, x_scales), True)
+    return _added(grad, _seen(down, image[0]), _seen(across, image[1]), y_scales, x_scales, True)
 
 
 def _added(
-    x: DeviceArray, grid: Pair, words: bytes, scales: tuple[Sequence[float], ...], backward: bool
+    x: DeviceArray, down: Spans, across: Spans, y_scales: Sequence[float], x_scales: Sequence[float], backward: bool
+) -> DeviceArray:
+    """Return scaled sums over ranges of rows and columns: at once, or where there is much to add up, in two steps."""
+    dtype = x.dtype
+    elements_down, elements_across = ((stops - starts).sum() / max(1, stops.size) for starts, stops in (down, across))
+    if elements_down * elements_across >= _MANY_ELEMENTS and min(elements_down, elements_across) > 1:
+        rows, columns = x.shape[2], across[0].size
+        x = _summed(x, _each(rows), across, [1.0] * rows, x_scales, backward, np.dtype(_number(dtype)))
+        across, x_scales = _each(columns), [1.0] * columns
+    return _summed(x, down, across, y_scales, x_scales, backward, dtype)
+
+
+def _each(count: int) -> Spans:
+    return np.arange(count), np.arange(1, count + 1)
+
+
+def _summed(
+    x: DeviceArray, down: Spans, across: Spans, y_scales: Sequence[float], x_scales: Sequence[float], backward: bool,
+    dtype: np.dtype[Any],
 ) -> DeviceArray:  # fmt: skip
-    out = empty((*x.shape[:2], *grid), x.dtype)
+    out = empty((*x.shape[:2], down[0].size, across[0].size), dtype)
     if out.size:
-        x, kernel = contiguous(x), adding(x.dtype, backward)
-        numbers = b"".join([np.array(each, _number(x.dtype)).tobytes() for each in scales])
+        x, kernel = contiguous(x), adding(x.dtype, dtype, backward)
+        numbers = b"".join([np.array(each, _number(dtype)).tobytes() for each in (y_scales, x_scales)])
         kernel.launch(
-            blocks_for(out.size, kernel.threads), out.size, *grid, *x.shape[2:], table(words + numbers).address,
-            x.address, out.address,
+            blocks_for(out.size, kernel.threads), out.size, *out.shape[2:], *x.shape[2:],
+            table(_words(down, across) + numbers).address, x.address, out.address,
         )  # fmt: skip
     return out

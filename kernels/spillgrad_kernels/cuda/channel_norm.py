@@ -1,0 +1,327 @@
+"""Normalization with parameters per channel on a device, forward and backward: of batches, instances and groups.
+
+What has statistics of its own, a unit, is runs of neighbours: of a group in one sample one run, of a channel in a batch
+one in every sample. Blocks of threads add up parts of a unit in float64, of distances from its first element, and a
+thread for each unit joins the parts. Gradients add up channels likewise, whose sums make those of units and parameters.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import empty
+from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.elementwise import compute, contiguous
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.walk import Shape
+
+# Elements of a unit that one block adds up, whatever the device: results do not depend on it.
+_PART_ELEMENTS = 1 << 14
+_SUM_BYTES = 8
+
+
+def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that statistics of elements of another have."""
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
+
+
+def _moments(dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """Return what finds what the terms of a unit's elements are made with: its first element."""
+    load, size = loaders[dtype.name, 1], dtype.itemsize
+
+    @device
+    def begin(unit: int, run: int, inner: int, x: int, mean: int, rstd: int) -> Any:
+        origin = load(x + unit * run * size)
+        return origin, origin
+
+    return begin
+
+
+def _gradients(dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """Return the same for gradients: mean and reciprocal deviation."""
+    load, size = loaders[_number(dtype).name, 1], _number(dtype).itemsize
+
+    @device
+    def begin(unit: int, run: int, inner: int, x: int, mean: int, rstd: int) -> Any:
+        at = quotient(unit, inner) * size
+        return load(mean + at), load(rstd + at)
+
+    return begin
+
+
+def _terms(dtype: np.dtype[Any], lanes: int, backward: bool) -> Callable[..., Any]:
+    """Return what adds up both terms of neighbours."""
+    every = range(lanes)
+    x, g = (", ".join([f"{letter}{i}" for i in every]) for letter in "xg")
+    lines = ["def terms(at, further, centre, scale):", f"    {x} = load(at)"]
+    if backward:
+        lines += [f"    {g} = load(further)"]
+        lines += [f"    f{i}, s{i} = float64(g{i}), float64(g{i} * ((x{i} - centre) * scale))" for i in every]
+    else:
+        lines += [f"    f{i} = float64(x{i} - centre)" for i in every] + [f"    s{i} = f{i} * f{i}" for i in every]
+    lines += [f"    return {' + '.join([f'f{i}' for i in every])}, {' + '.join([f's{i}' for i in every])}"]
+    namespace: dict[str, Any] = {"load": loaders[dtype.name, lanes], "float64": np.float64}
+    exec(compile("\n".join(lines), "<terms>", "exec"), namespace)
+    return device(namespace["terms"])
+
+
+@functools.cache
+def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
+    """Return the kernel that adds up two terms of each element of a unit's parts, of n elements in runs.
+
+    They are of distances from the unit's first element, and squared; or of gradients, and times normalized elements.
+    A thread takes `lanes` neighbours at once: lengths are in so many elements.
+    """
+    begin, terms = (_gradients if backward else _moments)(dtype), _terms(dtype, lanes, backward)
+    store, threads, nbytes = storers["float64", 2], THREADS, lanes * dtype.itemsize
+
+    def add_terms(
+        units: int, parts: int, length: int, n: int, run: int, inner: int, x: int, grad: int, mean: int, rstd: int,
+        sums: int,
+    ) -> None:  # fmt: skip
+        firsts = cuda.shared.array(threads, types.float64)
+        seconds = cuda.shared.array(threads, types.float64)
+        thread = cuda.threadIdx.x
+        runs_on = quotient(threads, run)  # so far is a thread's next element
+        places_on = threads - runs_on * run
+        group = cuda.blockIdx.x
+        while group < units * parts:
+            unit = quotient(group, parts)
+            part = group - unit * parts
+            position = part * length + thread
+            last = (part + 1) * length if (part + 1) * length < n else n
+            at = quotient(position, run)
+            place = position - at * run
+            centre, scale = begin(unit, run * lanes, inner, x, mean, rstd)
+            first, second = np.float64(0), np.float64(0)
+            while position < last:
+                offset = ((at * units + unit) * run + place) * nbytes
+                one, other = terms(x + offset, grad + offset, centre, scale)
+                first += one
+                second += other
+                position += threads
+                at += runs_on
+                place += places_on
+                if place >= run:
+                    place -= run
+                    at += 1
+            firsts[thread], seconds[thread] = first, second
+            cuda.syncthreads()
+            half = threads >> 1
+            while half > 0:
+                if thread < half:
+                    firsts[thread] += firsts[thread + half]
+                    seconds[thread] += seconds[thread + half]
+                cuda.syncthreads()
+                half >>= 1
+            if thread == 0:
+                store(sums + 2 * group * _SUM_BYTES, firsts[0], seconds[0])
+            cuda.syncthreads()
+            group += cuda.gridDim.x
+
+    add_terms.__name__ = f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}_x{lanes}"
+    return Kernel(add_terms, [types.int64] * 11, threads)
+
+
+@functools.cache
+def _joining() -> Callable[[int, int, int], Any]:
+    load = loaders["float64", 2]
+
+    @device
+    def join(sums: int, unit: int, parts: int) -> Any:
+        """Return both sums of all of a unit's parts."""
+        first, second = np.float64(0), np.float64(0)
+        for part in range(unit * parts, (unit + 1) * parts):
+            one, other = load(sums + 2 * part * _SUM_BYTES)
+            first += one
+            second += other
+        return first, second
+
+    return join
+
+
+@functools.cache
+def finishing(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that makes mean, variance and reciprocal deviation of each unit of its parts' sums."""
+    load, size, join = loaders[dtype.name, 1], dtype.itemsize, _joining()
+    store, number_size = storers[_number(dtype).name, 1], _number(dtype).itemsize
+
+    def finish_moments(
+        units: int, parts: int, n: int, run: int, x: int, sums: int, mean: int, rstd: int, variance: int, eps: float
+    ) -> None:  # fmt: skip
+        unit = cuda.grid(1)
+        while unit < units:
+            distance, squares = join(sums, unit, parts)
+            distance /= n
+            spread = squares / n - distance * distance
+            if spread < 0:  # but a NaN stays
+                spread = np.float64(0)
+            store(mean + unit * number_size, np.float64(load(x + unit * run * size)) + distance)
+            store(rstd + unit * number_size, 1 / math.sqrt(spread + eps))
+            store(variance + unit * number_size, spread)
+            unit += cuda.gridsize(1)
+
+    finish_moments.__name__ = f"finish_moments_{dtype.name}"
+    return Kernel(finish_moments, [*[types.int64] * 9, types.float64])
+
+
+@functools.cache
+def tracking(number: np.dtype[Any], running: np.dtype[Any]) -> Kernel:
+    """Return the kernel that moves a running statistic of each channel towards the average over samples."""
+    load, size = loaders[number.name, 1], number.itemsize
+    load_running, store_running = loaders[running.name, 1], storers[running.name, 1]
+
+    def track(
+        channels: int, samples: int, step: int, values: int, running: int, momentum: float, factor: float
+    ) -> None:  # fmt: skip
+        c = cuda.grid(1)
+        while c < channels:
+            total = np.float64(0)
+            for sample in range(samples):
+                total += np.float64(load(values + (sample * channels + c) * size))
+            at = running + c * step
+            store_running(at, (1 - momentum) * np.float64(load_running(at)) + momentum * (total / samples * factor))
+            c += cuda.gridsize(1)
+
+    track.__name__ = f"track_{number.name}_in_{running.name}"
+    return Kernel(track, [*[types.int64] * 5, types.float64, types.float64])
+
+
+@functools.cache
+def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
+    """Return the kernel that makes gradients of parameters, and what a unit's elements share, of channels' sums.
+
+    Threads of units come first, then those of channels. Without a weight it is 1.
+    """
+    load_weight, weight_size, join = loaders[weight.name, 1], weight.itemsize, _joining()
+    store, size = storers[number.name, 1], number.itemsize
+
+    def share(
+        units: int, groups: int, inner: int, samples: int, parts: int, count: int, weight: int, sums: int, shift: int,
+        slope: int, by_weight: int, by_bias: int,
+    ) -> None:  # fmt: skip
+        channels = groups * inner
+        turn = cuda.grid(1)
+        while turn < units + channels:
+            plain, weighted = np.float64(0), np.float64(0)
+            if turn < units:
+                first = (turn - quotient(turn, groups) * groups) * inner
+                for k in range(inner):
+                    one, other = join(sums, turn * inner + k, parts)
+                    factor = np.float64(1)
+                    if weight != 0:
+                        factor = np.float64(load_weight(weight + (first + k) * weight_size))
+                    plain += one * factor
+                    weighted += other * factor
+                store(shift + turn * size, plain / count)
+                store(slope + turn * size, weighted / count)
+            else:
+                c = turn - units
+                for sample in range(samples):
+                    one, other = join(sums, sample * channels + c, parts)
+                    plain += one
+                    weighted += other
+                store(by_weight + c * size, weighted)
+                store(by_bias + c * size, plain)
+            turn += cuda.gridsize(1)
+
+    share.__name__ = f"share_by_channel_{number.name}"
+    return Kernel(share, [types.int64] * 12)
+
+
+def _summed(
+    backward: bool, units: int, n: int, run: int, inner: int, x: DeviceArray, *others: DeviceArray
+) -> tuple[DeviceArray, int]:
+    """Return both sums of each part of each unit, and how many parts a unit has."""
+    parts = -(-n // _PART_ELEMENTS)
+    sums = empty((units, parts, 2), np.float64)
+    addresses = [other.address for other in others] if others else [0, 0, 0]
+    lanes = widest(x.itemsize, x.address, addresses[0], run * x.itemsize)
+    kernel = adding(x.dtype, lanes, backward)
+    kernel.launch(
+        blocks_for(units * parts * kernel.threads, kernel.threads), units, parts, _PART_ELEMENTS // lanes, n // lanes,
+        run // lanes, inner, x.address, *addresses, sums.address,
+    )  # fmt: skip
+    return sums, parts
+
+
+def _factor(value: DeviceArray | None, places: Shape, number: np.dtype[Any], default: float) -> Any:
+    return number.type(default) if value is None else value.reshape(1, places[1], places[2], 1)
+
+
+def normalize(
+    x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, places: Shape, dims: Shape, eps: float,
+    running: tuple[DeviceArray | None, ...], momentum: float, formula: Callable[..., Any],
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
+    """Return (out, mean, rstd): a formula of elements, mean, rstd, weight and bias; running statistics are moved.
+
+    Shapes: x (samples, groups * inner, ...), which is `places` (samples, groups, inner, places); weight, bias and each
+    of `running` (groups * inner,); mean and rstd as `places` with 1 for each of `dims`.
+    """
+    groups, inner = places[1:3]
+    number = _number(x.dtype)
+    shape = tuple([1 if d in dims else size for d, size in enumerate(places)])
+    out = empty(x.shape, x.dtype)
+    mean, rstd, variance = (empty(shape, number) for _ in range(3))
+    if not out.size:
+        mean.fill(math.nan)
+        rstd.fill(math.nan)
+        return out, mean, rstd
+    x = contiguous(x)
+    units, run, n = mean.size, math.prod(places[2:]), math.prod(places[d] for d in dims)
+    sums, parts = _summed(False, units, n, run, inner, x)
+    kernel = finishing(x.dtype)
+    kernel.launch(
+        blocks_for(units, kernel.threads), units, parts, n, run, x.address, sums.address, mean.address, rstd.address,
+        variance.address, eps,
+    )  # fmt: skip
+    for statistic, values, factor in zip(running, (mean, variance), (1.0, n / max(n - 1, 1)), strict=True):
+        if statistic is not None:
+            kernel = tracking(number, statistic.dtype)
+            kernel.launch(
+                blocks_for(groups, kernel.threads), groups, shape[0], statistic.strides[0], values.address,
+                statistic.address, momentum, factor,
+            )  # fmt: skip
+    operands = [x.reshape(places), mean, rstd, _factor(weight, places, number, 1), _factor(bias, places, number, 0)]
+    compute(formula, "channel_norm", operands, (out.dtype,), (out.reshape(places),))
+    return out, mean, rstd
+
+
+def gradients(
+    grad: DeviceArray, x: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray, places: Shape,
+    dims: Shape, formula: Callable[..., Any],
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
+    """Return the gradients of `normalize` by its input, weight and bias.
+
+    That by the input is a formula of gradients, elements, weight, mean, rstd, and what all of a unit share. Those by
+    parameters are flat, not of half precision, and also defined where there were none.
+    """
+    samples, groups, inner, each = places
+    number = _number(x.dtype)
+    by_input, by_weight, by_bias = empty(x.shape, x.dtype), empty((x.shape[1],), number), empty((x.shape[1],), number)
+    if not by_input.size:
+        by_weight.fill(0)
+        by_bias.fill(0)
+        return by_input, by_weight, by_bias
+    grad, x, mean, rstd = contiguous(grad), contiguous(x), contiguous(mean), contiguous(rstd)
+    rows = mean.shape[0]
+    channels = rows * groups * inner
+    sums, parts = _summed(True, channels, samples // rows * each, each, inner, x, grad, mean, rstd)
+    shift, slope = empty(mean.shape, number), empty(mean.shape, number)
+    factors = None if weight is None else contiguous(weight)
+    kernel = sharing(number, number if factors is None else factors.dtype)
+    kernel.launch(
+        blocks_for(mean.size + x.shape[1], kernel.threads), mean.size, groups, inner, rows, parts,
+        math.prod(places[d] for d in dims), 0 if factors is None else factors.address, sums.address, shift.address,
+        slope.address, by_weight.address, by_bias.address,
+    )  # fmt: skip
+    operands = [
+        grad.reshape(places), x.reshape(places), _factor(factors, places, number, 1), mean, rstd, shift, slope,
+    ]  # fmt: skip
+    compute(formula, "channel_norm_backward", operands, (by_input.dtype,), (by_input.reshape(places),))
+    return by_input, by_weight, by_bias
