@@ -15,7 +15,6 @@ from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
 from spillgrad.ops.indexing import take_along_dim
-from spillgrad.ops.placement import by_host
 from spillgrad.ops.scan import cumprod, cumsum
 from spillgrad.ops.shape import (
     broadcast_tensors,
@@ -189,7 +188,6 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
     return UniqueInverse(*unique(x, return_inverse=True))
 
 
-@by_host
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Return the different elements, where each is first, which of them each element is, and how often it is there."""
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)

@@ -205,7 +205,7 @@ def test_what_is_saved_on_a_device_goes_on_there_and_on_the_host(tmp_path):
     model = nn.BatchNorm1d(4).cuda()
     optimizer = sg.optim.AdamW(model.parameters())
     x = sg.tensor(A, device="cuda")
-    model(x).sum().backward()
+    (model(x) * x).sum().backward()
     optimizer.step()
     sg.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "file")
     sg.save_checkpoint(tmp_path / "run", model=model, optimizer=optimizer, step=3)
@@ -220,7 +220,7 @@ def test_what_is_saved_on_a_device_goes_on_there_and_on_the_host(tmp_path):
                 loaded = sg.load(tmp_path / "file", map_location=location)
                 other.load_state_dict(loaded["model"])
                 going_on.load_state_dict(loaded["optimizer"])
-            other(x.to(device)).sum().backward()
+            (other(x.to(device)) * x.to(device)).sum().backward()
             going_on.step()
             assert {str(t.device.type) for t in other.state_dict().values()} == {device}
             found.append([t.numpy(force=True) for t in other.state_dict().values()])

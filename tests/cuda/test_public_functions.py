@@ -157,6 +157,7 @@ MORE = tuple(
     p.detach().add(1).arccosh_()
     torch.zeros(2, 3, 3).baddbmm_(b.detach(), a.detach())
     x.detach().floor_divide_(p.detach())
+    v.detach().addmv_(q.detach(), v.detach().clone())
     x.detach().heaviside_(y.detach())
     p.detach().igamma_(u.detach())
     p.detach().igammac_(u.detach())
