@@ -29,8 +29,10 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> "PackedSequence":
-        """Return the sequences with the data on another device or of another dtype, and the indices beside them."""
+        """Return the sequences with the data on a device or of a dtype, and the indices beside the data."""
         data = self.data.to(*args, **kwargs)
+        if data is self.data:
+            return self
         indices = [x if x is None else x.to(data.device) for x in (self.sorted_indices, self.unsorted_indices)]
         return PackedSequence(data, self.batch_sizes, *indices)
 
