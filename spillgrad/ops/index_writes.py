@@ -27,6 +27,7 @@ from spillgrad.ops.indexing import (
     used_part,
 )
 from spillgrad.ops.numeric import cast, on_floats
+from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
@@ -290,6 +291,7 @@ def index_reduce(
 
 
 def _with_part(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    require_one_device(name, (input, src))
     result = clone(input)
     place = part(result)
     if place.shape != src.shape:

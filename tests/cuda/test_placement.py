@@ -35,6 +35,8 @@ MIXED = {
     "out of a comparison": lambda a, b: sg.logical_and(a, a, out=sg.zeros(2, 3, dtype=sg.bool, device=b.device)),
     "isclose": lambda a, b: sg.isclose(a, b),
     "searchsorted": lambda a, b: sg.searchsorted(a[0], b[0]),
+    "index_put": lambda a, b: sg.index_put(a, (sg.tensor([0, 1], device=a.device),), b, accumulate=True),
+    "select_scatter": lambda a, b: sg.select_scatter(a, b[0], 0, 1),
 }
 
 
@@ -53,6 +55,12 @@ def test_an_index_of_the_device_is_for_its_tensors(here, there):
         with pytest.raises(DeviceError, match="move it with"):
             here[part] = 0
     np.testing.assert_array_equal(there[index.cpu()].cpu(), VALUES[[1, 0]])
+
+
+def test_lists_and_arrays_are_written_to_a_device(there):
+    there[sg.tensor([0, 1], device="cuda"), 1:] = [[7.0, 8.0]]
+    there[there == 0] = np.array([9.0])
+    np.testing.assert_array_equal(there.cpu(), [[9, 7, 8], [3, 7, 8]])
 
 
 def test_an_index_out_of_range_gets_no_gradient(there):
