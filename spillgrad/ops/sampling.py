@@ -84,7 +84,7 @@ def multinomial(
         last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, 1)
         found = np.minimum(found, last[:, None])  # a place rounded up to the whole sum
     else:
-        most = int((weights > 0).sum(1).min()) if looks else weights.shape[1]
+        most = int((weights > 0).sum(1).min(initial=weights.shape[1])) if looks else weights.shape[1]
         if num_samples > most:
             raise ArgumentError(
                 f"multinomial: cannot sample {num_samples} indices without replacement; a row has only {most} of a "
