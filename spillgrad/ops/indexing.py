@@ -23,7 +23,7 @@ from spillgrad.ops.subscript import getitem
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import is_on_device, zeros_beside
+from spillgrad_kernels.device_array import is_on_device, on_device, zeros_beside
 
 Shape = tuple[int, ...]
 
@@ -189,6 +189,21 @@ def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) 
     """Return zeros of `shape` with values added at `index` along `dim`: the derivative of `gather`."""
     zero = filled(values.device, (), values.dtype, 0)
     return _scatter_add(Tensor.wrap(np.broadcast_to(zero, shape)), dim, index, values)
+
+
+@on_device("indexing")
+def spread(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
+    """Return zeros of a size along `dim` with elements at `index`, where no place is named twice."""
+    shape = (*index.shape[:dim], size, *index.shape[dim + 1 :])
+    return _added(np.broadcast_to(np.zeros((), self.dtype), shape), dim, index, self)
+
+
+_spread: Callable[..., Tensor] = operation("spread", spread, self=lambda g, dim, index: _gather(g, dim, index))
+
+
+def spread_into_zeros(values: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
+    """Return zeros of a size along `dim` with values at `index`, where no place is named twice."""
+    return _spread(values, dim, index, size)
 
 
 def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:

@@ -79,6 +79,8 @@ def _cross_entropy_composed(
     class_weights = 1.0 if weight is None else weight.array
     wanted = target.array[:, None] == arange_beside(target.array, classes)
     goal = class_weights * (wanted * (1 - label_smoothing) + label_smoothing / max(classes, 1))
+    if is_on_device(target.array):  # where classes have not been looked at
+        goal[(target.array < 0) | (target.array >= classes)] = np.nan
     goal[target.array == ignore_index] = 0
     goal = goal.astype(self.dtype)
     total = Tensor.wrap(goal.sum(1, keepdims=True).astype(self.dtype))

@@ -14,7 +14,7 @@ from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.define import operation
-from spillgrad.ops.indexing import gather, scattered_into_zeros
+from spillgrad.ops.indexing import gather, spread_into_zeros
 from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.reduce import ValuesAndIndices, gradient_at_indices, shared_among_ties
 from spillgrad.ops.shape import movedim, normalize_dim, reshape
@@ -50,7 +50,7 @@ def _sorted_forward(self: np.ndarray, dim: int, descending: bool, count: int) ->
 _sort, _topk = (
     operation(
         name, _sorted_forward, outputs=("values", "indices"),
-        self=lambda g, indices, dim, self_shape: scattered_into_zeros(g, dim, indices, self_shape),
+        self=lambda g, indices, dim, self_shape: spread_into_zeros(g, dim, indices, self_shape[dim]),
     )
     for name in ("sort", "topk")
 )  # fmt: skip

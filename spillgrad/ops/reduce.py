@@ -21,7 +21,7 @@ from spillgrad.ops.comparison import isnan
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.exponential import exp
-from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.indexing import spread_into_zeros
 from spillgrad.ops.logic import logical_not
 from spillgrad.ops.numeric import as_own, compute_dtype, on_floats, require_floats
 from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
@@ -312,7 +312,7 @@ def _extreme_along(
 def gradient_at_indices(g: Tensor, indices: Tensor, dim: int, self_shape: Shape) -> Tensor:
     """Return the gradient of elements along a dimension that an operation took from `indices`."""
     shape = _kept_shape(self_shape, (dim,))
-    return scattered_into_zeros(reshape(g, shape), dim, reshape(indices, shape), self_shape)
+    return spread_into_zeros(reshape(g, shape), dim, reshape(indices, shape), self_shape[dim])
 
 
 _max_along: Any = operation(

@@ -71,8 +71,10 @@ def test_every_dtype_is_written_by_index(dtype):
     np.testing.assert_array_equal(on_device.to_host(), a)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.bool_])
-@pytest.mark.parametrize("fold", [np.add, np.multiply, np.maximum, np.minimum])
+@pytest.mark.parametrize("fold, dtype", [
+    (np.add, np.float32), (np.add, np.uint8), (np.add, np.bool_), (np.multiply, np.int64), (np.multiply, np.bool_),
+    (np.maximum, np.uint8), (np.maximum, np.float32), (np.minimum, np.bool_), (np.minimum, np.int64),
+])  # fmt: skip
 def test_folds_of_many_at_one_place_are_numpy_s(fold, dtype):
     index = np.array([1] * 70 + [0, 2, 0] + [1] * 70 + [3])  # as many as several threads share
     a = np.ones(5, dtype)

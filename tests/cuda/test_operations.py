@@ -351,6 +351,15 @@ def test_a_device_differentiates_twice_as_the_host_does(name):
     assert_the_same(gradients, arrays)
 
 
+def test_a_target_that_is_no_class_has_no_number_for_a_gradient_however_it_is_computed():
+    x, target = sg.tensor(A, device="cuda", requires_grad=True), sg.tensor([1, 5, -100], device="cuda")
+    for create_graph in (False, True):
+        losses = F.cross_entropy(x, target, reduction="none")
+        (gradient,) = sg.autograd.grad(losses.sum(), [x], create_graph=create_graph)
+        missing = np.isnan(gradient.numpy(force=True))
+        np.testing.assert_array_equal(missing, np.broadcast_to([[False], [True], [False]], A.shape))
+
+
 def test_what_a_device_remembers_of_a_call_serves_calls_that_are_alike():
     def calls(a, m):
         wide, flat = a.reshape(4, 4), a.reshape(-1)

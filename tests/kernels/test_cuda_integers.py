@@ -93,8 +93,9 @@ def address(array):
     return array.ctypes.data
 
 
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("dtype", ["int8", "uint64", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype, descending", [
+    ("int8", False), ("uint64", False), ("int64", True), ("float16", False), ("float32", True),
+])  # fmt: skip
 def test_a_sort_compiles_to_numpy_s(dtype, descending, monkeypatch):
     keys = sorting._THREAD_KEYS
     monkeypatch.setattr(sorting, "THREADS", 1)
@@ -118,8 +119,7 @@ def test_a_sort_compiles_to_numpy_s(dtype, descending, monkeypatch):
     assert found[2][0].tobytes() == np.take_along_axis(values, order, 1).tobytes()
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float32"])
+@pytest.mark.parametrize("dtype, after", [("int8", False), ("uint64", True), ("float16", False), ("float32", True)])
 def test_a_search_compiles_to_numpy_s(dtype, after):
     keys, sought = (np.random.default_rng(i).integers(-9, 9, 20).astype(dtype) for i in (0, 1))
     if keys.dtype.kind == "f":
@@ -130,7 +130,7 @@ def test_a_search_compiles_to_numpy_s(dtype, after):
     assert np.array_equal(found, np.searchsorted(keys, sought, "right" if after else "left"))
 
 
-@pytest.mark.parametrize("index", ["int8", "uint8", "int64", "uint64"])
+@pytest.mark.parametrize("index", ["int8", "uint64"])
 def test_writes_and_sums_by_index_compile_to_numpy_s(index):
     chosen = np.sort(np.random.default_rng(0).integers(0, 7, 150)).astype(index)
     chosen[-3:] = np.array([7, 9, 100]).astype(index)  # outside

@@ -25,6 +25,8 @@ from spillgrad_kernels.walk import Shape
 
 # Sorted values that one thread adds up before another goes on: a row that many indices name is shared by threads.
 _PART_VALUES = 64
+# Columns from which on a thread for each is enough to do; where there are fewer, what goes to an element is sorted.
+_COLUMNS = 1 << 14
 _WORD = 8  # bytes
 
 
@@ -427,6 +429,18 @@ def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) ->
     _add_rows("index_add_flat", out, index, values, 1, out.size, 1)
 
 
+def spread(self: DeviceArray, dim: int, index: DeviceArray, size: int) -> DeviceArray:
+    """Return zeros of a size along `dim` with elements at `index`, where no place is named twice.
+
+    Shapes: self and index alike, and the result but for `dim`. What an index outside [0, size) names is left out.
+    """
+    outer, length, inner = _sizes_around(dim, index.shape)
+    out = zeros((*index.shape[:dim], size, *index.shape[dim + 1 :]), self.dtype)
+    places, values = index.reshape(outer, length, inner), self.reshape(outer, length, inner, 1)
+    overwrite(out.reshape(outer, size, inner, 1), places, values, once=True)
+    return out
+
+
 def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: str) -> None:
     """Fold the rows of `values` into those of `out` at `index`, in place, by the rule of a reduction.
 
@@ -499,6 +513,11 @@ def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArr
     part = reachable_part("scatter_add", out, axis, index.shape)
     used = source[tuple(slice(size) for size in index.shape)]
     outer, n, inner = _sizes_around(axis, part.shape)
+    if inner > 1 and index.shape[axis] > _PART_VALUES and outer * inner < _COLUMNS:
+        last = a.ndim - 1
+        turned, by, added = (x.swapaxes(axis, last) for x in (part, index, used))
+        copy(scatter_add(turned, last, by, added).swapaxes(axis, last), out=part)
+        return out
     sums = contiguous(part)
     if inner == 1:
         _add_rows("scatter_add", sums, index, used, outer, n, 1)

@@ -173,8 +173,12 @@ def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> N
         assign(arr, sums)
 
 
-def _take(a: DeviceArray, indices: Any, axis: int | None = None) -> DeviceArray:
+def _take(
+    a: DeviceArray, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise"
+) -> DeviceArray:  # fmt: skip
     _all_on_device("take", a)
+    if out is not None or mode != "raise":
+        raise NotOnDevice("numpy.take: no kernel of the device takes `out` or `mode`")
     if axis is None:
         a, axis = a.reshape(-1), 0
     return advanced_indexing.pick(a, (slice(None),) * (axis % a.ndim) + (indices,))
@@ -205,11 +209,11 @@ def _searchsorted(a: DeviceArray, v: Any, side: str = "left") -> DeviceArray:
 
 
 def _unique(
-    ar: DeviceArray, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None,
-    equal_nan: bool = True,
+    ar: DeviceArray, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
+    axis: int | None = None, *, equal_nan: bool = True,
 ) -> Any:  # fmt: skip
-    if axis is not None or (equal_nan and ar.dtype.kind not in "iub"):
-        raise NotOnDevice("numpy.unique: no kernel of the device sorts slices, or finds different NaN")
+    if axis is not None or return_index or (equal_nan and ar.dtype.kind not in "iub"):
+        raise NotOnDevice("numpy.unique: no kernel of the device sorts slices, finds different NaN, or says where")
     ordered, order = _in_order(ar)
     begins = _ones_like(ordered, np.bool_)
     assign(begins[1:], np.not_equal(ordered[1:], ordered[:-1]))
