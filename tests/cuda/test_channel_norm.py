@@ -69,6 +69,23 @@ def test_units_of_several_parts_are_joined(case, monkeypatch):
     assert_agree(case)
 
 
+def test_results_do_not_depend_on_the_number_of_blocks(monkeypatch):
+    monkeypatch.setattr(on_device, "_PART_ELEMENTS", 4)
+    places, dims = GROUPS
+    x, weight = draw((2, 6, 3)), draw(6, seed=1)
+    found = []
+    for blocks in (1, 3):
+        monkeypatch.setattr(on_device, "blocks_for", lambda turns, threads, blocks=blocks: blocks)
+        out, mean, rstd = channel_norm.normalize(
+            to_device(x), to_device(weight), None, places, dims, 0.1, (None, None), 0.0, channel_norm._normalized
+        )
+        gradients = channel_norm.gradients(
+            to_device(x), out, to_device(weight), mean, rstd, places, dims, channel_norm._by_input
+        )
+        found.append([result.to_host().tobytes() for result in (out, mean, rstd, *gradients)])
+    assert found[0] == found[1]
+
+
 def test_the_variance_of_numbers_far_from_zero_is_that_of_their_deviations():
     x = (draw((2, 3, 9)) + np.float32(3e4)).astype(np.float32)
     x[0, 1, 0] = 5e6  # the first one, which distances are from

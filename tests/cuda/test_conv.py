@@ -12,6 +12,7 @@ from spillgrad.errors import HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad_kernels import conv as on_cpu
 from spillgrad_kernels.cuda import conv as on_device
+from spillgrad_kernels.cuda import windows as windows_on_device
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.windows import Windows
 
@@ -109,9 +110,25 @@ def test_the_gradient_of_a_weight_is_shared_among_products_or_blocks(monkeypatch
 def test_the_depth_of_a_product_of_few_tiles_is_shared_among_several(monkeypatch):
     monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
     monkeypatch.setattr(on_device, "_SHARED_DEPTH", 8)
-    case = (1, 7, 9, 1, (2, 3), (2, 2), (1, 1), (0, 0), (1, 1))  # of a depth of 28, which becomes 32, and of 9
-    assert on_device._parts(1, 9, 32, 2) == 4
+    case = (1, 7, 16, 1, (2, 3), (2, 2), (1, 1), (0, 0), (1, 1))  # of a depth of 28, which becomes 32, and of 16
+    assert on_device._parts(1, 16, 32, 2) == 4 and on_device._parts(1, 32, 16, 2) == 2
     assert_agree(case, np.float16)
+
+
+def test_results_do_not_depend_on_the_number_of_blocks(way, monkeypatch):
+    monkeypatch.setattr(on_device, "_PART_POSITIONS", 3)
+    windows, *arrays = draw((1, 1, 2, 1, (3, 3), (2, 1), (1, 1), (0, 0), (1, 1)), np.float32)
+    x, weight, grad = map(to_device, arrays)
+    found = []
+    for blocks in (1, 3):
+        for module in (on_device, windows_on_device):
+            monkeypatch.setattr(module, "blocks_for", lambda turns, threads, blocks=blocks: blocks)
+        results = (
+            on_device.conv(x, weight, None, windows, 1), on_device.conv_input(grad, weight, None, windows, 1),
+            on_device.conv_weight(grad, x, windows, 1),
+        )  # fmt: skip
+        found.append([result.to_host().tobytes() for result in results])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

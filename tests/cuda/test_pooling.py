@@ -4,6 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import spillgrad as sg
+from spillgrad.nn import functional as F
 from spillgrad.ops import interpolate, pooling, sliding
 from spillgrad_kernels import pooling as on_cpu
 from spillgrad_kernels.cuda import pooling as on_device
@@ -110,6 +112,21 @@ def test_images_may_have_any_strides():
     np.testing.assert_array_equal(places.to_host(), wanted_places)
     grad, wanted_grad = to_device(wanted.T).T, pooling.spread_maxima(wanted, wanted_places, image, *ranges)
     assert_close(pooling.spread_maxima(grad, places, image, *ranges), wanted_grad)
+
+
+@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")  # who writes by index is not asked here
+def test_largest_elements_are_put_back_where_they_were():
+    x = draw((1, 2, 4, 3))
+
+    def unpooled(device):
+        leaf = sg.tensor(x, device=device, requires_grad=True)
+        values, places = F.max_pool2d(leaf, 2, 1, return_indices=True)
+        back = F.max_unpool2d(values, places, 2, 1)
+        (back * sg.arange(24, device=device).reshape(1, 2, 4, 3)).sum().backward()
+        return back.numpy(force=True), leaf.grad.numpy(force=True)
+
+    for found, wanted in zip(unpooled("cuda"), unpooled("cpu"), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
