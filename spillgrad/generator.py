@@ -6,7 +6,9 @@ import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError
 
 
@@ -29,10 +31,12 @@ class _Position:
 class Generator:
     """A counter-based stream of random numbers: draw n values and the position moves on; nothing else is state.
 
+    Tensors of every device draw the same numbers from it: `device` is for PyTorch's programs.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox).
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, device: Any = None) -> None:
+        self.device = as_device(device)
         self._lock = threading.Lock()
         self._common = _Position(0, 0)
         self._own = threading.local()  # a thread that replays has a position of its own

@@ -37,7 +37,8 @@ class _TrackedNorm(Module):
             self.register_parameter(name, Parameter(creation.empty(num_features, **options)) if present else None)
         for name in ("running_mean", "running_var"):
             self.register_buffer(name, creation.zeros(num_features, **options) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", creation.zeros((), dtype="int64") if track_running_stats else None)
+        count = creation.zeros((), device=device, dtype="int64") if track_running_stats else None
+        self.register_buffer("num_batches_tracked", count)
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:

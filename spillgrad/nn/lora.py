@@ -45,8 +45,9 @@ class LoRALayer(Module):
         self.scaling = (rank if alpha is None else alpha) / rank
         self.merged = False
         self.lora_dropout = Dropout(dropout)
-        self.lora_A = Linear(inputs, rank, bias=False, dtype=self.weight.dtype)  # U(±1/√inputs), Kaiming's with a=√5
-        self.lora_B = Linear(rank, outputs, bias=False, dtype=self.weight.dtype)
+        like = {"device": self.weight.device, "dtype": self.weight.dtype}
+        self.lora_A = Linear(inputs, rank, bias=False, **like)  # U(±1/√inputs), Kaiming's with a=√5
+        self.lora_B = Linear(rank, outputs, bias=False, **like)
         init.zeros_(self.lora_B.weight)
         self.lora_dropout.train(base.training)
 

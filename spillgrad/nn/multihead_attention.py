@@ -150,7 +150,7 @@ class MultiheadAttention(Module):
             total = _scores_mask(attn_mask, q)
             total = total.reshape(batch, self.num_heads, queries, keys) if total.ndim == 3 else total
         elif is_causal:
-            total = _scores_mask(creation.ones(queries, keys, dtype="bool").triu(1), q)
+            total = _scores_mask(creation.ones(queries, keys, dtype="bool", device=q.device).triu(1), q)
         if key_padding_mask is not None:
             padding = _scores_mask(key_padding_mask, q).reshape(batch, 1, 1, keys)
             total = padding if total is None else total + padding
@@ -164,4 +164,4 @@ def _scores_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Return a mask as numbers to add to scores: minus infinity where a boolean one is True."""
     if mask.is_floating_point():
         return mask
-    return indexing.masked_fill(creation.zeros(mask.shape, dtype=like.dtype), mask, -math.inf)
+    return indexing.masked_fill(creation.zeros(mask.shape, dtype=like.dtype, device=like.device), mask, -math.inf)

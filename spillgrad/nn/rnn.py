@@ -101,7 +101,7 @@ class RNNBase(Module):
         lead = (self.num_layers * self._directions, batch)
         widths = (self._state_size, self.hidden_size) if self.mode == "LSTM" else (self.hidden_size,)
         if hx is None:
-            return tuple([creation.zeros(*lead, width, dtype=like.dtype) for width in widths])
+            return tuple([creation.zeros(*lead, width, dtype=like.dtype, device=like.device) for width in widths])
         given = tuple(hx) if self.mode == "LSTM" else (hx,)
         if len(given) != len(widths):
             raise ArgumentError(f"{type(self).__name__}: got {len(given)} states; wanted (h_0, c_0)")
@@ -278,7 +278,7 @@ class RNNCellBase(Module):
             init.uniform_(parameter, -bound, bound)
 
     def _begin(self, input: Tensor) -> Tensor:
-        return creation.zeros(*input.shape[:-1], self.hidden_size, dtype=input.dtype)
+        return creation.zeros(*input.shape[:-1], self.hidden_size, dtype=input.dtype, device=input.device)
 
     def extra_repr(self) -> str:
         plain = "" if self.bias else f", bias={self.bias}"

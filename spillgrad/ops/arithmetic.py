@@ -139,10 +139,10 @@ hypot = row_function("hypot", "Return sqrt(input**2 + other**2) without overflow
 
 def _whole(name: str, function: Any, input: Tensor, other: Tensor | Number) -> Tensor:
     operands = [as_operand(name, o) for o in (input, other)]
-    arrays = [o.array if isinstance(o, Tensor) else o for o in operands]
-    if any(np.asarray(a).dtype.kind not in "iu" for a in arrays):
-        raise DtypeError(f"{name}: got {' and '.join(str(np.asarray(a).dtype) for a in arrays)}; wanted integers")
-    return by_numpy(name, function, *arrays)
+    found = [o.dtype if isinstance(o, Tensor) else np.asarray(o).dtype for o in operands]
+    if any(dtype.kind not in "iu" for dtype in found):
+        raise DtypeError(f"{name}: got {' and '.join(map(str, found))}; wanted integers")
+    return by_numpy(name, function, *operands)
 
 
 def gcd(input: Tensor, other: Tensor | Number) -> Tensor:

@@ -155,7 +155,7 @@ def _cumulative(name: str, function: Any, x: Tensor, axis: int | None, dtype: An
     running: Tensor = function(x, axis, dtype=dtype)
     if start is None:
         return running
-    first = np.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), start, running.dtype)
+    first = filled(x.device, (*x.shape[:axis], 1, *x.shape[axis + 1 :]), running.dtype, start)
     return cat([Tensor.wrap(first), running], axis)
 
 

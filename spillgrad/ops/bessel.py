@@ -40,7 +40,7 @@ def _scaled(order: int, size: np.ndarray) -> np.ndarray:
 
 def _forward(order: int, scaled: bool) -> Callable[[np.ndarray], Any]:
     def function(self: np.ndarray) -> Any:
-        x = self.astype(np.float64)
+        x = np.asarray(self, np.float64)
         size = np.abs(x)
         with np.errstate(all="ignore"):
             found = _scaled(order, size)

@@ -207,8 +207,8 @@ def _cpu(self: Tensor) -> Tensor:
 
 
 def _type_as(self: Tensor, other: Tensor) -> Tensor:
-    """Return the tensor in the dtype of `other`; itself where it is."""
-    return convert.to_dtype(self, other.dtype)
+    """Return the tensor in the dtype of `other` and on its device; itself where it is."""
+    return convert.to(self, other)
 
 
 def _where(self: Tensor, condition: Tensor, other: Any) -> Any:

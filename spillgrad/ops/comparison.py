@@ -1,10 +1,13 @@
 """Comparisons of elements, and tests of what kind of numbers they are."""
 
+from typing import Any
+
 import numpy as np
 
 from spillgrad.ops.elementwise import by_numpy, row_function
 from spillgrad.ops.promotion import Operand, as_operand
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import ARRAYS
 
 eq = equal_elements = row_function("eq", "Return whether elements are equal.")
 ne = not_equal = row_function("ne", "Return whether elements differ.")
@@ -23,12 +26,15 @@ signbit = row_function("signbit", "Return whether elements are negative, or -0."
 def isclose(
     input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:  # fmt: skip
-    """Return whether |input - other| <= atol + rtol |other|, elementwise."""
-    first, second = (
-        value.array.astype(np.float64) if isinstance(value, Tensor) else value
-        for value in (as_operand("isclose", input), as_operand("isclose", other))
-    )
-    return by_numpy("isclose", lambda a, b: np.isclose(a, b, rtol, atol, equal_nan), first, second)
+    """Return whether |input - other| <= atol + rtol |other|, elementwise; infinite ones if they are equal."""
+
+    def are_close(*values: Any) -> Any:
+        a, b = [x.astype(np.float64) if isinstance(x, ARRAYS) else np.float64(x) for x in values]
+        with np.errstate(all="ignore"):
+            close = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | (a == b)
+        return close | np.isnan(a) & np.isnan(b) if equal_nan else close
+
+    return by_numpy("isclose", are_close, as_operand("isclose", input), as_operand("isclose", other))
 
 
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:

@@ -21,13 +21,14 @@ from spillgrad.ops.reduce import mean
 from spillgrad.ops.shape import constant_pad, narrow, reshape, select, stack, unbind, unsqueeze
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 # The logarithm of what counts as no probability: finite, so that no gradient is infinity minus infinity.
 _NONE = -1e30
 
 
 def _lengths(what: str, given: Any, batch: int) -> np.ndarray:
-    lengths = np.asarray(given.array if isinstance(given, Tensor) else given)
+    lengths = np.asarray(given.host_array() if isinstance(given, Tensor) else given)
     if lengths.dtype.kind not in "iu":
         raise DtypeError(f"ctc_loss: {what} must be integral, got {lengths.dtype}")
     if lengths.size != batch:
@@ -40,7 +41,7 @@ def _labels(targets: Tensor, lengths: np.ndarray, alone: bool) -> np.ndarray:
     if targets.dtype.kind not in "iu":
         raise DtypeError(f"ctc_loss: got targets of {targets.dtype}; wanted class indices: convert them to int64")
     longest = int(lengths.max(initial=0))
-    values = targets.array
+    values = targets.host_array()
     if values.ndim == 2 or (alone and values.ndim == 1):
         rows = values.reshape(-1, values.shape[-1])
         if len(rows) != len(lengths) or longest > rows.shape[1]:
@@ -98,16 +99,20 @@ def ctc_loss(
         raise DimensionError(f"{name}: got labels {labels.min()} to {labels.max()}; {classes} classes take 0 on")
     half = scores.dtype in dtypes.HALF
     losses = neg(_log_probability(to_dtype(scores, dtypes.float32) if half else scores, labels, inputs, lengths, blank))
-    impossible = Tensor.wrap(losses.array > -_NONE / 10)
+    impossible = losses.detach() > -_NONE / 10
     losses = where(impossible, 0.0, losses) if zero_infinity else mul(losses, where(impossible, np.inf, 1.0))
     losses = to_dtype(losses, log_probs.dtype)
     if reduction == "mean":
-        return mean(div(losses, Tensor.wrap(np.maximum(lengths, 1).astype(losses.dtype))))
+        return mean(div(losses, Tensor.wrap(beside(losses.array, np.maximum(lengths, 1).astype(losses.dtype)))))
     return reduced(name, reshape(losses, ()) if alone else losses, reduction)
 
 
 def _log_probability(scores: Tensor, labels: np.ndarray, inputs: np.ndarray, lengths: np.ndarray, blank: int) -> Tensor:
     """Return the log probability of each sequence: over time, of having read its labels so far, with blanks between."""
+
+    def there(array: np.ndarray) -> Tensor:
+        return Tensor.wrap(beside(scores.array, array))
+
     steps, batch, _ = scores.shape
     path = np.full((batch, 2 * labels.shape[1] + 1), blank)
     path[:, 1::2] = labels
@@ -117,12 +122,12 @@ def _log_probability(scores: Tensor, labels: np.ndarray, inputs: np.ndarray, len
     passes[:, 3::2] = labels[:, 1:] != labels[:, :-1]
     begins = np.arange(width) <= np.minimum(lengths, 1)[:, None]
     if not steps:
-        return Tensor.wrap(np.where(lengths == 0, 0.0, _NONE).astype(scores.dtype))
-    places = Tensor.wrap(np.ascontiguousarray(np.broadcast_to(path, (steps, *path.shape))))
+        return there(np.where(lengths == 0, 0.0, _NONE).astype(scores.dtype))
+    places = there(np.ascontiguousarray(np.broadcast_to(path, (steps, *path.shape))))
     emitted = unbind(gather(clamp_min(scores, _NONE), 2, places))
-    state: Any = where(Tensor.wrap(begins), emitted[0], _NONE)
+    state: Any = where(there(begins), emitted[0], _NONE)
     states = [state]
-    can_pass = Tensor.wrap(passes)
+    can_pass = there(passes)
     for emission in emitted[1:]:
         before = constant_pad(state, ((0, 0), (2, 0)), _NONE)
         stayed_or_moved = logaddexp(state, narrow(before, 1, 1, width))
@@ -130,11 +135,11 @@ def _log_probability(scores: Tensor, labels: np.ndarray, inputs: np.ndarray, len
         state = add(logaddexp(stayed_or_moved, passed), emission)
         states.append(state)
     if (inputs != steps).any():
-        state = getitem(stack(states), (Tensor.wrap(np.maximum(inputs - 1, 0)), Tensor.wrap(np.arange(batch))))
-    ends = gather(state, 1, Tensor.wrap(np.stack([2 * lengths, np.maximum(2 * lengths - 1, 0)], 1)))
-    last_label = where(Tensor.wrap(lengths > 0), select(ends, 1, 1), _NONE)
+        state = getitem(stack(states), (there(np.maximum(inputs - 1, 0)), there(np.arange(batch))))
+    ends = gather(state, 1, there(np.stack([2 * lengths, np.maximum(2 * lengths - 1, 0)], 1)))
+    last_label = where(there(lengths > 0), select(ends, 1, 1), _NONE)
     total = logaddexp(select(ends, 1, 0), last_label)
     if (inputs == 0).any():
-        nothing_read = Tensor.wrap(np.where(lengths == 0, 0.0, _NONE).astype(scores.dtype))
-        total = where(Tensor.wrap(inputs == 0), nothing_read, total)
+        nothing_read = there(np.where(lengths == 0, 0.0, _NONE).astype(scores.dtype))
+        total = where(there(inputs == 0), nothing_read, total)
     return total

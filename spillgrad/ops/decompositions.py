@@ -15,6 +15,7 @@ from spillgrad.ops.matrices import identity_like, lapack, mT, quotient, require_
 from spillgrad.ops.shape import cat, narrow, tril, triu, unsqueeze
 from spillgrad.ops.solving import solve_triangular
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import zeros_beside
 
 # --- Cholesky --------------------------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:
         R = cat([triangle, matmul(mT(Q), narrow(A, -1, rows, columns - rows))], -1)
     else:
         Q, R = _qr(A)
-    return QR(Tensor.wrap(np.zeros(0, A.dtype)) if mode == "r" else Q, R)
+    return QR(Tensor.wrap(zeros_beside(A.array, (0,), A.dtype)) if mode == "r" else Q, R)
 
 
 # --- Eigenvalues -----------------------------------------------------------------------------------------------------

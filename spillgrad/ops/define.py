@@ -213,11 +213,11 @@ class Operation:
         assert isinstance(self.forward, Planned)
         arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
         if any([is_on_device(array) for array in arrays]):
-            require_one_device(self.name, arrays)
+            require_one_device(self.name, arguments)
         try:
             return self.forward.result(*arrays)
-        except NotOnDevice as reason:
-            return compute_on_host(self.name, reason, self.forward.result, *arrays)
+        except NotOnDevice:
+            return compute_on_host(self.name, self.forward.result, *arrays)
 
 
 class OperationNode(Node):

@@ -17,7 +17,7 @@ from spillgrad.ops.reduce import norm, sum
 from spillgrad.ops.shape import broadcast_tensors, reshape, transpose, unsqueeze
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.device_array import empty_beside, is_on_device
 
 # Differences made at once, so that those of many pairs never fill memory.
 _BLOCK_ELEMENTS = 1 << 18
@@ -61,15 +61,22 @@ def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
     return norm(sub(input, other), p)
 
 
+def _squares(vectors: np.ndarray) -> Any:
+    """Return the sums of squares along the last dimension."""
+    if is_on_device(vectors):
+        return np.sum(vectors * vectors, -1)
+    return np.einsum("ijk,ijk->ij", vectors, vectors)
+
+
 def _euclidean(x1: np.ndarray, x2: np.ndarray) -> np.ndarray:
     def measured(x1: np.ndarray, x2: np.ndarray) -> np.ndarray:
         batches, rows, width = x1.shape
-        out = empty((batches, rows, x2.shape[1]), x1.dtype)
+        out = empty_beside(x1, (batches, rows, x2.shape[1]), x1.dtype)
         block = max(1, _BLOCK_ELEMENTS // max(1, x2.shape[1] * width))
         for b in range(batches):
             for start in range(0, rows, block):
                 differences = x1[b, start : start + block, None, :] - x2[b]
-                out[b, start : start + block] = np.sqrt(np.einsum("ijk,ijk->ij", differences, differences))
+                out[b, start : start + block] = np.sqrt(_squares(differences))
         return out
 
     return on_floats(measured, x1, x2)

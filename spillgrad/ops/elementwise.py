@@ -177,8 +177,10 @@ def row_function(name: str, doc: str) -> Callable[..., Tensor]:
     return function
 
 
-def by_numpy(name: str, function: Callable[..., Any], *values: Any) -> Tensor:
+def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:
     """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
+    require_one_device(name, operands)
+    values = [operand.array if isinstance(operand, Tensor) else operand for operand in operands]
     try:
         return Tensor.wrap(computed_anywhere(name, lambda *arrays: as_own(function(*arrays)), *values))
     except ValueError as error:
@@ -194,7 +196,7 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
         raise _shape_error(row.name, _shapes(arrays)) from error
     device = CPU
     if any([is_on_device(a) for a in arrays]):
-        require_one_device(row.name, arrays)
+        require_one_device(row.name, operands)
         device = CUDA
     _check_out(row.name, out, shape, device, operands if row.derivatives else ())
     inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device import as_device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype
@@ -251,18 +251,19 @@ def irfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = No
     return _real_transform("fft.irfftn", input, s, dim, norm, None)
 
 
-def _frequencies(values: np.ndarray, dtype: Any) -> Tensor:
-    return Tensor.wrap(values.astype(dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)))
+def _frequencies(values: np.ndarray, dtype: Any, device: Any) -> Tensor:
+    wanted = dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)
+    return Tensor.wrap(moved(values.astype(wanted), as_device(device)))
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None) -> Tensor:
+def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the frequencies of `fft` for n points at distance d."""
-    return _frequencies(np.fft.fftfreq(n, d), dtype)
+    return _frequencies(np.fft.fftfreq(n, d), dtype, device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the frequencies of `rfft` for n points at distance d."""
-    return _frequencies(np.fft.rfftfreq(n, d), dtype)
+    return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
 
 
 def fftshift(input: Tensor, dim: Dims = None) -> Tensor:

@@ -48,14 +48,14 @@ the code is written per operation, as the kernels' loops are. That of `mul`, who
         if node.edges[0][0] is not None:
             try:
                 found = derivative0(g, values["other"], node._inputs[0][0])
-            except NotOnDevice as reason:
-                found = on_host(node.name(), reason, derivative0, g, values["other"], node._inputs[0][0])
+            except NotOnDevice:
+                found = on_host(node.name(), derivative0, g, values["other"], node._inputs[0][0])
             results[0] = hold(found, held)
         if node.edges[1][0] is not None:
             try:
                 found = derivative1(g, values["self"], node._inputs[1][0])
-            except NotOnDevice as reason:
-                found = on_host(node.name(), reason, derivative1, g, values["self"], node._inputs[1][0])
+            except NotOnDevice:
+                found = on_host(node.name(), derivative1, g, values["self"], node._inputs[1][0])
             results[1] = hold(found, held)
         return results
 
@@ -155,18 +155,19 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _forward(structure: Structure) -> list[str]:
-    arrays = structure.all_of("a")
+    arrays, tensors = structure.all_of("a"), structure.all_of("p")
     if structure.planned:
-        anew = f"    return anew({structure.all_of('p')})"
+        anew = f"    return anew({tensors})"
         return [f"found = forward({arrays})", "if found is None:", anew, "r0, plan = found"]
     first = "r0" if structure.single else "r[0]"
     return [
         "try:",
         f"    {structure.results} = forward({arrays})",
         "except NotOnDevice as reason:",
-        f"    {structure.results} = {'refuse' if structure.view else 'on_host'}(name, reason, forward, {arrays})",
+        f"    require_one_device(name, ({tensors},))",
+        f"    {structure.results} = {'refuse(name, reason' if structure.view else 'on_host(name, forward'}, {arrays})",
         f"if type({first}) is DeviceArray:",
-        f"    require_one_device(name, ({arrays},))",
+        f"    require_one_device(name, ({tensors},))",
     ]
 
 
@@ -285,8 +286,8 @@ def apply_source(structure: Structure) -> str:
         call = [
             "    try:",
             f"        found = derivative{number}({arguments})",
-            "    except NotOnDevice as reason:",
-            f"        found = on_host(node.name(), reason, derivative{number}, {arguments})",
+            "    except NotOnDevice:",
+            f"        found = on_host(node.name(), derivative{number}, {arguments})",
         ]
         if len(inputs) > 1 or "needs" in parameters:
             lines.append(f"needs = tuple([node.edges[i][0] is not None for i in {_positions(inputs)}])")

@@ -27,6 +27,7 @@ from spillgrad.ops.indexing import (
     used_part,
 )
 from spillgrad.ops.numeric import cast, on_floats
+from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
 from spillgrad.tensor import Tensor
@@ -103,7 +104,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
     """
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
-    source = values if isinstance(values, Tensor) else Tensor.wrap(np.asarray(values, input.dtype))
+    source = values if isinstance(values, Tensor) else Tensor.wrap(moved(np.asarray(values, input.dtype), input.device))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_put: got input {input.dtype} and values {source.dtype}; convert one with .to(dtype)")
     return subscript.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
@@ -290,6 +291,7 @@ def index_reduce(
 
 
 def _with_part(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    require_one_device(name, (input, src))
     result = clone(input)
     place = part(result)
     if place.shape != src.shape:

@@ -1,6 +1,7 @@
 """Logic of truth values, and of the bits of integers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,8 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
     def logical(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
         if Symbol in (type(input), type(other)):
             return record(logical.__name__, (input, other))  # type: ignore[no-any-return]
-        operands = (as_operand(logical.__name__, o) for o in (input, other))
-        arrays = (o.array if isinstance(o, Tensor) else o for o in operands)
-        return deliver(logical.__name__, by_numpy(logical.__name__, function, *arrays), out)
+        operands = [as_operand(logical.__name__, o) for o in (input, other)]
+        return deliver(logical.__name__, by_numpy(logical.__name__, function, *operands), out)
 
     logical.__name__ = logical.__qualname__ = f"logical_{name}"
     logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
@@ -34,12 +34,15 @@ def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -
         dtype = common_dtype(operands)
         if dtypes.category(dtype) > 1 or (dtype == dtypes.bool_ and not takes_bool):
             raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
-        arrays = (as_array(o.array if isinstance(o, Tensor) else o, dtype).astype(dtype, copy=False) for o in operands)
-        return deliver(name, by_numpy(name, function, *arrays), out)
+        return deliver(name, by_numpy(name, lambda a, b: function(*_as_integers(a, b, dtype)), *operands), out)
 
     on_bits.__name__ = on_bits.__qualname__ = name
     on_bits.__doc__ = doc
     return on_bits
+
+
+def _as_integers(a: Any, b: Any, dtype: dtypes.DType) -> list[np.ndarray]:
+    return [as_array(value, dtype).astype(dtype, copy=False) for value in (a, b)]
 
 
 logical_and = _logical("and", np.logical_and)

@@ -13,6 +13,7 @@ from spillgrad.ops.distance import pairwise_distance
 from spillgrad.ops.indexing import check_index, gather, index_select
 from spillgrad.ops.losses import reduced
 from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
@@ -118,6 +119,7 @@ def multi_margin_loss(
 
 
 @float32_in_autocast
+@by_host
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the sum over target classes j and others i of max(0, 1 - input[j] + input[i]), divided by C.
 

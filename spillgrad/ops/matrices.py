@@ -11,13 +11,16 @@ from spillgrad.ops.choice import where
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import NotOnDevice, beside, is_on_device
 
 
 def lapack(name: str, function: Callable[..., Any], *arrays: Any) -> Any:
     """Call a function of NumPy's; half precision is computed in float32.
 
-    Raises LinAlgError for a matrix that it cannot take.
+    Raises LinAlgError for a matrix that it cannot take, NotOnDevice for one on a device.
     """
+    if any([is_on_device(array) for array in arrays]):
+        raise NotOnDevice(f"{name}: no kernel of the device does this")
 
     def as_arrays(*operands: Any) -> Any:
         results = function(*operands)
@@ -71,7 +74,8 @@ def mT(matrix: Tensor) -> Tensor:
 
 def identity_like(matrix: Tensor) -> Tensor:
     """Return the identity matrix of as many rows as the given ones have, in their dtype."""
-    return Tensor.wrap(np.eye(matrix.shape[-2], dtype=np.float64).astype(matrix.dtype))
+    identity = np.eye(matrix.shape[-2], dtype=np.float64).astype(matrix.dtype)
+    return Tensor.wrap(beside(matrix.array, identity))
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

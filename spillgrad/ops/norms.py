@@ -16,10 +16,12 @@ from spillgrad.ops.decompositions import svdvals
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.matrices import require_matrices, require_square
 from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import amax, amin, sum
 from spillgrad.ops.shape import as_tuple, movedim, normalize_dim, normalize_dims, reshape, unsqueeze
 from spillgrad.ops.solving import inv
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 Order = int | float | str | None
 
@@ -87,6 +89,7 @@ def norm(
 
 
 @float32_in_autocast
+@by_host
 def cond(A: Tensor, p: Order = None) -> Tensor:
     """Return the condition number: by default the largest singular value over the smallest.
 
@@ -182,5 +185,5 @@ def vander(x: Tensor, *, N: int | None = None) -> Tensor:
     count = x.shape[-1] if N is None else int(N)
     if count < 2:
         raise ArgumentError(f"linalg.vander: got N {N}; N must be greater than 1")
-    exponents = Tensor.wrap(np.arange(count).astype(x.dtype))
+    exponents = Tensor.wrap(beside(x.array, np.arange(count).astype(x.dtype)))
     return unsqueeze(x, -1) ** exponents

@@ -5,9 +5,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
-
-from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.device import CPU, CUDA, Device, moved
 from spillgrad.errors import DeviceError, GraphError, HostComputeWarning
 from spillgrad.tensor import Tensor
@@ -17,36 +14,31 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:
-    """Raise DeviceError when arrays or tensors are on different devices; those of the host without dimensions may be.
+    """Raise DeviceError when tensors are on different devices; those of the host without dimensions may be.
 
-    They are numbers like Python's own.
+    They are numbers like Python's own. Arrays that are no tensors are settings of an operation, wherever they are.
     """
     found: dict[Device, Any] = {}
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            argument = argument._array
-        kind = type(argument)
-        if kind is DeviceArray:
-            found.setdefault(CUDA, argument)
-        elif kind is np.ndarray and argument.ndim:
-            found.setdefault(CPU, argument)
+        if not isinstance(argument, Tensor):
+            continue
+        array: Any = argument._array
+        if type(array) is DeviceArray:
+            found.setdefault(CUDA, array)
+        elif array.ndim:
+            found.setdefault(CPU, array)
     if len(found) > 1:
         got = " and ".join(f"one of shape {array.shape} on '{device}'" for device, array in found.items())
         raise DeviceError(f"{name}: got tensors on different devices, {got}; move one with .to(device)")
 
 
-def compute_on_host(name: str, reason: NotOnDevice, function: Callable[..., Any], *arguments: Any) -> Any:
+def compute_on_host(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of arrays or tensors gives for copies of them in the host's memory, copied back.
 
-    It warns the first time. Raises DeviceError for what is to be differentiated again, and for a function that changes
-    its arguments: the copies, of which nobody would hear.
+    Gradients of tensors go the same way. It warns the first time. Raises DeviceError for a function that changes its
+    arguments: the copies, of which nobody would hear.
     """
     require_one_device(name, arguments)
-    recorded = is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
-    if recorded:
-        raise DeviceError(
-            f"{name}: on {CUDA} this has no second derivative ({reason}); compute it on tensors moved with .cpu()"
-        ) from reason
     return _computed_on_host(name, function, arguments, {})
 
 
@@ -71,20 +63,18 @@ def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) 
     """Return what a function of arrays or tensors that has no gradient gives: by the host where the device cannot."""
     try:
         return function(*arguments)
-    except NotOnDevice as reason:
-        with no_grad():
-            return compute_on_host(name, reason, function, *arguments)
+    except NotOnDevice:
+        return compute_on_host(name, function, *arguments)
 
 
 def by_host(function: Function) -> Function:
-    """Let the host compute a function of tensors that has no gradient and no kernel of a device, copied back there."""
+    """Let the host compute a function of tensors that has no kernel of a device, copied back there as gradients are."""
 
     @functools.wraps(function)
     def computed(*arguments: Any, **options: Any) -> Any:
         if not _any_on_device(function, arguments, options):
             return function(*arguments, **options)
-        with no_grad():
-            return _computed_on_host(function.__name__, function, arguments, options)
+        return _computed_on_host(function.__name__, function, arguments, options)
 
     return computed  # type: ignore[return-value]
 
@@ -113,7 +103,7 @@ def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], opt
     return True
 
 
-def refuse_view(name: str, reason: NotOnDevice, function: Any, *arguments: Any) -> NoReturn:
+def refuse_view(name: str, reason: NotOnDevice, *arguments: Any) -> NoReturn:
     """Raise DeviceError: a copy made by the host would be no view."""
     raise DeviceError(f"{name}: {reason}; a tensor on {CUDA} has no such view: use cpu() first") from reason
 
@@ -135,13 +125,16 @@ def warn_of_host(name: str) -> None:
 def _moved(value: Any, device: Device) -> Any:
     """Return a value with its arrays and tensors on a device; copies that the host gets are read-only."""
     if isinstance(value, Tensor):
-        array = _moved(value._array, device)
-        return value if array is value._array else Tensor.wrap(array)
+        copied = value.to(device)
+        if device is CPU and copied is not value:
+            copied._array.flags.writeable = False
+        return copied
     if isinstance(value, ARRAYS):
         array = moved(value, device)
         if device is CPU and array is not value:
             array.flags.writeable = False
         return array
-    if type(value) in (tuple, list):
-        return type(value)([_moved(part, device) for part in value])
+    if isinstance(value, tuple | list):
+        parts = [_moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

@@ -41,7 +41,8 @@ def spread_maxima(grad: np.ndarray, indices: np.ndarray, image: Pair, down: Rang
     """
     planes = grad.shape[0] * grad.shape[1]
     zeros = np.broadcast_to(grad.dtype.type(0), (planes, math.prod(image)))
-    flat = indices.reshape(planes, -1), grad.reshape(planes, -1)
+    taken = (planes, math.prod(grad.shape[2:]))
+    flat = indices.reshape(taken), grad.reshape(taken)
     return scatter_add(zeros, 1, *flat).reshape(*grad.shape[:2], *image)
 
 
@@ -50,8 +51,8 @@ def _max_spread(self: np.ndarray, indices: np.ndarray, image: Pair, down: Ranges
 
 
 def _taken_from(g: Tensor, indices: Tensor) -> Tensor:
-    planes = indices.shape[0] * indices.shape[1]
-    return reshape(gather(reshape(g, (planes, -1)), 1, reshape(indices, (planes, -1))), indices.shape)
+    planes, image, taken = indices.shape[0] * indices.shape[1], math.prod(g.shape[2:]), math.prod(indices.shape[2:])
+    return reshape(gather(reshape(g, (planes, image)), 1, reshape(indices, (planes, taken))), indices.shape)
 
 
 _max_pool: Any = operation(

@@ -324,11 +324,12 @@ def run_layer(
 ) -> tuple[Tensor, State]:
     """Return the hidden states of all time steps, packed as the data are, and the last state of every sequence.
 
-    Projections run step by step (`recurrent.run_steps`), and so does what does not fit, which raises there.
+    Projections run step by step (`recurrent.run_steps`), and so do layers on a device, and what does not fit, which
+    raises there.
     Shapes: data (sum(counts), inputs), state (counts[0], hidden) each; weights are weight_ih, weight_hh, bias_ih,
     bias_hh, weight_hr.
     """
-    if not _fits(mode, data, counts, state, weights):
+    if data.is_cuda or not _fits(mode, data, counts, state, weights):
         return run_steps(mode, data, counts, state, weights, reverse)
     hidden, cell = state if len(state) > 1 else (*state, None)
     output, *last = _OPERATIONS[mode](data, *weights[:4], hidden, cell, tuple(counts), reverse)

@@ -6,103 +6,112 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.device import Device, as_device
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace, numeric
+from spillgrad.ops.convert import to_device
+from spillgrad.ops.counting import places_among
 from spillgrad.ops.creation import draw, randint
 from spillgrad.ops.numeric import require_floats
-from spillgrad.ops.placement import by_host
+from spillgrad.ops.placement import by_host, require_one_device
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
+from spillgrad_kernels.device_array import is_on_device
 
 
-def _uniform(shape: Any, generator: Generator | None, dtype: Any = dtypes.float64) -> np.ndarray:
-    return draw("uniform", kernels.uniform, tuple(shape), dtype, generator)
+def _uniform(shape: Any, generator: Generator | None, device: Device) -> np.ndarray:
+    return draw("uniform", kernels.uniform, tuple(shape), dtypes.float64, generator, device)
 
 
-def _exponential(shape: Any, generator: Generator | None) -> np.ndarray:
+def _exponential(shape: Any, generator: Generator | None, device: Device) -> np.ndarray:
     """Return draws of the exponential distribution, all above 0."""
-    draws: np.ndarray = np.maximum(-np.log1p(-_uniform(shape, generator)), np.finfo(np.float64).tiny)
+    draws: np.ndarray = np.maximum(-np.log1p(-_uniform(shape, generator, device)), np.finfo(np.float64).tiny)
     return draws
 
 
 def _require_probabilities(name: str, p: np.ndarray) -> None:
-    if not bool(((p >= 0) & (p <= 1)).all()):
+    if not is_on_device(p) and not bool(((p >= 0) & (p <= 1)).all()):  # to look at a device's would wait for it
         raise ArgumentError(f"{name}: got numbers outside [0, 1]; wanted probabilities")
 
 
-@by_host
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Return 1 with the probability that each element is (or `p`), else 0. Raises ArgumentError for no probability."""
-    chances = np.asarray(input.array if p is None else p, np.float64)
+    """Return 1 with the probability that each element is (or `p`), else 0.
+
+    Raises ArgumentError for what is no probability, unless it is on a device.
+    """
+    chances = input.array.astype(np.float64) if p is None else np.asarray(p, np.float64)
     if p is None:
         require_floats("bernoulli", input.dtype)
     _require_probabilities("bernoulli", chances)
-    return Tensor.wrap((_uniform(input.shape, generator) < chances).astype(input.dtype))
+    return Tensor.wrap((_uniform(input.shape, generator, input.device) < chances).astype(input.dtype))
 
 
 def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with 1 with probability `p`, else 0; return the tensor."""
-    chances = np.asarray(p.host_array() if isinstance(p, Tensor) else p, np.float64)
+    chances = (to_device(p, tensor.device).array if isinstance(p, Tensor) else np.asarray(p)).astype(np.float64)
     _require_probabilities("bernoulli_", chances)
-    drawn = (_uniform(tensor.shape, generator) < chances).astype(tensor.dtype)
+    drawn = (_uniform(tensor.shape, generator, tensor.device) < chances).astype(tensor.dtype)
     return inplace.copy_(tensor, Tensor.wrap(drawn))
 
 
-@by_host
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
     """Return indices drawn with the probabilities that weights stand for, each once unless `replacement`.
 
     Shapes: input (n,) or (m, n), the result (num_samples,) or (m, num_samples); int64.
-    Raises ArgumentError for weights that are negative, not finite or all 0, and for more samples than indices.
+    Raises ArgumentError for more samples than indices, and on the host for weights that are negative, not finite or all
+    0, at which it would have to wait to look on a device.
     """
     require_floats("multinomial", input.dtype)
     if input.ndim not in (1, 2):
         raise ShapeError(f"multinomial: got a tensor of shape {input.shape}; wanted (n,) or (m, n)")
-    weights = np.atleast_2d(input.array.astype(np.float64))
-    if not bool((np.isfinite(weights) & (weights >= 0)).all()) or not bool((weights.sum(1) > 0).all()):
+    rows, looks = input.shape[0] if input.ndim == 2 else 1, not input.is_cuda
+    weights = input.array.astype(np.float64).reshape(rows, input.shape[-1])
+    if looks and not bool((np.isfinite(weights) & (weights >= 0)).all() and (weights.sum(1) > 0).all()):
         raise ArgumentError(
             "multinomial: probability tensor contains either inf, nan or an element < 0, or a row of zeros; wanted "
             "weights from 0 on"
         )
     if num_samples < 1:
         raise ArgumentError(f"multinomial: cannot sample num_samples={num_samples}; wanted at least 1")
-    rows = weights.shape[0]
     if replacement:
         sums = np.cumsum(weights, 1)
-        places = _uniform((rows, num_samples), generator) * sums[:, -1:]
-        found = np.stack([np.searchsorted(s, p, "right") for s, p in zip(sums, places, strict=True)])
+        places = _uniform((rows, num_samples), generator, input.device) * sums[:, -1:]
+        found = places_among(sums, places, True)
         last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, 1)
         found = np.minimum(found, last[:, None])  # a place rounded up to the whole sum
     else:
-        if num_samples > int((weights > 0).sum(1).min()):
+        most = int((weights > 0).sum(1).min(initial=weights.shape[1])) if looks else weights.shape[1]
+        if num_samples > most:
             raise ArgumentError(
-                f"multinomial: cannot sample {num_samples} indices without replacement; a row has only "
-                f"{int((weights > 0).sum(1).min())} of a weight above 0"
+                f"multinomial: cannot sample {num_samples} indices without replacement; a row has only {most} of a "
+                "weight above 0"
             )
         # The first of exponential clocks that run at these rates (Efraimidis & Spirakis 2006).
         with np.errstate(divide="ignore"):
-            times = _exponential(weights.shape, generator) / weights
+            times = _exponential(weights.shape, generator, input.device) / weights
         found = np.argsort(times, 1, kind="stable")[:, :num_samples]
-    indices = np.ascontiguousarray(found, np.int64)
+    indices = found.astype(np.int64)
     return Tensor.wrap(indices if input.ndim == 2 else indices[0])
 
 
-@by_host
 def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *, generator: Generator | None = None,
-    dtype: Any = None, shape: Any = None,
+    dtype: Any = None, shape: Any = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
     """Return draws from normal distributions: of each mean and standard deviation, or of one for a whole `size`.
 
-    Raises ArgumentError for a negative `std`, or numbers alone without a size.
+    Raises ArgumentError for numbers alone without a size, and for a negative `std`, unless that is on a device.
     """
     size = shape if size is None else size
     tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
-    if bool((np.asarray(std.array if isinstance(std, Tensor) else std) < 0).any()):
+    require_one_device("normal", tensors)
+    place = tensors[0].device if tensors else as_device(device)
+    spread = std.array if isinstance(std, Tensor) else np.asarray(std)
+    if not is_on_device(spread) and bool((spread < 0).any()):
         raise ArgumentError("normal: got a negative std; wanted numbers from 0 on")
     if size is None and not tensors:
         raise ArgumentError("normal: got two numbers and no size; give the shape of the result")
@@ -112,9 +121,9 @@ def normal(
         tensors[0].dtype if tensors else dtypes.get_default_dtype()
     )  # fmt: skip
     drawn_shape = shape_arguments((size,)) if size is not None else np.broadcast_shapes(*(x.shape for x in tensors))
-    draws = draw("normal", kernels.normal, drawn_shape, wanted, generator).astype(np.float64)
+    draws = draw("normal", kernels.normal, drawn_shape, wanted, generator, place).astype(np.float64)
     means, stds = (x.array.astype(np.float64) if isinstance(x, Tensor) else x for x in (mean, std))
-    return Tensor.wrap(numeric.cast(np.asarray(draws * stds + means), wanted))
+    return Tensor.wrap(numeric.cast(numeric.as_own(draws * stds + means), wanted))
 
 
 @by_host
@@ -133,26 +142,28 @@ def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | N
     """Overwrite the tensor with draws of rate `lambd` from the exponential distribution; return the tensor."""
     if not lambd > 0:
         raise ArgumentError(f"exponential_: got lambd={lambd}; wanted a positive number")
-    return _filled("exponential_", tensor, _exponential(tensor.shape, generator) / lambd)
+    return _filled("exponential_", tensor, _exponential(tensor.shape, generator, tensor.device) / lambd)
 
 
 def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with how many tries success at probability `p` takes; return the tensor."""
     if not 0 < p < 1:
         raise ArgumentError(f"geometric_: got p={p}; wanted a number between 0 and 1")
-    tries = np.maximum(np.ceil(np.log1p(-_uniform(tensor.shape, generator)) / math.log1p(-p)), 1)
+    draws = _uniform(tensor.shape, generator, tensor.device)
+    tries = np.maximum(np.ceil(np.log1p(-draws) / math.log1p(-p)), 1)
     return inplace.copy_(tensor, Tensor.wrap(tries))
 
 
 def log_normal_(tensor: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with e to draws from N(mean, std²); return the tensor."""
-    draws = draw("log_normal_", kernels.normal, tensor.shape, dtypes.float64, generator)
+    draws = draw("log_normal_", kernels.normal, tensor.shape, dtypes.float64, generator, tensor.device)
     return _filled("log_normal_", tensor, np.exp(draws * std + mean))
 
 
 def cauchy_(tensor: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from the Cauchy distribution; return the tensor."""
-    return _filled("cauchy_", tensor, median + sigma * np.tan(np.pi * (_uniform(tensor.shape, generator) - 0.5)))
+    draws = _uniform(tensor.shape, generator, tensor.device)
+    return _filled("cauchy_", tensor, median + sigma * np.tan(np.pi * (draws - 0.5)))
 
 
 def _filled(name: str, tensor: Tensor, draws: np.ndarray) -> Tensor:
@@ -173,10 +184,8 @@ def random_(tensor: Tensor, *bounds: int, generator: Generator | None = None) ->
             bounds = (2**exact + 1,)
         else:
             bounds = (2,) if tensor.dtype == dtypes.bool_ else (dtypes.iinfo(tensor.dtype).max,)
-    drawn = randint(*bounds, size=tensor.shape, generator=generator) if len(bounds) == 2 else randint(
-        0, bounds[0], size=tensor.shape, generator=generator
-    )  # fmt: skip
-    return inplace.copy_(tensor, drawn)
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    return inplace.copy_(tensor, randint(low, high, tensor.shape, generator=generator, device=tensor.device))
 
 
 def randint_like(input: Tensor, low: int = 0, high: int | None = None, *, dtype: Any = None) -> Tensor:

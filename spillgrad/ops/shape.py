@@ -16,7 +16,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Derivative, Operation, operation
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.device_array import empty_beside
+from spillgrad_kernels.device_array import arange_beside, beside, empty_beside
 
 Shape = tuple[int, ...]
 
@@ -622,17 +622,17 @@ def repeat_interleave(
     """
     dim = axis if dim is None else dim
     if repeats is None:
-        return repeat_interleave(Tensor.wrap(np.arange(input.numel())), input, 0)
+        return repeat_interleave(Tensor.wrap(arange_beside(input.array, input.numel())), input, 0)
     if dim is None:
         return repeat_interleave(flatten(input), repeats, 0)
     dim = normalize_dim("repeat_interleave", dim, input.ndim)
     size = input.shape[dim]
-    counts = repeats.array if isinstance(repeats, Tensor) else np.asarray(repeats)
+    counts = repeats.host_array() if isinstance(repeats, Tensor) else np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.size not in (1, size) or counts.ndim > 1 or counts.min(initial=0) < 0:
         raise ArgumentError(
             f"repeat_interleave: got repeats {repeats!r}; wanted one count, or {size} of them, none negative"
         )
-    positions = Tensor.wrap(np.repeat(np.arange(size), counts))
+    positions = Tensor.wrap(beside(input.array, np.repeat(np.arange(size), counts)))
     return getitem(input, (slice(None),) * dim + (positions,))
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
 from spillgrad.ops.autocast import float32_in_autocast
@@ -13,6 +14,7 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.choice import where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.matrices import (
@@ -27,6 +29,7 @@ from spillgrad.ops.numeric import compute_dtype
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import broadcast_to, reshape, squeeze, tril, triu, unsqueeze
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import zeros_beside
 
 Shape = tuple[int, ...]
 
@@ -311,7 +314,8 @@ def matrix_rank(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
 ) -> Tensor:  # fmt: skip
     """Return how many singular values are not as good as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
-    (require_square if hermitian else require_matrices)("linalg.matrix_rank", A)
+    name = "linalg.matrix_rank"
+    (require_square if hermitian else require_matrices)(name, A)
 
     def rank(a: np.ndarray) -> np.ndarray:
         if not a.size:
@@ -319,7 +323,7 @@ def matrix_rank(
         s = np.linalg.svd(a, compute_uv=False, hermitian=hermitian)
         return np.asarray((s > _cutoff(a, s.max(-1, keepdims=True), atol, rtol)).sum(-1))
 
-    return Tensor.wrap(lapack("linalg.matrix_rank", rank, A.array))
+    return by_numpy(name, lambda a: lapack(name, rank, a), A)
 
 
 class LeastSquares(NamedTuple):
@@ -354,14 +358,14 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     solution = matmul(pinv(A, rtol=rcond), right)
     rank = matrix_rank(A, rtol=rcond)
     rows, columns = A.shape[-2:]
-    nothing = Tensor.wrap(np.zeros(0, A.dtype))
+    nothing = Tensor.wrap(zeros_beside(A.array, (0,), A.dtype))
     residuals = nothing
-    if rows > columns and bool((rank.array == columns).all()):
+    if rows > columns and bool(np.all(rank.array == columns)):
         residuals = sum((matmul(A, solution) - right) ** 2, -2)
     solution = squeeze(solution, -1) if is_vector else solution
     values = nothing
     if driver in ("gelsd", "gelss"):
-        values = Tensor.wrap(lapack(name, lambda a: np.linalg.svd(a, compute_uv=False), A.array))
+        values = by_numpy(name, lambda a: lapack(name, lambda x: np.linalg.svd(x, compute_uv=False), a), A)
     return LeastSquares(solution, residuals, rank, values)
 
 
@@ -390,7 +394,8 @@ def matrix_exp(A: Tensor) -> Tensor:
     """
     require_square("linalg.matrix_exp", A)
     # The largest column sum bounds the norm; at 1/2 the terms beyond the 16th vanish in float64.
-    largest = float(np.abs(A.array.astype(np.float64)).sum(-2).max(initial=0.0))
+    sums = np.abs(A.array.astype(np.float64)).sum(-2)
+    largest = float(moved(sums, CPU).max(initial=0.0))
     if not math.isfinite(largest):
         raise LinAlgError("linalg.matrix_exp: got a matrix with NaN or infinite elements; its exponential has no value")
     squarings = max(0, math.ceil(math.log2(largest)) + 1) if largest > 0 else 0

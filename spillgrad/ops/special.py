@@ -81,4 +81,4 @@ copysign = row_function("copysign", "Return the magnitude of input with the sign
 
 def nextafter(input: Tensor, other: Tensor) -> Tensor:
     """Return the number next to each element of `input` in the direction of `other`; it has no gradient."""
-    return by_numpy("nextafter", np.nextafter, input.array, other.array)
+    return by_numpy("nextafter", np.nextafter, input, other)

@@ -13,6 +13,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.indexing import diag
 from spillgrad.ops.linalg import matmul
 from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.placement import by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, squeeze, transpose, unsqueeze
@@ -87,6 +88,7 @@ def corrcoef(input: Tensor) -> Tensor:
     return clamp(div(div(covariances, unsqueeze(deviations, 1)), deviations), -1, 1)
 
 
+@by_host
 def histogram(
     input: Tensor, bins: int | Tensor, *, range: Sequence[Number] | None = None, weight: Tensor | None = None,
     density: bool = False,

@@ -20,7 +20,7 @@ from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels
-from spillgrad_kernels.device_array import ARRAYS, is_on_device, zeros_beside
+from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_beside
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
@@ -208,7 +208,7 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
     what is no value.
     """
     parsed, basic = _parsed(index)
-    source = _source(value, tensor.dtype)
+    source = _source(value, tensor)
     try:
         if basic:
             inplace.copy_(_basic(tensor, parsed), _leading_ones_dropped(source, tensor.array[parsed].ndim))
@@ -241,6 +241,7 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
     parsed = tuple(slice(None) if part is None else part for part in index)
     if any(part is not None and part.dtype.kind not in "iub" for part in index):
         raise DimensionError("index_put: wanted index tensors of integers or bool")
+    require_one_device("index_put", (tensor, values))
     _require_reachable("index_put", tensor, parsed)
     try:
         place = np.broadcast_to(np.empty((), np.bool_), tensor.shape)[tuple(map(_shaped_alike, parsed))].shape
@@ -259,13 +260,14 @@ def _shaped_alike(part: Any) -> Any:
     return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
 
 
-def _source(value: Any, dtype: dtypes.DType) -> Tensor:
+def _source(value: Any, target: Tensor) -> Tensor:
+    """Return a value as a tensor; what is not one yet, and no number, on the target's device."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float | complex):
-        return Tensor.wrap(np.asarray(value, dtype))
+        return Tensor.wrap(np.asarray(value, target.dtype))
     if isinstance(value, list | tuple | np.ndarray | np.generic):
-        return Tensor.wrap(native(np.asarray(value)))
+        return Tensor.wrap(beside(target.array, native(np.asarray(value))))
     raise OperandError(f"setitem: got {type(value).__name__}; wanted a tensor, a number, a list or a NumPy array")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import as_device
+from spillgrad.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.tensor import Tensor
 
@@ -19,14 +19,15 @@ def _window(
     requires_grad: bool,
 ) -> Tensor:  # fmt: skip
     """Return a window of places from 0 to 1."""
-    as_device(device)
+    place = as_device(device)
     wanted = dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_floating_point(wanted):
         raise DtypeError(f"{name}: got dtype {wanted}; windows are of floating-point numbers")
     if length < 0:
         raise ArgumentError(f"{name}: requires non-negative window_length, got window_length={length}")
     places = np.arange(length) / max(length if periodic else length - 1, 1)
-    result = Tensor.wrap((values(places) if length > 1 else np.ones(length)).astype(wanted))
+    found = (values(places) if length > 1 else np.ones(length)).astype(wanted)
+    result = Tensor.wrap(moved(found, place))
     return result.requires_grad_() if requires_grad else result
 
 

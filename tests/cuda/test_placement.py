@@ -9,7 +9,6 @@ from spillgrad.nn import functional as F
 from spillgrad.ops import placement
 from spillgrad.ops.define import operation
 from spillgrad.ops.linalg import linear
-from spillgrad_kernels.device_array import NotOnDevice
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -36,6 +35,8 @@ MIXED = {
     "out of a comparison": lambda a, b: sg.logical_and(a, a, out=sg.zeros(2, 3, dtype=sg.bool, device=b.device)),
     "isclose": lambda a, b: sg.isclose(a, b),
     "searchsorted": lambda a, b: sg.searchsorted(a[0], b[0]),
+    "index_put": lambda a, b: sg.index_put(a, (sg.tensor([0, 1], device=a.device),), b, accumulate=True),
+    "select_scatter": lambda a, b: sg.select_scatter(a, b[0], 0, 1),
 }
 
 
@@ -54,6 +55,12 @@ def test_an_index_of_the_device_is_for_its_tensors(here, there):
         with pytest.raises(DeviceError, match="move it with"):
             here[part] = 0
     np.testing.assert_array_equal(there[index.cpu()].cpu(), VALUES[[1, 0]])
+
+
+def test_lists_and_arrays_are_written_to_a_device(there):
+    there[sg.tensor([0, 1], device="cuda"), 1:] = [[7.0, 8.0]]
+    there[there == 0] = np.array([9.0])
+    np.testing.assert_array_equal(there.cpu(), [[9, 7, 8], [3, 7, 8]])
 
 
 def test_an_index_out_of_range_gets_no_gradient(there):
@@ -117,26 +124,35 @@ def test_nothing_is_all_true_and_not_any():
 
 BY_HOST = {
     "unique slices": lambda a: a.unique(dim=1),
-    "isclose": lambda a: sg.isclose(a, a * 2),
-    "multinomial": lambda a: sg.multinomial(a + 1, 2),
-    "bernoulli": lambda a: sg.bernoulli(a / 6),
-    "normal": lambda a: sg.normal(a, 2.0),
-    "max_pool2d": lambda a: F.max_pool2d(a.reshape(1, 1, 2, 3), 2),
-    "conv1d": lambda a: F.conv1d(a[None], a.reshape(3, 2, 1)),
+    "histogram": lambda a: sg.histogram(a, sg.tensor([0.0, 2.5, 5.0], device=a.device)),
+    "poisson": lambda a: sg.poisson(a),
+    "det": lambda a: sg.linalg.det(a[:, 1:]),
+    "gcd": lambda a: sg.gcd(a.detach().long(), 2),
+    "fft": lambda a: sg.view_as_real(sg.fft.fft(a)),
+    "multilabel_margin_loss": lambda a: F.multilabel_margin_loss(a, a.detach().long() % 3),
 }
 
 
-@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")
 @pytest.mark.parametrize("name", BY_HOST)
-def test_the_host_computes_what_has_no_kernel(name, here, there):
-    results = []
-    for operand in (here, there):
-        sg.manual_seed(3)
-        found = BY_HOST[name](operand.requires_grad_())
-        results.append(found if isinstance(found, tuple) else (found,))
-    for wanted, found in zip(*results, strict=True):
-        assert (wanted.device, found.device) == ("cpu", "cuda")
-        np.testing.assert_array_equal(found.detach().cpu(), wanted.detach())
+def test_the_host_computes_what_has_no_kernel_and_its_gradients(name, here, there, monkeypatch):
+    monkeypatch.setattr("spillgrad.ops.placement._warned", set())
+    wanted = results_and_gradients(BY_HOST[name], here)
+    with pytest.warns(HostComputeWarning):
+        found = results_and_gradients(BY_HOST[name], there)
+    for value, other in zip(found, wanted, strict=True):
+        assert (value.device, other.device) == ("cuda", "cpu")
+        np.testing.assert_array_equal(value.cpu(), other)
+
+
+def results_and_gradients(function, leaf):
+    """Return what a function gives and, where there are any, its first and second derivatives."""
+    sg.manual_seed(3)
+    found = function(leaf.requires_grad_())
+    results = list(found) if isinstance(found, tuple) else [found]
+    if results[0].requires_grad:
+        results += sg.grad((results[0] ** 2).sum(), leaf, create_graph=True)
+        results += sg.grad((results[-1] ** 2).sum(), leaf)
+    return [result.detach() for result in results]
 
 
 def test_the_host_tells_once_that_it_computes(there, monkeypatch):
@@ -162,7 +178,7 @@ def test_what_would_change_the_host_s_copy_of_an_argument_is_refused(there):
         with pytest.raises(DeviceError, match=r"on cuda:0 this changes a tensor in place.* moved with \.cpu"):
             change()
     np.testing.assert_array_equal(there.cpu(), VALUES)
-    more = placement.compute_on_host("fresh", NotOnDevice("no"), lambda a: add_one(a.copy()), there.array)
+    more = placement.compute_on_host("fresh", lambda a: add_one(a.copy()), there.array)
     np.testing.assert_array_equal(more.to_host(), VALUES + 1)
 
 

@@ -7,6 +7,7 @@ on the CPU, a thread of Python for each of the device's, with `NUMBA_ENABLE_CUDA
 
 import functools
 import re
+import sys
 import threading
 import types as python_types
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +28,21 @@ _target = threading.local()
 if SIMULATED:
     from numba.cuda.simulator import kernel as _simulator
 
+    class _Shared:
+        """Memory that a block's threads share: Numba gives threads that ask for an array at once one each."""
+
+        def array(self, shape: Any, dtype: Any) -> np.ndarray:
+            """Return the array of the line that asks."""
+            caller = sys._getframe(1)
+            arrays = _simulator._get_kernel_context().shared._allocations
+            place = caller.f_code, caller.f_lineno
+            found: np.ndarray | None = arrays.get(place)
+            return arrays.setdefault(place, np.empty(shape, dtype.name)) if found is None else found
+
     class _RunningKernel:
         """What `cuda.` means in kernels, and in functions of whatever module that they call."""
+
+        shared = _Shared()
 
         def __getattr__(self, name: str) -> Any:
             return getattr(_simulator._get_kernel_context(), name)

@@ -16,7 +16,7 @@ from spillgrad_kernels.cuda import logic, scalar_math
 from spillgrad_kernels.cuda.array import Fresh, empty, fresh, to_device
 from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
-from spillgrad_kernels.device_array import DeviceArray, Lying, may_share_memory
+from spillgrad_kernels.device_array import DeviceArray, Lying, NotOnDevice, may_share_memory
 from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.walk import Layout, dense, plan
 
@@ -171,14 +171,16 @@ def prepare(
     """Return what computes a formula, or a trace with several results, over operands of these layouts.
 
     A number has a dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of 16 bytes. Raises
-    ValueError when shapes do not broadcast together, or to those of `outs`.
+    ValueError when shapes do not broadcast together, or to those of `outs`, NotOnDevice for complex numbers.
     """
     layouts = [operand if isinstance(operand, tuple) else ((), (), operand) for operand in operands]
     shape = np.broadcast_shapes(*[layout[0] for layout in layouts]) or (outs[0][0] if outs else ())
+    kinds = tuple([np.dtype(dtype) for dtype in dtypes])
+    if "c" in [kind.kind for kind in (*[layout[2] for layout in (*layouts, *outs)], *kinds)]:
+        raise NotOnDevice(f"{name}: no kernel of the device computes with complex numbers")
     for out in outs:
         if out[0] != shape:
             raise ValueError(f"{name}: got out of shape {out[0]}; the result has shape {shape}")
-    kinds = tuple([np.dtype(dtype) for dtype in dtypes])
     all_layouts = [*layouts, *(outs or [dense(shape, kind) for kind in kinds])]
     loops = plan(shape, all_layouts).loops
     sizes, strides = [int(n) for n in loops[0]], loops[2:].tolist()

@@ -48,6 +48,8 @@ def _all_on_device(name: str, *arrays: Any) -> None:
 def _copyto(target: DeviceArray, source: Any, casting: str = "same_kind", where: Any = True) -> None:
     if where is not True:
         raise NotOnDevice("numpy.copyto: no kernel of the device takes `where`")
+    if not isinstance(target, DeviceArray):
+        raise NotOnDevice("numpy.copyto: got an array of the host to overwrite, and one of the device")
     assign(target, source)
 
 
@@ -276,12 +278,15 @@ def _unravel_index(indices: DeviceArray, shape: Shape) -> tuple[DeviceArray, ...
     return (left, *reversed(places)) if shape else ()
 
 
-def _cumsum(a: DeviceArray, axis: int | None = None, dtype: Any = None) -> DeviceArray:
-    if axis is None:
-        a, axis = a.reshape(-1), 0
-    a = a if dtype is None or np.dtype(dtype).kind == "i" else a.astype(dtype, copy=False)
-    sums = reductions.cumsum(a, axis % a.ndim)
-    return sums if dtype is None else sums.astype(dtype, copy=False)
+def _running(name: str) -> Callable[..., DeviceArray]:
+    def folded(a: DeviceArray, axis: int | None = None, dtype: Any = None) -> DeviceArray:
+        if axis is None:
+            a, axis = a.reshape(-1), 0
+        a = a if dtype is None or np.dtype(dtype).kind == "i" else a.astype(dtype, copy=False)
+        folds = reductions.running(name, a, axis % a.ndim)
+        return folds if dtype is None else folds.astype(dtype, copy=False)
+
+    return folded
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -295,7 +300,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.flatnonzero: _flatnonzero,
     np.argwhere: _argwhere,
     np.unravel_index: _unravel_index,
-    np.cumsum: _cumsum,
+    np.cumsum: _running("sum"),
+    np.cumprod: _running("prod"),
     np.round: np.rint,
     np.roll: _rolled,
     np.put_along_axis: _put_along_axis,
@@ -326,7 +332,7 @@ _ROWS_OF: dict[Any, str] = {
     np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
     np.sqrt: "sqrt", np.exp: "exp", np.log: "log", np.maximum: "maximum", np.minimum: "minimum", np.equal: "eq",
     np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
-    np.floor: "floor", np.ceil: "ceil", np.rint: "round",
+    np.floor: "floor", np.ceil: "ceil", np.rint: "round", np.log1p: "log1p", np.tan: "tan",
     np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite", np.signbit: "signbit",
     np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or", np.bitwise_xor: "bitwise_xor",
     np.invert: "bitwise_not", np.left_shift: "bitwise_left_shift", np.right_shift: "bitwise_right_shift",
@@ -354,20 +360,18 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
         return reductions.running(_FOLDS[ufunc], a, options.get("axis", 0) % a.ndim)
     if method != "__call__":
         raise NotOnDevice(f"numpy.{ufunc.__name__}.{method}: no kernel of the device does this")
+    (target,) = out if isinstance(out, tuple) else (out,)
     name = _ROWS_OF.get(ufunc, "")
     found = ROWS.get(name) or _LOGIC.get(name)
-    if found is None or options:
+    if found is None or options or isinstance(target, np.ndarray):
         raise NotOnDevice(f"numpy.{ufunc.__name__}: no kernel of the device does this")
     dtype = _common_dtype(operands)
     if found.result == "float" and dtype.kind in "biu":
         dtype = np.dtype(np.float64)  # as NumPy
     given = [x.astype(dtype, copy=False) if isinstance(x, DeviceArray) else x for x in _on_device(*operands)]
     result = elementwise(found.forward, name, given, np.dtype(bool) if found.result == "bool" else dtype)
-    if out is None:
+    if target is None:
         return result
-    (target,) = out if isinstance(out, tuple) else (out,)
-    if not isinstance(target, DeviceArray):
-        raise NotOnDevice(f"numpy.{ufunc.__name__}: got out in the host's memory")
     assign(target, result)
     return target
 

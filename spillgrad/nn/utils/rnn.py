@@ -11,12 +11,14 @@ from spillgrad.ops.indexing import index_select
 from spillgrad.ops.padding import pad
 from spillgrad.ops.shape import cat, narrow, reshape, stack, transpose
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 
 class PackedSequence(NamedTuple):
     """Sequences without padding: all first elements, then all second ones, …, in descending order of length.
 
-    Shapes: data (sum of lengths, ...); batch_sizes (longest length,), int64: how many sequences still run at each step.
+    Shapes: data (sum of lengths, ...); batch_sizes (longest length,), int64: how many sequences still run at each step,
+    in the host's memory whatever the data's device.
     `sorted_indices` says which of the user's sequences stands where, `unsorted_indices` the other way round; None where
     the order is the user's.
     """
@@ -27,8 +29,12 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> "PackedSequence":
-        """Return the sequences with the data on another device or of another dtype."""
-        return self._replace(data=self.data.to(*args, **kwargs))
+        """Return the sequences with the data on a device or of a dtype, and the indices beside the data."""
+        data = self.data.to(*args, **kwargs)
+        if data is self.data:
+            return self
+        indices = [x if x is None else x.to(data.device) for x in (self.sorted_indices, self.unsorted_indices)]
+        return PackedSequence(data, self.batch_sizes, *indices)
 
     def double(self) -> "PackedSequence":
         """Return the sequences as float64."""
@@ -39,8 +45,12 @@ class PackedSequence(NamedTuple):
         return self.to("float32")
 
     def cpu(self) -> "PackedSequence":
-        """Return the sequences in the host's memory, where they are."""
-        return self
+        """Return the sequences in the host's memory."""
+        return self.to("cpu")
+
+    def cuda(self) -> "PackedSequence":
+        """Return the sequences on a CUDA device. Raises DeviceError where there is none."""
+        return self.to("cuda")
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
@@ -49,7 +59,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
 
 
 def _as_lengths(lengths: Any) -> np.ndarray:
-    found = lengths.array if isinstance(lengths, Tensor) else np.asarray(lengths)
+    found = lengths.host_array() if isinstance(lengths, Tensor) else np.asarray(lengths)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise OperandError(f"pack_padded_sequence: got lengths {lengths!r}; wanted a vector of integers")
     return found.astype(np.int64)
@@ -65,11 +75,12 @@ def pack_padded_sequence(
     name = "pack_padded_sequence"
     sizes = _as_lengths(lengths)
     padded = transpose(input, 0, 1) if batch_first else input
-    order = None
+    sorted_indices = None
     if not enforce_sorted:
         order = np.argsort(-sizes, kind="stable")
         sizes = sizes[order]
-        padded = index_select(padded, 1, Tensor.wrap(order))
+        sorted_indices = Tensor.wrap(beside(input.array, order))
+        padded = index_select(padded, 1, sorted_indices)
     steps, batch = padded.shape[:2]
     if len(sizes) != batch:
         raise ArgumentError(
@@ -86,9 +97,8 @@ def pack_padded_sequence(
         )
     times, sequences = np.nonzero(np.arange(sizes[0])[:, None] < sizes)
     rows = reshape(padded, (steps * batch, *padded.shape[2:]))
-    data = index_select(rows, 0, Tensor.wrap(times * batch + sequences))
+    data = index_select(rows, 0, Tensor.wrap(beside(input.array, times * batch + sequences)))
     batch_sizes = Tensor.wrap(np.bincount(times))
-    sorted_indices = None if order is None else Tensor.wrap(order)
     return PackedSequence(data, batch_sizes, sorted_indices, invert_permutation(sorted_indices))
 
 
@@ -99,7 +109,7 @@ def pad_packed_sequence(
 
     Shapes: result (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,). Raises ArgumentError.
     """
-    counts = sequence.batch_sizes.array
+    counts = sequence.batch_sizes.host_array()
     steps, batch = len(counts), int(counts[0])
     if total_length is not None and total_length < steps:
         raise ArgumentError(
@@ -113,14 +123,12 @@ def pad_packed_sequence(
     places[:steps][runs] = np.arange(data.shape[0])
     lengths = runs.sum(0)
     if sequence.unsorted_indices is not None:
-        order = sequence.unsorted_indices.array
+        order = sequence.unsorted_indices.host_array()
         places, lengths = places[:, order], lengths[order]
-    padding = creation.full((1, *data.shape[1:]), padding_value, dtype=data.dtype)
-    rows = index_select(
-        cat([data, padding]), 0, Tensor.wrap(np.ascontiguousarray(places.T if batch_first else places).reshape(-1))
-    )
-    shape = places.T.shape if batch_first else places.shape
-    return reshape(rows, (*shape, *data.shape[1:])), Tensor.wrap(lengths)
+    padding = creation.full((1, *data.shape[1:]), padding_value, dtype=data.dtype, device=data.device)
+    places = np.ascontiguousarray(places.T if batch_first else places)
+    rows = index_select(cat([data, padding]), 0, Tensor.wrap(beside(data.array, places.reshape(-1))))
+    return reshape(rows, (*places.shape, *data.shape[1:])), Tensor.wrap(lengths)
 
 
 def pad_sequence(
