@@ -19,7 +19,6 @@ from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
-from spillgrad_kernels.device_array import empty_on_device
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
@@ -41,7 +40,7 @@ class OffloadedOnDevice(OffloadedStorage):
     def begin(self, residents: "Residents", handle: Handle, array: np.ndarray, source: Source) -> None:
         """Be the storage of `array`, which the store has taken from `source`."""
         self.place(residents, handle, array)
-        self.reference = weakref.ref(self)
+        self.reference = weakref.ref(self, residents.on_device.forget)
         self._kept, self._source = array, source
 
     def begin_load(self) -> np.ndarray:
@@ -49,9 +48,9 @@ class OffloadedOnDevice(OffloadedStorage):
         on_device = self._residents.on_device
         array, self._ready = on_device.copies.back(self._residents.store.get(self._handle))
         on_device.count(array)
+        self._used_in = -1  # first: who used it where it was before must find that it is not there yet
         self._alive = weakref.ref(array)
         self._kept = array
-        self._used_in = -1
         return array
 
     @property
@@ -63,6 +62,9 @@ class OffloadedOnDevice(OffloadedStorage):
     def handle(self) -> Handle:
         """What the store has the values under."""
         return self._handle
+
+    def array_to_overwrite(self) -> np.ndarray:
+        return self.array
 
     def leave(self) -> bool:
         """Let go of the array unless somebody uses or changes it; return whether that was done."""
@@ -84,15 +86,9 @@ class OffloadedOnDevice(OffloadedStorage):
         self._kept = self._alive()
         self._residents.on_device.use(self)
 
-    def _fresh(self) -> np.ndarray:
-        on_device = self._residents.on_device
-        on_device.make_room(self._handle.nbytes)
-        array = empty_on_device(self._shape, self._dtype)
-        on_device.count(array)
-        return array
-
     def _take_change(self, array: np.ndarray) -> None:
         self._kept = array
+        self._residents.on_device.keep(self)
         if self._source is not None and self._source.done is not None:  # the store may be copying it
             self._source.done.wait(driver.compute())
 
@@ -121,7 +117,10 @@ class OnDevice:
         self.budget_bytes = budget_bytes
         self.resident_bytes = self.peak_resident_bytes = 0
         self._store = store
-        self._died: collections.deque[int] = collections.deque()  # bytes; memory may die anywhere
+        # What is not there any more, bytes of memory and storages: both may die anywhere.
+        self._died: collections.deque[int] = collections.deque()
+        self._forgotten: collections.deque[Reference] = collections.deque()
+        self.forget = self._forgotten.append
         self._order = _Order()
         # What is kept, the longest unused first.
         self._kept: dict[Reference, None] = {}
@@ -136,13 +135,12 @@ class OnDevice:
             storage.__class__ = OffloadedOnDevice
             cast(OffloadedOnDevice, storage).begin(residents, handle, array, source)
             self.count(array)
-            self._keep(cast(OffloadedOnDevice, storage))
+            self.keep(cast(OffloadedOnDevice, storage))
             self._order.name(cast(OffloadedOnDevice, storage))
             self.make_room(0)
 
     def source(self, array: np.ndarray) -> Source:
         """Return an array as the store takes it."""
-        self.copies.let_go()
         return Source(array, self.copies.out)
 
     def count(self, array: np.ndarray) -> None:
@@ -151,16 +149,20 @@ class OnDevice:
         self.peak_resident_bytes = max(self.peak_resident_bytes, self.resident_bytes)
         weakref.finalize(memory_of(array), self._died.append, array.nbytes).atexit = False
 
+    def keep(self, storage: OffloadedOnDevice) -> None:
+        """Let an array stay until there must be room: after those that were used before."""
+        self._kept.pop(storage.reference, None)
+        self._kept[storage.reference] = None
+
     def use(self, storage: OffloadedOnDevice) -> None:
         """Note that an array is used now, and begin to copy those that come next."""
-        self._keep(storage)
+        self.keep(storage)
         if self._order.use(storage):
             self._begin_next()
 
     def stats(self) -> dict[str, int]:
         """Return the bytes on the device, now and at most."""
-        self.copies.let_go()
-        self._count_dead()
+        self._tidy()
         return {"device_bytes": self.resident_bytes, "peak_device_bytes": self.peak_resident_bytes}
 
     def begin_step(self) -> None:
@@ -173,16 +175,16 @@ class OnDevice:
         Of what comes next, so many stay. Where that is not enough, it waits for copies, which hold memory until they
         are done.
         """
-        self._count_dead()
+        self._tidy()
         for reference in self._victims(before) if self.resident_bytes + nbytes > self.budget_bytes else ():
             storage = reference()
             if storage is None or storage.leave():
-                del self._kept[reference]
-                self._count_dead()
+                self._kept.pop(reference, None)
+                self._tidy()
                 if self.resident_bytes + nbytes <= self.budget_bytes:
                     break
         while waits and self.resident_bytes + nbytes > self.budget_bytes and self.copies.wait_for_oldest():
-            self._count_dead()
+            self._tidy()
         return self.resident_bytes + nbytes <= self.budget_bytes
 
     def _victims(self, before: int) -> list[Reference]:
@@ -194,13 +196,8 @@ class OnDevice:
             *(reference for reference in reversed(coming[before:]) if reference in self._kept),
         ]
 
-    def _keep(self, storage: OffloadedOnDevice) -> None:
-        self._kept.pop(storage.reference, None)
-        self._kept[storage.reference] = None
-
     def _begin_next(self) -> None:
         """Begin to copy what a step like the last uses next, unless what it uses before must make room."""
-        self.copies.let_go()
         wanted = []
         for place, following in enumerate(self._order.coming()):
             if following.is_there:
@@ -214,13 +211,17 @@ class OnDevice:
                 following.begin_load()
             except (SpillError, MemoryError):  # who needs it tries again, and is told
                 break
-            self._keep(following)
+            self.keep(following)
         if wanted:
             self._store.prefetch(wanted)
 
-    def _count_dead(self) -> None:
+    def _tidy(self) -> None:
+        """Let go of what copies are done with, and of what is not there any more."""
+        self.copies.let_go()
         while self._died:
             self.resident_bytes -= self._died.popleft()
+        while self._forgotten:
+            self._kept.pop(self._forgotten.popleft(), None)
 
 
 class _Order:
