@@ -116,9 +116,11 @@ class OnDevice:
         self.copies = Copies()
         self.budget_bytes = budget_bytes
         self.resident_bytes = self.peak_resident_bytes = 0
+        self._array_bytes = 0  # of these, but for memory that only copies hold, and that is free once they are done
         self._store = store
-        # What is not there any more, bytes of memory and storages: both may die anywhere.
+        # What is not there any more, bytes of memory, of arrays, and storages: all may die anywhere.
         self._died: collections.deque[int] = collections.deque()
+        self._arrays_died: collections.deque[int] = collections.deque()
         self._forgotten: collections.deque[Reference] = collections.deque()
         self.forget = self._forgotten.append
         self._order = _Order()
@@ -147,7 +149,9 @@ class OnDevice:
         """Count an array as long as its memory is alive."""
         self.resident_bytes += array.nbytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, self.resident_bytes)
+        self._array_bytes += array.nbytes
         weakref.finalize(memory_of(array), self._died.append, array.nbytes).atexit = False
+        weakref.finalize(array, self._arrays_died.append, array.nbytes).atexit = False
 
     def keep(self, storage: OffloadedOnDevice) -> None:
         """Let an array stay until there must be room: after those that were used before."""
@@ -172,18 +176,19 @@ class OnDevice:
     def make_room(self, nbytes: int, waits: bool = True, before: int = 0) -> bool:
         """Let go of what is used last until so many bytes more fit; return whether they do.
 
-        Of what comes next, so many stay. Where that is not enough, it waits for copies, which hold memory until they
-        are done.
+        Of what comes next, so many stay. Then it waits for copies that alone hold memory: it is free once they are
+        done, and nothing else need go for it.
         """
         self._tidy()
-        for reference in self._victims(before) if self.resident_bytes + nbytes > self.budget_bytes else ():
+        for reference in self._victims(before) if self._array_bytes + nbytes > self.budget_bytes else ():
             storage = reference()
             if storage is None or storage.leave():
                 self._kept.pop(reference, None)
                 self._tidy()
-                if self.resident_bytes + nbytes <= self.budget_bytes:
+                if self._array_bytes + nbytes <= self.budget_bytes:
                     break
-        while waits and self.resident_bytes + nbytes > self.budget_bytes and self.copies.wait_for_oldest():
+        most_bytes = max(self.budget_bytes - nbytes, self._array_bytes)
+        while waits and self.resident_bytes > most_bytes and self.copies.wait_for_oldest():
             self._tidy()
         return self.resident_bytes + nbytes <= self.budget_bytes
 
@@ -220,6 +225,8 @@ class OnDevice:
         self.copies.let_go()
         while self._died:
             self.resident_bytes -= self._died.popleft()
+        while self._arrays_died:
+            self._array_bytes -= self._arrays_died.popleft()
         while self._forgotten:
             self._kept.pop(self._forgotten.popleft(), None)
 

@@ -178,6 +178,33 @@ print(residents.device_stats()["device_bytes"], store.stats().live_bytes, driver
     assert run(program) == ["[] True True []", "0 0 0"]
 
 
+def test_what_copies_still_hold_makes_no_other_array_leave(run, tmp_path):
+    program = """
+from spillgrad.offload.residents import Residents
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Label
+from spillgrad.tensor import Tensor
+
+store = DiskStore(FOLDER, ram_budget="1MiB")
+residents = Residents(store)
+residents.allow_on_device(16 * 1000)
+tensors = [Tensor.wrap(to_device(np.zeros(1000, np.uint8))) for _ in range(24)]
+for number, tensor in enumerate(tensors):
+    residents.offload(tensor, Label("parameter", None, str(number)))
+for step in range(2):
+    before = store.stats().cache_hits
+    residents.enter(-1, begins_step=True)
+    for number in (*range(24), *reversed(range(24))):
+        residents.enter(number)
+        tensors[number].array
+        tensors[number].storage.begin_change()
+        residents.leave(number)
+    residents.leave(-1)
+print(store.stats().cache_hits - before)
+""".replace("FOLDER", repr(str(tmp_path)))
+    assert run(program) == ["16"]  # of 24 in each direction, 16 fit: 8 come back
+
+
 def test_memory_that_copies_hold_is_waited_for_before_there_is_none(run):
     program = """
 stream = driver.Stream()
