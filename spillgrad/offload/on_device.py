@@ -19,7 +19,6 @@ from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
-from spillgrad_kernels.device_array import empty_on_device
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
@@ -41,7 +40,7 @@ class OffloadedOnDevice(OffloadedStorage):
     def begin(self, residents: "Residents", handle: Handle, array: np.ndarray, source: Source) -> None:
         """Be the storage of `array`, which the store has taken from `source`."""
         self.place(residents, handle, array)
-        self.reference = weakref.ref(self)
+        self.reference = weakref.ref(self, residents.on_device.forget)
         self._kept, self._source = array, source
 
     def begin_load(self) -> np.ndarray:
@@ -49,9 +48,9 @@ class OffloadedOnDevice(OffloadedStorage):
         on_device = self._residents.on_device
         array, self._ready = on_device.copies.back(self._residents.store.get(self._handle))
         on_device.count(array)
+        self._used_in = -1  # first: who used it where it was before must find that it is not there yet
         self._alive = weakref.ref(array)
         self._kept = array
-        self._used_in = -1
         return array
 
     @property
@@ -63,6 +62,9 @@ class OffloadedOnDevice(OffloadedStorage):
     def handle(self) -> Handle:
         """What the store has the values under."""
         return self._handle
+
+    def array_to_overwrite(self) -> np.ndarray:
+        return self.array
 
     def leave(self) -> bool:
         """Let go of the array unless somebody uses or changes it; return whether that was done."""
@@ -84,15 +86,9 @@ class OffloadedOnDevice(OffloadedStorage):
         self._kept = self._alive()
         self._residents.on_device.use(self)
 
-    def _fresh(self) -> np.ndarray:
-        on_device = self._residents.on_device
-        on_device.make_room(self._handle.nbytes)
-        array = empty_on_device(self._shape, self._dtype)
-        on_device.count(array)
-        return array
-
     def _take_change(self, array: np.ndarray) -> None:
         self._kept = array
+        self._residents.on_device.keep(self)
         if self._source is not None and self._source.done is not None:  # the store may be copying it
             self._source.done.wait(driver.compute())
 
@@ -120,8 +116,13 @@ class OnDevice:
         self.copies = Copies()
         self.budget_bytes = budget_bytes
         self.resident_bytes = self.peak_resident_bytes = 0
+        self._array_bytes = 0  # of these, but for memory that only copies hold, and that is free once they are done
         self._store = store
-        self._died: collections.deque[int] = collections.deque()  # bytes; memory may die anywhere
+        # What is not there any more, bytes of memory, of arrays, and storages: all may die anywhere.
+        self._died: collections.deque[int] = collections.deque()
+        self._arrays_died: collections.deque[int] = collections.deque()
+        self._forgotten: collections.deque[Reference] = collections.deque()
+        self.forget = self._forgotten.append
         self._order = _Order()
         # What is kept, the longest unused first.
         self._kept: dict[Reference, None] = {}
@@ -136,31 +137,36 @@ class OnDevice:
             storage.__class__ = OffloadedOnDevice
             cast(OffloadedOnDevice, storage).begin(residents, handle, array, source)
             self.count(array)
-            self._keep(cast(OffloadedOnDevice, storage))
+            self.keep(cast(OffloadedOnDevice, storage))
             self._order.name(cast(OffloadedOnDevice, storage))
             self.make_room(0)
 
     def source(self, array: np.ndarray) -> Source:
         """Return an array as the store takes it."""
-        self.copies.let_go()
         return Source(array, self.copies.out)
 
     def count(self, array: np.ndarray) -> None:
         """Count an array as long as its memory is alive."""
         self.resident_bytes += array.nbytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, self.resident_bytes)
+        self._array_bytes += array.nbytes
         weakref.finalize(memory_of(array), self._died.append, array.nbytes).atexit = False
+        weakref.finalize(array, self._arrays_died.append, array.nbytes).atexit = False
+
+    def keep(self, storage: OffloadedOnDevice) -> None:
+        """Let an array stay until there must be room: after those that were used before."""
+        self._kept.pop(storage.reference, None)
+        self._kept[storage.reference] = None
 
     def use(self, storage: OffloadedOnDevice) -> None:
         """Note that an array is used now, and begin to copy those that come next."""
-        self._keep(storage)
+        self.keep(storage)
         if self._order.use(storage):
             self._begin_next()
 
     def stats(self) -> dict[str, int]:
         """Return the bytes on the device, now and at most."""
-        self.copies.let_go()
-        self._count_dead()
+        self._tidy()
         return {"device_bytes": self.resident_bytes, "peak_device_bytes": self.peak_resident_bytes}
 
     def begin_step(self) -> None:
@@ -170,19 +176,20 @@ class OnDevice:
     def make_room(self, nbytes: int, waits: bool = True, before: int = 0) -> bool:
         """Let go of what is used last until so many bytes more fit; return whether they do.
 
-        Of what comes next, so many stay. Where that is not enough, it waits for copies, which hold memory until they
-        are done.
+        Of what comes next, so many stay. Then it waits for copies that alone hold memory: it is free once they are
+        done, and nothing else need go for it.
         """
-        self._count_dead()
-        for reference in self._victims(before) if self.resident_bytes + nbytes > self.budget_bytes else ():
+        self._tidy()
+        for reference in self._victims(before) if self._array_bytes + nbytes > self.budget_bytes else ():
             storage = reference()
             if storage is None or storage.leave():
-                del self._kept[reference]
-                self._count_dead()
-                if self.resident_bytes + nbytes <= self.budget_bytes:
+                self._kept.pop(reference, None)
+                self._tidy()
+                if self._array_bytes + nbytes <= self.budget_bytes:
                     break
-        while waits and self.resident_bytes + nbytes > self.budget_bytes and self.copies.wait_for_oldest():
-            self._count_dead()
+        most_bytes = max(self.budget_bytes - nbytes, self._array_bytes)
+        while waits and self.resident_bytes > most_bytes and self.copies.wait_for_oldest():
+            self._tidy()
         return self.resident_bytes + nbytes <= self.budget_bytes
 
     def _victims(self, before: int) -> list[Reference]:
@@ -194,13 +201,8 @@ class OnDevice:
             *(reference for reference in reversed(coming[before:]) if reference in self._kept),
         ]
 
-    def _keep(self, storage: OffloadedOnDevice) -> None:
-        self._kept.pop(storage.reference, None)
-        self._kept[storage.reference] = None
-
     def _begin_next(self) -> None:
         """Begin to copy what a step like the last uses next, unless what it uses before must make room."""
-        self.copies.let_go()
         wanted = []
         for place, following in enumerate(self._order.coming()):
             if following.is_there:
@@ -214,13 +216,19 @@ class OnDevice:
                 following.begin_load()
             except (SpillError, MemoryError):  # who needs it tries again, and is told
                 break
-            self._keep(following)
+            self.keep(following)
         if wanted:
             self._store.prefetch(wanted)
 
-    def _count_dead(self) -> None:
+    def _tidy(self) -> None:
+        """Let go of what copies are done with, and of what is not there any more."""
+        self.copies.let_go()
         while self._died:
             self.resident_bytes -= self._died.popleft()
+        while self._arrays_died:
+            self._array_bytes -= self._arrays_died.popleft()
+        while self._forgotten:
+            self._kept.pop(self._forgotten.popleft(), None)
 
 
 class _Order:

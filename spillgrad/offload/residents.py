@@ -61,7 +61,9 @@ class Residents:
         if self._on_device is None:
             from spillgrad.offload.on_device import OnDevice  # with the driver, which others do without
 
-            self._on_device = OnDevice(self.store, self._device_budget_bytes)
+            with self.lock:
+                if self._on_device is None:
+                    self._on_device = OnDevice(self.store, self._device_budget_bytes)
         return self._on_device
 
     def allow_on_device(self, nbytes: int) -> None:
@@ -87,7 +89,8 @@ class Residents:
             if begins_step:
                 self.store.begin_step()
                 if self._on_device is not None:
-                    self._on_device.begin_step()
+                    with self.lock:
+                        self._on_device.begin_step()
             hooks.watch(1)
         self.thread.frames.append(_Frame(next(self._numbers), owner))
 

@@ -86,7 +86,7 @@ class OffloadedStorage(Storage):
             array = self._alive()
             if array is None:
                 self._residents.settle()
-                array = self._fresh()
+                array = memory.empty(self._shape, self._dtype)
                 self._alive = weakref.ref(array)
         return array
 
@@ -137,10 +137,6 @@ class OffloadedStorage(Storage):
     def _is_used(self) -> None:
         """Note that somebody uses the array, which somebody holds."""
         self._residents.store.use(self._handle)
-
-    def _fresh(self) -> np.ndarray:
-        """Return memory to be overwritten."""
-        return memory.empty(self._shape, self._dtype)
 
     def _take_change(self, array: np.ndarray) -> None:
         """Keep an array that is about to change."""
@@ -251,6 +247,13 @@ class Offloaded(Tensor):
     @property
     def itemsize(self) -> int:
         return self._storage._dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AttributeError(
+            "__cuda_array_interface__: the tensor is in a store, and does not hold its memory for others who hold it; "
+            "pass it by DLPack"
+        )
 
 
 class OffloadedTensor(Offloaded):

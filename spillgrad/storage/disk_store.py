@@ -372,8 +372,11 @@ class DiskStore:
     def is_in_ram(self, handle: Handle) -> bool:
         """Return whether `get` would find the array of a handle in RAM now."""
         with self._account.lock:
+            self._account.settle("is_in_ram")
             entry = self._account.live_entry("is_in_ram", handle)
-            return not (entry.on_disk_only or entry.loading)
+            in_ram = not (entry.on_disk_only or entry.loading)
+        self._account.look_again()
+        return in_ram
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Load `handles` in this order; see `Store.prefetch`."""

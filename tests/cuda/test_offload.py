@@ -139,6 +139,25 @@ def test_memory_that_others_may_change_is_stored_again(tmp_path):
     np.testing.assert_array_equal(stored, np.full((WIDTH, WIDTH), 3.0, np.float32))
 
 
+def test_memory_that_the_tensor_does_not_hold_is_not_handed_out_by_address(tmp_path):
+    offload = sg.disk_offload(nn.Linear(WIDTH, WIDTH).to("cuda"), None, tmp_path, ram_budget="1MiB")
+    weight = offload.model.weight.detach()
+    assert not hasattr(weight, "__cuda_array_interface__")
+    with pytest.raises(AttributeError, match="pass it by DLPack"):
+        _ = weight.__cuda_array_interface__
+    assert_same([sg.from_dlpack(weight).numpy(force=True)], [weight.numpy(force=True)])
+
+
+def test_nothing_is_kept_of_the_gradients_of_steps_before(tmp_path):
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB", device_budget="1MiB")
+    found = []
+    for _ in range(2):
+        train(offload.model, offload.optimizer)
+        offload.stats()
+        found.append(len(offload._residents.on_device._kept))
+    assert found == [4 * 5, 4 * 5]  # of five parameters: themselves, their gradients and two of state
+
+
 def test_saved_tensors_share_the_store(tmp_path):
     offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="64KiB", step_in_backward=True)
     model, rng = offload.model, np.random.default_rng(0)

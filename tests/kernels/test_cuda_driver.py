@@ -131,6 +131,80 @@ print(wrong, driver.allocator().stats().live_bytes)
     assert run(program) == ["[] 0"]
 
 
+def test_offloaded_arrays_come_and_go_beside_all_that_uses_the_device(run, tmp_path):
+    program = """
+from spillgrad.offload.residents import Residents
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Label
+from spillgrad.tensor import Tensor
+
+rng = np.random.default_rng(0)
+store = DiskStore(FOLDER, ram_budget=200_000)
+residents = Residents(store)
+residents.allow_on_device(100_000)
+values = [rng.integers(0, 256, nbytes, dtype=np.uint8) for nbytes in (*rng.integers(1, 40_000, 20), 0, 5 * MIB)]
+tensors = [Tensor.wrap(to_device(value)) for value in values]
+for number, tensor in enumerate(tensors):
+    residents.offload(tensor, Label("parameter", None, str(number)))
+    residents.settle()
+wrong = []
+
+def use(number):
+    to_device(np.full(rng.integers(1, 40_000), 7, np.uint8))  # whose memory is handed out again at once
+    if not np.array_equal(tensors[number].array.to_host(), values[number]):
+        wrong.append(number)
+
+def change(number):
+    array, values[number] = tensors[number].array, rng.integers(0, 256, values[number].size, dtype=np.uint8)
+    tensors[number].storage.begin_change()
+    driver.copy_to_device(array.address, values[number])
+
+for step in range(10):
+    residents.enter(-1, begins_step=True)
+    for number in (*range(len(tensors)), *rng.permutation(len(tensors))):
+        residents.enter(number)
+        use(number)
+        if rng.random() < 0.3:
+            change(number)
+        residents.leave(number)
+    residents.leave(-1)
+driver.synchronize()
+print(wrong, residents.device_stats()["device_bytes"] <= 100_000, store.stats().read_bytes > 0, store.check())
+del tensor, tensors
+gc.collect()
+driver.synchronize()
+print(residents.device_stats()["device_bytes"], store.stats().live_bytes, driver.allocator().stats().live_bytes)
+""".replace("FOLDER", repr(str(tmp_path)))
+    assert run(program) == ["[] True True []", "0 0 0"]
+
+
+def test_what_copies_still_hold_makes_no_other_array_leave(run, tmp_path):
+    program = """
+from spillgrad.offload.residents import Residents
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Label
+from spillgrad.tensor import Tensor
+
+store = DiskStore(FOLDER, ram_budget="1MiB")
+residents = Residents(store)
+residents.allow_on_device(16 * 1000)
+tensors = [Tensor.wrap(to_device(np.zeros(1000, np.uint8))) for _ in range(24)]
+for number, tensor in enumerate(tensors):
+    residents.offload(tensor, Label("parameter", None, str(number)))
+for step in range(2):
+    before = store.stats().cache_hits
+    residents.enter(-1, begins_step=True)
+    for number in (*range(24), *reversed(range(24))):
+        residents.enter(number)
+        tensors[number].array
+        tensors[number].storage.begin_change()
+        residents.leave(number)
+    residents.leave(-1)
+print(store.stats().cache_hits - before)
+""".replace("FOLDER", repr(str(tmp_path)))
+    assert run(program) == ["16"]  # of 24 in each direction, 16 fit: 8 come back
+
+
 def test_memory_that_copies_hold_is_waited_for_before_there_is_none(run):
     program = """
 stream = driver.Stream()

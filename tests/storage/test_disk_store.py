@@ -90,6 +90,16 @@ def test_arrays_read_back_count_until_their_last_alias_dies(make_store: MakeStor
     assert store.stats().ram_bytes == 0
 
 
+def test_an_array_is_in_ram_as_long_as_anybody_has_it(make_store: MakeStore):
+    store = make_store(0)
+    handle = store.put(np.arange(1000))
+    assert not store.is_in_ram(handle)
+    got = store.get(handle)
+    assert store.is_in_ram(handle)
+    del got
+    assert not store.is_in_ram(handle)
+
+
 @pytest.mark.parametrize("budget", ["1MiB", 0], ids=["hot", "read back"])
 def test_copies_that_a_store_made_count_until_their_last_alias_dies(make_store: MakeStore, budget: int | str):
     store = make_store(budget)
