@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from spillgrad.errors import ArgumentError, BudgetError, DeviceError, OperandError, SpillError
@@ -17,7 +16,7 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes
-from spillgrad.storage.store import StoreStats
+from spillgrad.storage.owner import StoreOwner
 from spillgrad_kernels import memory
 
 
@@ -31,7 +30,7 @@ def _require_host(model: Module) -> None:
             )
 
 
-class disk_offload:
+class disk_offload(StoreOwner):
     """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk, but for `ram_budget`.
 
     From here on they are read when something looks at them, ahead of time once a step has shown in which order, and
@@ -151,17 +150,8 @@ class disk_offload:
         """The norm that gradients had in the last step, before they were clipped; None before the first."""
         return self._training.grad_norm
 
-    @property
-    def directory(self) -> Path:
-        """Where this object's files are."""
-        return self._store.directory
-
     def flush(self) -> None:
         """Return when all that nobody is changing is in the files. Raises SpillError when it could not be written."""
         self._residents.thread.last_changed = None
         self._residents.settle()
-        self._store.flush()
-
-    def stats(self) -> StoreStats:
-        """Return the store's counters."""
-        return self._store.stats()
+        super().flush()
