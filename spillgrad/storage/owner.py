@@ -40,12 +40,13 @@ class StoreOwner:
         ram_budget: int | str | None,
         *,
         shared: "tuple[str, type[StoreOwner]] | None" = None,
+        stacklevel: int = 3,
         **options: Any,
     ) -> None:
         """Make a store, which closes when this object and all it put are gone, or take that of another owner.
 
-        `shared` is what users call to make such an owner, and its class. Called by a constructor whose caller warnings
-        are for. Raises ArgumentError for what does not go with either.
+        `shared` is what users call to make such an owner, and its class. Warnings are for whom `stacklevel` says: the
+        caller of the caller. Raises ArgumentError for what does not go with either.
         """
         offload, owners = shared or (None, ())
         if isinstance(directory, owners):
@@ -69,7 +70,7 @@ class StoreOwner:
             warnings.warn(
                 f"{who}: the temporary directory {self._store.directory.parent} is a RAM disk, so spilling "
                 f"frees no memory; pass a directory on a real disk",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
 
     @property

@@ -129,6 +129,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
     journal of another object that lives, and, where something is saved, for a disk that refuses.
     """
 
+    @torch.compiler.disable
     def __init__(
         self,
         directory: str | os.PathLike[str] | OffloadedOptimizer | None = None,
@@ -152,6 +153,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             directory,
             ram_budget,
             shared=("disk_offload_optimizer", OffloadedOptimizer),
+            stacklevel=4,  # one more: what keeps the compiler out
             direct_io=direct_io,
             checksums=checksums,
             on_full=on_full,
@@ -164,6 +166,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
+    @torch.compiler.disable
     def __enter__(self) -> "save_on_disk":
         super().__enter__()
         return self
@@ -173,6 +176,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             "save_on_disk: cannot be copied or pickled, as its files are those of this process; make another one"
         )
 
+    @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
@@ -208,6 +212,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             self._memories.setdefault(handle, _Memory(origin, begin, version))
         return spilled
 
+    @torch.compiler.disable
     def unpack_hook(self, packed: Any) -> Any:
         """Return the tensor that `pack_hook` packed."""
         return packed.tensor() if isinstance(packed, Spilled | Kept) else packed
