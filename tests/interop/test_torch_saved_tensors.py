@@ -1,16 +1,6 @@
-"""PyTorch's saved tensors in the store: gradients are those without it, bit for bit, whatever is saved and however."""
+"""What PyTorch saves for backward comes back from the store in every bit, and is there once."""
 
-import copy
-import gc
-import json
-import os
-import pickle
-import subprocess
-import sys
-import textwrap
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +8,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="`make test-peers` installs PyTorch")
 
-from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from spillgrad.errors import ArgumentError, BudgetError, OperandError, SavedTensorError, SpillError  # noqa: E402
+from spillgrad.errors import SavedTensorError  # noqa: E402
 from spillgrad.interop.torch import save_on_disk  # noqa: E402
 from spillgrad.interop.torch.saved_tensors import Kept, Spilled  # noqa: E402
 from spillgrad.storage import inspect, inspect_segment, verify  # noqa: E402
-from tests.waiting import wait_until  # noqa: E402
-
-SHAPE = (80, 60)
-NBYTES = 80 * 60 * 4
-LARGE = "1GiB"
-BUDGETS = (0, 3 * NBYTES, LARGE)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which nothing may be left once the test's objects are gone."""
-    place = tmp_path / "spill"
-    yield place
-    wait_until(lambda: [name for _, _, names in os.walk(place) for name in names] == [])
-
-
-def batch() -> Any:
-    return torch.randn(SHAPE)
-
-
-def weight() -> Any:
-    return torch.randn(SHAPE, requires_grad=True)
-
-
-def about(tensor: Any) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
-
-
-def bits(tensor: Any) -> bytes:
-    """Return the elements of a tensor in order, as bytes."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return bytes(tensor.untyped_storage())
-
+from tests.interop.torch_models import (  # noqa: E402
+    BUDGETS,
+    LARGE,
+    NBYTES,
+    SHAPE,
+    about,
+    batch,
+    bits,
+    weight,
+)
 
 # What comes back
 
@@ -132,208 +92,13 @@ def test_files_and_journal_say_shape_dtype_and_views(directory: Path, name: str)
     (segment,) = spill.directory.glob("*.h5")
     (array,) = inspect_segment(segment).arrays
     assert (array.dtype.name, array.shape) == (name, tuple(tensor.shape))
-    assert [(view.dtype, view.shape) for view in array.views] == [(name, tuple(t.shape)) for t in (tensor, tensor[1:].t())]
+    assert [(view.dtype, view.shape) for view in array.views] == [
+        (name, tuple(t.shape)) for t in (tensor, tensor[1:].t())
+    ]
     assert not verify(spill.directory).problems
     (run,) = inspect(journal).runs
     assert [group.name for group in run.by("dtype")] == [name]
     del packed
-
-
-# Gradients
-
-GPT_WIDTH = 64
-
-
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(GPT_WIDTH)
-        self.attention = torch.nn.MultiheadAttention(GPT_WIDTH, 4, batch_first=True)
-        self.mlp = torch.nn.Sequential(
-            torch.nn.Linear(GPT_WIDTH, 4 * GPT_WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * GPT_WIDTH, GPT_WIDTH)
-        )
-
-    def forward(self, x: Any) -> Any:
-        normed = self.norm(x)
-        x = x + self.attention(normed, normed, normed, need_weights=False)[0]
-        return x + self.mlp(x)
-
-
-def transformer() -> Any:
-    return torch.nn.Sequential(torch.nn.Embedding(100, GPT_WIDTH), Block(), Block(), torch.nn.Linear(GPT_WIDTH, 100))
-
-
-def convolutions() -> Any:
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3),
-        torch.nn.BatchNorm2d(8),
-        torch.nn.ReLU(inplace=True),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Dropout(0.3),
-        torch.nn.Conv2d(8, 8, 3, groups=2),
-        torch.nn.Softplus(),
-        torch.nn.AdaptiveAvgPool2d(3),
-        torch.nn.Flatten(),
-    )
-
-
-class Recurrent(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = torch.nn.LSTM(16, 32, num_layers=2, bidirectional=True)
-
-    def forward(self, x: Any) -> Any:
-        return self.rnn(x)[0]
-
-
-MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "transformer": (transformer, lambda: torch.randint(0, 100, (4, 16))),
-    "convolutions": (convolutions, lambda: torch.randn(5, 3, 32, 32)),
-    "channels last": (
-        lambda: convolutions().to(memory_format=torch.channels_last),
-        lambda: torch.randn(5, 3, 32, 32).to(memory_format=torch.channels_last),
-    ),
-    "recurrent": (Recurrent, lambda: torch.randn(20, 4, 16)),
-    "bfloat16": (lambda: transformer().to(torch.bfloat16), lambda: torch.randint(0, 100, (4, 16))),
-    "complex": (
-        lambda: torch.nn.Linear(60, 60, dtype=torch.complex64),
-        lambda: torch.randn(SHAPE, dtype=torch.complex64),
-    ),
-}
-
-
-def gradients(model: Any, forward: Callable[[], Any], context: Any = None) -> list[Any]:
-    """Return the gradients of a model after a step whose forward runs in a context."""
-    torch.manual_seed(1)
-    model.zero_grad(set_to_none=True)
-    if context is None:
-        loss = forward().abs().square().mean()
-    else:
-        with context:
-            loss = forward().abs().square().mean()
-    loss.backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def all_same(got: list[Any], wanted: list[Any]) -> bool:
-    return len(got) == len(wanted) > 0 and all(
-        about(one) == about(other) and bits(one) == bits(other) for one, other in zip(got, wanted, strict=True)
-    )
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_of_models_are_the_same_bit_for_bit(directory: Path, name: str):
-    make_model, make_input = MODELS[name]
-    model, x = make_model(), make_input()
-    wanted = gradients(model, lambda: model(x))
-    for budget in (0, 20_000, LARGE):
-        spill = save_on_disk(directory, ram_budget=budget, min_bytes=1)
-        for _ in range(2):  # from the second step on a plan is known
-            assert all_same(gradients(model, lambda: model(x), spill), wanted)
-        assert spill.stats().packed_bytes > 0
-        assert spill.stats().live_bytes == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_under_autocast_are_the_same(directory: Path, dtype: Any):
-    model, x = transformer(), torch.randint(0, 100, (4, 16))
-
-    def forward() -> Any:
-        with torch.autocast("cpu", dtype=dtype):
-            return model(x)
-
-    wanted = gradients(model, forward)
-    spill = save_on_disk(directory, ram_budget=0, min_bytes=0)
-    assert all_same(gradients(model, forward, spill), wanted)
-    with torch.autocast("cpu", dtype=dtype):
-        assert all_same(gradients(model, lambda: model(x), spill), wanted)
-
-
-MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
-    "linear": (lambda: torch.nn.Linear(4, 3), (5, 4)),
-    "bilinear": (lambda: torch.nn.Bilinear(4, 4, 3), (5, 4)),
-    "conv1d": (lambda: torch.nn.Conv1d(2, 3, 3), (2, 2, 7)),
-    "conv2d": (lambda: torch.nn.Conv2d(2, 3, 2, stride=2), (1, 2, 4, 4)),
-    "transposed conv": (lambda: torch.nn.ConvTranspose1d(2, 3, 3), (2, 2, 4)),
-    "layer norm": (lambda: torch.nn.LayerNorm(4), (5, 4)),
-    "group norm": (lambda: torch.nn.GroupNorm(2, 4), (2, 4, 3)),
-    "batch norm": (lambda: torch.nn.BatchNorm1d(3), (5, 3)),
-    "gelu": (torch.nn.GELU, (5, 4)),
-    "softmax": (lambda: torch.nn.Softmax(dim=1), (5, 4)),
-    "silu": (torch.nn.SiLU, (5, 4)),
-    "avg pool": (lambda: torch.nn.AvgPool2d(2), (1, 2, 4, 4)),
-    "attention": (lambda: torch.nn.MultiheadAttention(4, 2), (3, 2, 4)),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_gradcheck_and_gradgradcheck_pass_under_the_hooks(directory: Path, name: str):
-    make_module, shape = MODULES[name]
-    module = make_module().double()
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
-    def function(*leaves: Any) -> Any:
-        x, *parameters = (leaf * 1 for leaf in leaves)  # leaves stay in RAM
-        arguments = (x, x) if name == "bilinear" else (x, x, x) if name == "attention" else (x,)
-        return torch.func.functional_call(module, dict(zip(names, parameters, strict=True)), arguments)
-
-    names = [name for name, _ in module.named_parameters()]
-    parameters = [parameter.detach().clone().requires_grad_() for parameter in module.parameters()]
-    spill = save_on_disk(directory, ram_budget=0, min_bytes=0)
-    with spill:
-        assert torch.autograd.gradcheck(function, (x, *parameters), fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, (x, *parameters), fast_mode=True)
-    assert spill.stats().read_bytes > 0
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_retained_graph_runs_again(directory: Path, budget: int | str):
-    spill, w = save_on_disk(directory, ram_budget=budget), weight()
-    with spill:
-        loss = (w.exp() * w.sin().exp()).sum()
-    loss.backward(retain_graph=True)
-    once = w.grad.clone()
-    w.grad = None
-    loss.backward()
-    assert torch.equal(w.grad, once)
-    with pytest.raises(RuntimeError, match="a second time"):
-        loss.backward()
-    assert spill.stats().live_bytes == 0
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("second_spilled", [True, False])
-def test_double_backward_is_the_same(directory: Path, budget: int | str, second_spilled: bool):
-    spill, start = save_on_disk(directory, ram_budget=budget), weight()
-
-    def second_derivative(first: Any, second: Any) -> Any:
-        x = start.detach().requires_grad_()
-        with first:
-            y = ((x * 0.5).tanh() * x.exp()).sum()
-        with second:
-            (g,) = torch.autograd.grad(y, x, create_graph=True)
-            loss = (g * g).sum()
-        loss.backward()
-        return x.grad
-
-    wanted = second_derivative(torch.enable_grad(), torch.enable_grad())
-    got = second_derivative(spill, spill if second_spilled else torch.enable_grad())
-    assert torch.equal(got, wanted)
-
-
-def test_what_was_read_back_and_is_saved_again_is_not_stored_again(directory: Path):
-    spill, x = save_on_disk(directory, ram_budget=0), weight()
-    with spill:
-        y = x.exp()
-        total = y.sum()
-        del y
-        assert spill.stats().live_bytes == NBYTES
-        (g,) = torch.autograd.grad(total, x, create_graph=True)
-        del total
-        assert spill.stats().live_bytes == NBYTES
-        assert spill.stats().read_bytes == NBYTES
-    g.sum().backward()
-    assert torch.equal(x.grad, x.detach().exp())
 
 
 # What is spilled, and once
@@ -498,7 +263,9 @@ def test_a_change_in_place_raises_as_it_does_without_hooks(directory: Path, budg
     with spill:
         again = (x * w).sum()
     for each in (loss, other):
-        with pytest.raises(RuntimeError, match=r"modified by an inplace operation: .* is at version 1; expected") as caught:
+        with pytest.raises(
+            RuntimeError, match=r"modified by an inplace operation: .* is at version 1; expected"
+        ) as caught:
             each.backward()
         assert caught.type is SavedTensorError
         del caught

@@ -1,4 +1,4 @@
-"""PyTorch's memory as a store takes it and gives it back: whose it is, how often it was changed, and what lies in it."""
+"""PyTorch's memory as a store takes it and gives it back: whose it is, how often it changed, and what lies in it."""
 
 import itertools
 import math
@@ -111,6 +111,23 @@ class Version:
     def holds(self) -> bool:
         """Return whether nobody has changed the memory since."""
         return bool(self.counter._version == self.number)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a tensor is memory with strides, on the host or a CUDA device, and nothing more."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (
+            tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_inference()
+            or tensor._is_zerotensor()
+            or torch._is_functional_tensor(tensor)
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        )
+    )
 
 
 def bytes_of(storage: Any, start: int, nbytes: int) -> Any:

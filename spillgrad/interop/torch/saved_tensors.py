@@ -21,6 +21,7 @@ from spillgrad.interop.torch.memory import (
     Version,
     bytes_of,
     dtype_and_shape,
+    is_plain,
     name_of,
     origin_of,
     origin_of_copy,
@@ -119,8 +120,8 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
     `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`, `vjp`, `jacrev` and
     `hessian` refuse all hooks.
 
-    `direct_io`, `checksums`, `on_full`, `codec`, `encrypt` and `keep_journal` are those of `spillgrad.save_on_disk`, and
-    so are `stats()`, `flush()`, `preflight()` and `directory`.
+    `direct_io`, `checksums`, `on_full`, `codec`, `encrypt` and `keep_journal`, as well as `stats()`, `flush()`,
+    `preflight()` and `directory`, are those of `spillgrad.save_on_disk`.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
@@ -180,7 +181,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
     def pack_hook(self, tensor: Any) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
-        if not taken or not _is_plain(tensor) or _stays(tensor):
+        if not taken or not is_plain(tensor) or _stays(tensor):
             return Kept(tensor.detach())  # not itself: the node would hold what holds the node
         layout, storage = Layout.of(tensor), tensor.untyped_storage()
         if layout.span_bytes < max(1, self._min_bytes):
@@ -239,23 +240,6 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         memory = self._memories.get(handle)
         storage = None if memory is None else memory.origin.storage()
         return storage, None if storage is None else memory
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is memory with strides, on the host or a CUDA device, and nothing more."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-        and not (
-            tensor.is_quantized
-            or tensor.is_nested
-            or tensor.is_inference()
-            or tensor._is_zerotensor()
-            or torch._is_functional_tensor(tensor)
-            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        )
-    )
 
 
 def _stays(tensor: Any) -> bool:
