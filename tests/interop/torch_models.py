@@ -29,7 +29,7 @@ def about(tensor: Any) -> tuple[Any, ...]:
 def bits(tensor: Any) -> bytes:
     """Return the elements of a tensor in order, as bytes."""
     tensor = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return bytes(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
 
 
 GPT_WIDTH = 64
