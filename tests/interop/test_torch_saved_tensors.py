@@ -54,6 +54,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "an expanded column": lambda: batch()[:, 2:3].expand(80, 7),
     "an expanded number": lambda: torch.tensor(2.0).expand(9, 1, 9),
     "overlapping": lambda: batch().as_strided((70, 60), (7, 1), 3),
+    "of many dimensions": lambda: torch.randn(2, *[1] * 40, 2000),
     "conjugate": lambda: torch.randn(SHAPE, dtype=torch.complex64).t().conj(),
     "negative": lambda: torch.randn(SHAPE, dtype=torch.complex64).conj().imag,
     "real part": lambda: torch.randn(SHAPE, dtype=torch.complex64).real,

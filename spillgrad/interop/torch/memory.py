@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+# HDF5 holds no more.
+MAX_DIMENSIONS = 32
 # PyTorch aligns memory to so many bytes, and libraries may add up in another order where it is not.
 ALIGNMENT_BYTES = 64
 
@@ -149,7 +151,7 @@ def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[i
     is_dense = all(
         count == 1 or layout.stride[axis] == step for axis, count, step in zip(axes, size, dense, strict=True)
     )
-    if is_dense and math.prod(size) * dtype.itemsize == nbytes:
+    if is_dense and math.prod(size) * dtype.itemsize == nbytes and len(size) <= MAX_DIMENSIONS:
         return dtype, tuple(size)
     return dtype, (nbytes // dtype.itemsize,)
 

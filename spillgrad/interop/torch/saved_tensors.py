@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -162,10 +161,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
-        # Where in RAM what was stored is already, by the handles of which somebody still holds one.
-        self._memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
 
     @torch.compiler.disable
     def __enter__(self) -> "save_on_disk":
@@ -208,9 +204,9 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         if len(handle.views) < MAX_VIEWS:
             strides = tuple(stride * tensor.itemsize for stride in layout.stride)
             handle.views.append(View(None, None, name_of(layout.dtype), layout.size, strides, layout.offset))
-        with self._lock:
-            self._stored[key] = handle
-            self._memories.setdefault(handle, _Memory(origin, begin, version))
+        self._stored[key] = handle
+        with _memories_lock:
+            _memories.setdefault(handle, _Memory(origin, begin, version))
         return spilled
 
     @torch.compiler.disable
@@ -220,26 +216,31 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
 
     def _memory_of(self, handle: Handle, key: Hashable, device: Any) -> tuple[Any, _Memory]:
         """Return the storage that has what is stored: any that lives, else one with a copy."""
-        with self._lock:
-            storage, memory = self._in_ram(handle)
+        storage, memory = _in_ram(handle)
         if memory is not None:
             self._store.use(handle)
             return storage, memory
         array = self._store.get(handle)
-        with self._lock:
-            storage, memory = self._in_ram(handle)  # another thread may have been quicker
+        tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
+        with _memories_lock:
+            storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
-                tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = self._memories[handle] = _Memory(origin_of_copy(storage, key), 0, version)
-                if _has_memory_of(storage, array):
+                memory = _memories[handle] = _Memory(origin_of_copy(storage, key), 0, version)
+                if storage.data_ptr() == array.__array_interface__["data"][0]:
                     self._store.watch(handle, array, version.holds)
         return storage, memory
 
-    def _in_ram(self, handle: Handle) -> tuple[Any, _Memory | None]:
-        memory = self._memories.get(handle)
-        storage = None if memory is None else memory.origin.storage()
-        return storage, None if storage is None else memory
+
+# Where in RAM what was stored is already. There is one for each handle, so that all count changes alike.
+_memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
+_memories_lock = threading.Lock()
+
+
+def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
+    memory = _memories.get(handle)
+    storage = None if memory is None else memory.origin.storage()
+    return storage, None if storage is None else memory
 
 
 def _stays(tensor: Any) -> bool:
@@ -254,10 +255,6 @@ def _without_the_rest(tensor: Any, layout: Layout, storage: Any) -> Any:
         return tensor.detach()
     copy = bytes_of(storage, layout.offset, layout.span_bytes).clone()
     return layout._replace(offset=0).over(copy.untyped_storage(), 0, Version(copy))
-
-
-def _has_memory_of(storage: Any, array: np.ndarray) -> bool:
-    return bool(storage.data_ptr() == array.__array_interface__["data"][0])
 
 
 def _require(version: Version, layout: Layout) -> None:
