@@ -178,7 +178,9 @@ class OffloadedOptimizer(StoreOwner):
         """Put what is large in a parameter's state into the store; `stored` is what was lent from there."""
         if param not in self.state:
             return
-        values = dict(_as_they_are(self.state[param]))
+        # In place: nobody else may hold what is given back, and what cannot be put away stays.
+        values = _as_they_are(self.state[param])
+        self.state[param] = _State(values)
         for key in list(values):
             known, value = stored.get(key), values[key]
             if known is not None and value is known.lent:
@@ -190,7 +192,6 @@ class OffloadedOptimizer(StoreOwner):
             is_large = isinstance(value, torch.Tensor) and is_plain(value)
             if is_large and Layout.of(value).span_bytes >= max(1, self._min_bytes):
                 values[key] = _InStore(self._store, value, Label("state", str(key)))
-        self.state[param] = _State(values)
 
     def _put_all_away(self) -> None:
         for param in list(self.state):
