@@ -221,6 +221,50 @@ def test_a_full_disk_raises_in_forward_and_later_steps_run(directory: Path):
     assert out.splitlines() == ["5 True", "500 True SpillError", "5 True"]
 
 
+def test_a_disk_that_is_full_in_an_optimizers_step_loses_no_state(directory: Path):
+    directory.mkdir()
+    out = script(
+        """
+        import pathlib, sys, torch
+        from spillgrad.errors import SpillError
+        from spillgrad.interop.torch import disk_offload_optimizer
+
+        other = pathlib.Path(sys.argv[1]) / "other"
+        other.write_bytes(bytes(9_000_000))
+
+        def update(make):
+            torch.manual_seed(0)
+            params = [torch.nn.Parameter(torch.randn(300, 300)) for _ in range(8)]
+            optimizer = make(torch.optim.Adam(params))
+            for step in range(3):
+                for param in params:
+                    param.grad = torch.randn(300, 300)
+                try:
+                    optimizer.step()
+                except SpillError as error:
+                    refused.append(str(error))
+                    other.unlink(missing_ok=True)
+            return params, optimizer.state_dict()["state"]
+
+        refused = []
+        wanted, wanted_state = update(lambda optimizer: optimizer)
+        assert not refused
+        got, state = update(lambda optimizer: disk_offload_optimizer(optimizer, sys.argv[1], ram_budget=100_000))
+        assert "could not write" in refused[0], refused
+        for number, entry in state.items():
+            count = int(entry["step"])  # a step ends where the disk refuses
+            if count == 3:
+                assert torch.equal(got[number], wanted[number]), number
+                assert torch.equal(entry["exp_avg"], wanted_state[number]["exp_avg"]), number
+            print(count, end=" ")
+        """,
+        directory,
+        wrapped=in_own_mounts(directory, 12000),
+    )
+    counts = [int(count) for count in out.split()]
+    assert (len(counts), max(counts)) == (8, 3)
+
+
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)"])
 def test_files_vanish_at_process_exit(directory: Path, end: str):
     out = script(
