@@ -16,7 +16,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-cuda check-gpu test-nojit test-page fuzz lint format clean
+.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -45,6 +45,10 @@ check-gpu:  ## run all CUDA tests and benchmarks on the GPU of this machine (ten
 test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and report which lines ran
 	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -W ignore::RuntimeWarning tests/kernels $(ARGS)
 	$(BIN)/coverage report --include "kernels/*"
+
+# A process that has PyTorch's threads beside the kernels' would slow both: these tests run apart from the others.
+test-peers: $(VENV)/installed-peers  ## run what serves PyTorch with a real PyTorch (which it installs)
+	$(BIN)/python -m pytest tests/interop --numprocesses $(WORKERS) $(ARGS)
 
 fuzz: $(VENV)/installed-dev  ## read segments and journals that were changed at random, others each time, for minutes
 	SPILLGRAD_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/storage/inspection/test_segment_fuzz.py \
@@ -83,6 +87,9 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) --editable ".[test,lint]"
+	@touch $@
+
+$(VENV)/installed-peers: $(VENV)/installed-dev $(VENV)/installed-torch
 	@touch $@
 
 $(VENV)/installed-page: $(VENV)/installed-dev

@@ -5,7 +5,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
@@ -19,6 +18,7 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes
+from spillgrad.storage.owner import StoreOwner
 from spillgrad.storage.store import StoreStats
 from spillgrad_kernels import memory
 
@@ -34,7 +34,7 @@ class OffloadStats(StoreStats):
     peak_device_bytes: int = 0
 
 
-class disk_offload:
+class disk_offload(StoreOwner):
     """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk, but for `ram_budget`.
 
     From here on they are read when something looks at them, ahead of time once a step has shown in which order, and
@@ -161,20 +161,15 @@ class disk_offload:
         """The norm that gradients had in the last step, before they were clipped; None before the first."""
         return self._training.grad_norm
 
-    @property
-    def directory(self) -> Path:
-        """Where this object's files are."""
-        return self._store.directory
-
     def flush(self) -> None:
         """Return when all that nobody is changing is in the files. Raises SpillError when it could not be written."""
         self._residents.thread.last_changed = None
         self._residents.settle()
-        self._store.flush()
+        super().flush()
 
     def stats(self) -> OffloadStats:
         """Return the store's counters, and the bytes of parameters, gradients and state on a device."""
-        return OffloadStats(**dataclasses.asdict(self._store.stats()), **self._residents.device_stats())
+        return OffloadStats(**dataclasses.asdict(super().stats()), **self._residents.device_stats())
 
 
 def _require_enough(name: str, given_bytes: int, need: Need) -> None:

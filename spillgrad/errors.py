@@ -108,6 +108,10 @@ class OperandError(SpillgradError, TypeError, RuntimeError):
     """An operand that is no tensor, number or array (PyTorch raises TypeError or RuntimeError)."""
 
 
+class MissingPackageError(SpillgradError, ModuleNotFoundError):
+    """A module that serves another package, which is not installed."""
+
+
 class FusionError(SpillgradError, TypeError, RuntimeError):
     """A function that cannot become one kernel."""
 

@@ -1,15 +1,12 @@
 """Ready-made hooks that spill saved tensors to HDF5 files under a RAM budget: `save_on_cpu`'s sibling for disks."""
 
 import dataclasses
-import functools
 import math
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +15,7 @@ import numpy as np
 from spillgrad import labels
 from spillgrad.autograd import hooks
 from spillgrad.disk_offload import OffloadStats, disk_offload
-from spillgrad.errors import ArgumentError, SavedTensorError
+from spillgrad.errors import SavedTensorError
 from spillgrad.nn.module import around_forward
 from spillgrad.offload.tensors import OffloadedView
 from spillgrad.ops.autocast import CastOf, Conversion
@@ -27,9 +24,7 @@ from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
-from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.file_system import is_ram_disk
-from spillgrad.storage.preflight import Preflight, preflight
+from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.device_array import address_of, is_on_device, placed
@@ -37,22 +32,8 @@ from spillgrad_kernels.device_array import address_of, is_on_device, placed
 if TYPE_CHECKING:
     from spillgrad.device_cache import DeviceCache, Stored
 
-# A smaller tensor costs more in bookkeeping than it frees.
-MIN_BYTES = 4096
 # Two of the largest tensors that a layer of GPT-2 saves at 4 × 512 tokens: enough to copy one while another is used.
 DEVICE_BUDGET = "64MiB"
-# What says nothing of a store, as the one of an offload is what it is.
-_OPTIONS_OF_STORE = {
-    "ram_budget": None,
-    "direct_io": None,
-    "checksums": True,
-    "on_full": "raise",
-    "codec": None,
-    "encrypt": False,
-    "keep_journal": None,
-}
-# Views of a storage that the files tell of: HDF5 keeps an attribute below 64 KiB with the structure.
-_MAX_VIEWS = 32
 
 
 class Copy(Storage):
@@ -135,7 +116,7 @@ class SpillStats(OffloadStats):
 _nearest: weakref.WeakValueDictionary[str, _Kept] = weakref.WeakValueDictionary()
 
 
-class save_on_disk(hooks.saved_tensors_hooks):
+class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
     """Keep what operations inside save for backward on disk, and at most `ram_budget` bytes of it in RAM.
 
     In place of a directory it takes the `disk_offload` of the model: saved tensors then go to that store, and share its
@@ -224,9 +205,11 @@ class save_on_disk(hooks.saved_tensors_hooks):
         self._min_bytes = parse_bytes(min_bytes)
         self._device_budget = parse_bytes(device_budget)
         self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
-        self._store = _store_at(
+        self._open_store(
+            "save_on_disk",
             directory,
-            ram_budget=ram_budget,
+            ram_budget,
+            shared=("disk_offload", disk_offload),
             direct_io=direct_io,
             checksums=checksums,
             on_full=on_full,
@@ -241,14 +224,6 @@ class save_on_disk(hooks.saved_tensors_hooks):
         # would go unnoticed by who holds the other.
         self._storages: weakref.WeakKeyDictionary[Handle | Stored, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
         self._storages_lock = threading.Lock()
-        if not isinstance(directory, disk_offload):
-            weakref.finalize(self, self._store.retire).atexit = False
-        if directory is None and _is_ram_disk(self._store.directory.parent):
-            warnings.warn(
-                f"save_on_disk: the temporary directory {self._store.directory.parent} is a RAM disk, so spilling "
-                f"frees no memory; pass a directory on a real disk",
-                stacklevel=2,
-            )
 
     def __enter__(self) -> Any:
         super().__enter__()
@@ -304,7 +279,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
         view = View(label.op, label.slot, array.dtype.name, array.shape, strides, offset)
         if is_on_device(stored):
             owner = storage if is_kept else None
-            there = self._on_device().put(contiguous(stored), key, label, owner, view, _MAX_VIEWS)
+            there = self._on_device().put(contiguous(stored), key, label, owner, view, MAX_VIEWS)
             if is_kept:
                 with self._storages_lock:
                     self._storages.setdefault(there, weakref.ref(storage))
@@ -313,7 +288,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
         # back from there gets this storage, and counts its changes there.
         handle = self._store.put(stored, key=key, label=label, unchanged=lambda: storage.version == version)
-        if len(handle.views) < _MAX_VIEWS:
+        if len(handle.views) < MAX_VIEWS:
             handle.views.append(view)
         if is_kept:
             with self._storages_lock:
@@ -349,16 +324,7 @@ class save_on_disk(hooks.saved_tensors_hooks):
         """
         if self._device_cache is not None:
             self._device_cache.flush()
-        self._store.flush()
-
-    def preflight(self) -> Preflight:
-        """Return what the disk offers: free space, file system, measured speed; see `sg.storage.preflight`."""
-        return preflight(self._store.directory)
-
-    @property
-    def directory(self) -> Path:
-        """Where this object's files are."""
-        return self._store.directory
+        super().flush()
 
     def _on_device(self) -> "DeviceCache":
         """Return what keeps saved tensors of a device."""
@@ -390,27 +356,6 @@ class save_on_disk(hooks.saved_tensors_hooks):
         return array, storage
 
 
-def _store_at(
-    directory: str | os.PathLike[str] | disk_offload | None, ram_budget: int | str | None, **options: Any
-) -> DiskStore:
-    """Return the store of an offload, or a new one. Raises ArgumentError for what does not go with either."""
-    if not isinstance(directory, disk_offload):
-        if ram_budget is None:
-            raise ArgumentError(
-                'save_on_disk: got no ram_budget; give bytes, or a size such as "512MiB"; or give what disk_offload '
-                "returned in place of the directory, to share its budget"
-            )
-        return DiskStore(directory, ram_budget=ram_budget, **options)
-    given = {"ram_budget": ram_budget, **options}
-    refused = [name for name, value in given.items() if value != _OPTIONS_OF_STORE[name]]
-    if refused:
-        raise ArgumentError(
-            f"save_on_disk: got {', '.join(refused)} with an offload, whose store, budget and options it shares; give "
-            "a directory for a store of its own, or give disk_offload what it takes"
-        )
-    return directory._store
-
-
 def _key(storage: Storage) -> Hashable:
     """Return what identifies the contents of a storage: equal keys, equal bytes."""
     if isinstance(storage, Copy) and not storage.version:
@@ -432,6 +377,3 @@ def _dense_strides(array: np.ndarray) -> tuple[int, ...]:
 
 def _label(operation: str, slot: str) -> Label:
     return Label(operation or None, slot or None, labels.current.module, labels.current.step)
-
-
-_is_ram_disk = functools.cache(is_ram_disk)

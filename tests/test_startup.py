@@ -21,6 +21,17 @@ def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 
 
+def test_a_module_for_a_package_that_is_not_there_names_it_and_the_command_that_installs_it():
+    program = (
+        "import sys; sys.modules['torch'] = None\n"  # as if it were not installed
+        "import spillgrad, spillgrad.interop\n"
+        "try: import spillgrad.interop.torch\n"
+        "except ModuleNotFoundError as error: print(type(error).__name__, error.name, error)"
+    )
+    message = "spillgrad.interop.torch: got no package torch; pip install torch"
+    assert run(program) == f"MissingPackageError torch {message}\n"
+
+
 def test_import_does_not_load_what_looks_at_runs():
     program = "import sys, spillgrad; print([name for name in sys.modules if 'storage.inspection' in name])"
     assert run(program) == "[]\n"

@@ -1,0 +1,174 @@
+"""PyTorch's memory as a store takes it and gives it back: whose it is, how often it changed, and what lies in it."""
+
+import itertools
+import math
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# HDF5 holds no more.
+MAX_DIMENSIONS = 32
+# PyTorch aligns memory to so many bytes, and libraries may add up in another order where it is not.
+ALIGNMENT_BYTES = 64
+
+
+class Origin:
+    """A storage, which may die, and a key for its memory that no other memory ever has.
+
+    While this object lives no other storage gets the address of this one.
+    """
+
+    __slots__ = ("__weakref__", "_reference", "key")
+
+    def __init__(self, storage: Any, key: Hashable) -> None:
+        self._reference = StorageWeakRef(storage)
+        self.key = key
+
+    def storage(self) -> Any:
+        """Return the storage while it lives, else None."""
+        return torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+
+
+_origins: weakref.WeakValueDictionary[int, Origin] = weakref.WeakValueDictionary()
+_origins_lock = threading.Lock()
+_numbers = itertools.count()
+
+
+def origin_of(storage: Any) -> Origin:
+    """Return the one origin that a storage has for as long as somebody holds it."""
+    with _origins_lock:
+        origin = _origins.get(storage._cdata)
+        if origin is None:
+            origin = _origins[storage._cdata] = Origin(storage, ("storage", next(_numbers)))
+        return origin
+
+
+def origin_of_copy(storage: Any, key: Hashable) -> Origin:
+    """Return the origin of a storage that was made to hold what a store has under `key`."""
+    with _origins_lock:
+        origin = _origins[storage._cdata] = Origin(storage, key)
+        return origin
+
+
+class Layout(NamedTuple):
+    """Where in a storage a tensor lies, and how; offset in bytes."""
+
+    dtype: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    is_conjugate: bool
+    is_negative: bool
+
+    @classmethod
+    def of(cls, tensor: Any) -> "Layout":
+        """Return the layout of a tensor."""
+        return cls(
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset() * tensor.itemsize,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @property
+    def span_bytes(self) -> int:
+        """The bytes from the first to the last element."""
+        if 0 in self.size:
+            return 0
+        steps = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return int((steps + 1) * self.dtype.itemsize)
+
+    def over(self, storage: Any, begin: int, version: "Version") -> Any:
+        """Return the tensor over a storage, where offsets count from byte `begin` on, that shares a counter."""
+        place = (begin + self.offset) // self.dtype.itemsize
+        tensor = version.counter.detach()
+        # Which leaves the counter as it is.
+        tensor.data = torch.empty(0, dtype=self.dtype, device=storage.device).set_(
+            storage, place, self.size, self.stride
+        )
+        if self.is_conjugate:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if self.is_negative else tensor
+
+
+class Version:
+    """How often memory was changed in place when this was made; it holds the counter, and not the memory."""
+
+    __slots__ = ("counter", "number")
+
+    def __init__(self, tensor: Any) -> None:
+        # A counter is what all tensors over a memory share, and assigning other memory leaves it as it is.
+        self.counter = tensor.detach()
+        self.counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        self.number = self.counter._version
+
+    def holds(self) -> bool:
+        """Return whether nobody has changed the memory since."""
+        return bool(self.counter._version == self.number)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a tensor is memory with strides, on the host or a CUDA device, and nothing more."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (
+            tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_inference()
+            or tensor._is_zerotensor()
+            or torch._is_functional_tensor(tensor)
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        )
+    )
+
+
+def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
+    """Return a part of a storage as a tensor of bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (nbytes,), (1,))
+
+
+def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return as what an array memory of so many bytes is stored, of which a tensor with this layout is a view.
+
+    A tensor that covers it, whatever the order of its axes, gives its shape; else it is one long row.
+    """
+    dtype = numpy_dtype(layout.dtype)
+    if dtype.itemsize != layout.dtype.itemsize or nbytes % dtype.itemsize:
+        return np.dtype(np.uint8), (nbytes,)
+    axes = sorted(range(len(layout.size)), key=lambda axis: -layout.stride[axis])
+    size = [layout.size[axis] if layout.stride[axis] else 1 for axis in axes]
+    dense = [math.prod(size[place + 1 :]) for place in range(len(size))]
+    is_dense = all(
+        count == 1 or layout.stride[axis] == step for axis, count, step in zip(axes, size, dense, strict=True)
+    )
+    if is_dense and math.prod(size) * dtype.itemsize == nbytes and len(size) <= MAX_DIMENSIONS:
+        return dtype, tuple(size)
+    return dtype, (nbytes // dtype.itemsize,)
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype that PyTorch's is, or that of bytes where NumPy has none."""
+    name = name_of(dtype)
+    scalar = getattr(np, name, None) or getattr(ml_dtypes, name, np.uint8)
+    return np.dtype(scalar)
+
+
+def name_of(dtype: Any) -> str:
+    """Return the name of a dtype of PyTorch, without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_of_bytes(array: np.ndarray) -> Any:
+    """Return a tensor of the bytes of a C-contiguous array, over its memory unless that is not aligned."""
+    tensor = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor

@@ -1,0 +1,295 @@
+"""Optimizers of PyTorch whose state lives on disk, but for that of the parameter being updated."""
+
+import collections
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+
+from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.interop.torch.memory import ALIGNMENT_BYTES, Layout, Origin, Version, bytes_of, dtype_and_shape, is_plain
+from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.owner import MIN_BYTES, StoreOwner
+from spillgrad.storage.store import Label
+from spillgrad_kernels import memory
+
+
+class _InStore:
+    """A tensor of an optimizer's state that a store has, and what it is while it is lent for an update."""
+
+    __slots__ = ("_array", "_device", "_handle", "_layout", "_store", "lent")
+
+    def __init__(self, store: DiskStore, tensor: Any, label: Label) -> None:
+        """Copy a tensor to a store. Raises what that raises."""
+        layout = Layout.of(tensor)
+        source = bytes_of(tensor.untyped_storage(), layout.offset, layout.span_bytes)
+        self._store, self._device, self._layout = store, tensor.device, layout._replace(offset=0)
+        dtype, shape = dtype_and_shape(self._layout, layout.span_bytes)
+        array = memory.empty(shape, dtype)
+        _as_bytes(array).copy_(source)
+        self._array: Any = None
+        self.lent: Any = None
+        self._handle = store.put(array, label=label, lasting=True)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):  # the store may have refused it
+            self._store.drop(self._handle)
+
+    def copy(self) -> Any:
+        """Return a copy of the tensor, which nobody else has."""
+        return self._over(_as_bytes(self._store.get(self._handle)).to(self._device, copy=True))
+
+    def lend(self) -> Any:
+        """Return the tensor for an update: the store keeps the memory until that is over."""
+        self._array = self._store.get(self._handle)
+        self._store.begin_change(self._handle, self._array)
+        own = _as_bytes(self._array).to(self._device)
+        self.lent = self._over(own.clone() if own.data_ptr() % ALIGNMENT_BYTES else own)
+        return self.lent
+
+    def take_back(self) -> bool:
+        """Let the store have the values after an update; return False if somebody else still has the tensor."""
+        array, tensor, self._array, self.lent = self._array, self.lent, None, None
+        if tensor is not None:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() != array.__array_interface__["data"][0]:
+                _as_bytes(array).copy_(bytes_of(storage, 0, storage.nbytes()))
+            origin = Origin(storage, None)
+            del tensor, storage
+            if origin.storage() is not None:
+                return False
+        self._store.end_change(self._handle)
+        return True
+
+    def _over(self, content: Any) -> Any:
+        return self._layout.over(content.untyped_storage(), 0, Version(content))
+
+
+class _State(MutableMapping[str, Any]):
+    """A parameter's state between two steps; a tensor that somebody looks at is in RAM until the next step."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values_there = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.values_there[key]
+        if isinstance(value, _InStore):
+            value = self.values_there[key] = value.copy()
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.values_there[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.values_there[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_there)
+
+    def __len__(self) -> int:
+        return len(self.values_there)
+
+    def __repr__(self) -> str:
+        return f"<state on disk: {', '.join(map(str, self.values_there))}>"
+
+
+class OffloadedOptimizer(StoreOwner):
+    """What `disk_offload_optimizer` adds to an optimizer: its class is one that derives from this and from its own.
+
+    Between steps `state` has a mapping for each parameter, whose tensors are read when they are looked at.
+    """
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+    _min_bytes: int
+
+    def state_dict(self) -> Any:
+        """Return the state as the optimizer itself would, with copies of all tensors in RAM."""
+        on_disk = self.state
+        self.state = collections.defaultdict(dict)
+        try:
+            for param, state in on_disk.items():
+                is_ones = isinstance(param, torch.Tensor)
+                self.state[param] = (
+                    {key: _copied(value) for key, value in _as_they_are(state).items()} if is_ones else state
+                )
+            return super().state_dict()  # type: ignore[misc]
+        finally:
+            self.state = on_disk
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state, which may be that of an optimizer in RAM, and put it away."""
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        self._put_all_away()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise OperandError(
+            "disk_offload_optimizer: cannot be copied or pickled, as its files are those of this process; copy or "
+            "pickle state_dict(), which is in RAM"
+        )
+
+    def _update_one_by_one(self, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do a step: `update` each parameter as if it were the only one."""
+        self._opt_called = True  # as learning rate schedulers want to know
+        closure, loss = args[0] if args else kwargs.pop("closure", None), None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            args = (None, *args[1:])
+        self._store.begin_step()
+        self._store.begin_phase("update")
+        groups = self.param_groups
+        try:
+            for group in groups:
+                alone: dict[str, Any] = {}
+                for param in group["params"]:
+                    if param.grad is not None:
+                        # A copy: what an optimizer counts in a group, it counts once in each step.
+                        alone = {**group, "params": [param]}
+                        self.param_groups = [alone]
+                        with self._state_in_ram(param):
+                            update(self, *args, **kwargs)
+                group.update({key: value for key, value in alone.items() if key != "params"})
+        finally:
+            self.param_groups = groups
+            self._store.begin_phase(None)
+        return loss
+
+    @contextlib.contextmanager
+    def _state_in_ram(self, param: Any) -> Iterator[None]:
+        stored: dict[str, _InStore] = {}
+        if param in self.state:
+            values = dict(_as_they_are(self.state[param]))
+            for key, value in values.items():
+                if isinstance(value, _InStore):
+                    stored[key] = value
+                    values[key] = value.lend()
+            self.state[param] = values
+        try:
+            yield
+        finally:
+            self._put_away(param, stored)
+
+    def _put_away(self, param: Any, stored: dict[str, _InStore]) -> None:
+        """Put what is large in a parameter's state into the store; `stored` is what was lent from there."""
+        if param not in self.state:
+            return
+        # In place: nobody else may hold what is given back, and what cannot be put away stays.
+        values = _as_they_are(self.state[param])
+        self.state[param] = _State(values)
+        for key in list(values):
+            known, value = stored.get(key), values[key]
+            if known is not None and value is known.lent:
+                values[key] = known
+                del value
+                if known.take_back():
+                    continue
+                value = values[key] = known.copy()
+            is_large = isinstance(value, torch.Tensor) and is_plain(value)
+            if is_large and Layout.of(value).span_bytes >= max(1, self._min_bytes):
+                values[key] = _InStore(self._store, value, Label("state", str(key)))
+
+    def _put_all_away(self) -> None:
+        for param in list(self.state):
+            if isinstance(param, torch.Tensor):
+                self._put_away(param, {})
+
+
+def disk_offload_optimizer(
+    optimizer: Any,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    ram_budget: int | str,
+    min_bytes: int | str = MIN_BYTES,
+    direct_io: bool | None = None,
+    checksums: bool = True,
+    on_full: str = "raise",
+    keep_journal: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Keep an optimizer's state on disk, but for `ram_budget` and what the parameter being updated needs; return it.
+
+        optimizer = disk_offload_optimizer(torch.optim.AdamW(model.parameters()), "spill/", ram_budget="1GiB")
+        with save_on_disk(optimizer):  # if saved tensors are to share the store and its budget
+            loss = model(x)
+
+    It is the same object, of a class that derives from its own: schedulers, gradient scalers and hooks go on working.
+    `step()` updates one parameter after the other, whose state is read ahead of time once a step has shown in which
+    order; results are the same, bit for bit, with `foreach` and `fused` too. A closure is called once, before.
+
+    `state_dict()` has copies of all tensors in RAM, and `load_state_dict()` takes those of optimizers in RAM too. A
+    tensor of `state` that is looked at between two steps is in RAM until the next one. The whole cannot be copied or
+    pickled. `stats()`, `flush()`, `preflight()` and `directory` are about the store.
+
+    Tensors of fewer than `min_bytes` stay in RAM. `direct_io`, `checksums`, `on_full` and `keep_journal` are those of
+    `spillgrad.disk_offload`.
+
+    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "512MiB".
+    Raises ArgumentError for an optimizer whose parameters depend on each other in a step (LBFGS), which is
+    differentiable, offloaded already, or has another `step` than its class; OperandError for what is no optimizer;
+    BudgetError for a size that does not parse, and SpillError for a directory that cannot be used.
+    """
+    who = "disk_offload_optimizer"
+    kind: Any = type(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OperandError(
+            f"{who}: got {kind.__name__}; wanted an optimizer of torch.optim, or one that derives from it"
+        )
+    if isinstance(optimizer, OffloadedOptimizer):
+        raise ArgumentError(f"{who}: the state of this {kind.__name__} is on disk already; offload an optimizer once")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ArgumentError(f"{who}: got LBFGS, which updates all parameters together; use another optimizer")
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ArgumentError(f"{who}: got an optimizer with differentiable=True, whose state is part of a graph")
+    if not hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched") and "step" in vars(optimizer):
+        raise ArgumentError(f"{who}: something has replaced step() of this {kind.__name__}; offload it before that")
+    smallest = parse_bytes(min_bytes)
+    offloaded = _offloaded(kind)
+    OffloadedOptimizer._open_store(
+        optimizer,
+        who,
+        directory,
+        ram_budget,
+        direct_io=direct_io,
+        checksums=checksums,
+        on_full=on_full,
+        keep_journal=keep_journal,
+    )
+    vars(optimizer).pop("step", None)
+    optimizer.__class__ = offloaded
+    optimizer._min_bytes = smallest
+    optimizer._put_all_away()
+    return optimizer
+
+
+@functools.cache
+def _offloaded(kind: Any) -> Any:
+    """Return the class of offloaded optimizers of a class."""
+    hooked: Any = kind.step
+    update = hooked.__wrapped__ if getattr(hooked, "hooked", False) else hooked
+
+    @functools.wraps(update)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._update_one_by_one(update, *args, **kwargs)
+
+    around: Any = torch.optim.Optimizer.profile_hook_step(torch.compiler.disable(step))
+    around.hooked = True
+    around._wrapped_by_lr_sched = True  # it does for schedulers what they would wrap it for
+    return type(f"Offloaded{kind.__name__}", (OffloadedOptimizer, kind), {"step": around, "__doc__": kind.__doc__})
+
+
+def _as_bytes(array: Any) -> Any:
+    return torch.from_numpy(array.reshape(-1).view("uint8"))
+
+
+def _as_they_are(state: Any) -> Any:
+    return state.values_there if isinstance(state, _State) else state
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, _InStore):
+        return value.copy()
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,270 @@
+"""Hooks that spill what PyTorch saves for backward to HDF5 files under a RAM budget."""
+
+import os
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from spillgrad import labels
+from spillgrad.autograd import hooks
+from spillgrad.errors import OperandError, SavedTensorError
+from spillgrad.interop.torch import cuda
+from spillgrad.interop.torch.memory import (
+    ALIGNMENT_BYTES,
+    Layout,
+    Origin,
+    Version,
+    bytes_of,
+    dtype_and_shape,
+    is_plain,
+    name_of,
+    origin_of,
+    origin_of_copy,
+    tensor_of_bytes,
+)
+from spillgrad.interop.torch.optimizer import OffloadedOptimizer
+from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.store import Handle, Label, View
+
+# A view of a smaller share of its storage is stored without the rest, such as a batch that is a slice of all data.
+_SHARE_STORED_WHOLE = 1 / 4
+
+
+class Spilled:
+    """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies."""
+
+    __slots__ = ("__weakref__", "_device", "_key", "_layout", "_spill", "_version", "handle")
+
+    def __init__(
+        self, spill: "save_on_disk", handle: Handle, key: Hashable, device: Any, layout: Layout, version: Version
+    ) -> None:
+        self._spill = spill
+        self.handle = handle
+        self._key = key
+        self._device = device
+        self._layout = layout  # in what is stored
+        self._version = version
+
+    def __del__(self) -> None:
+        self._spill._store.drop(self.handle)
+
+    def tensor(self) -> Any:
+        """Return the tensor, over memory it shares with all others of its storage."""
+        _require(self._version, self._layout)
+        storage, memory = self._spill._memory_of(self.handle, self._key, self._device)
+        _require(memory.version, self._layout)
+        return self._layout.over(storage, memory.begin, memory.version)
+
+    def __repr__(self) -> str:
+        return f"<Spilled {self.handle!r}>"
+
+
+class Kept:
+    """What a tensor that stays in RAM leaves in the graph."""
+
+    __slots__ = ("_number", "_tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self._number = None if tensor.is_inference() else tensor._version
+
+    def tensor(self) -> Any:
+        """Return the tensor."""
+        tensor = self._tensor
+        if self._number is not None and tensor._version != self._number:
+            raise _changed_error(tensor.dtype, tensor.shape, tensor._version, self._number)
+        return tensor
+
+
+class _Memory:
+    """Where the bytes of a handle are: a storage, from byte `begin` on, while it lives and does not change."""
+
+    __slots__ = ("begin", "origin", "version")
+
+    def __init__(self, origin: Origin, begin: int, version: Version) -> None:
+        self.origin, self.begin, self.version = origin, begin, version
+
+
+class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
+    """Keep what PyTorch saves for backward inside on disk, and at most `ram_budget` bytes of it in RAM.
+
+        with save_on_disk("spill/", ram_budget="2GiB"):
+            loss = model(x)
+        loss.backward()
+
+    Gradients are the same, bit for bit. Leaving the context only stops packing: backward may run later. Files are
+    removed when the last graph that uses them dies, or at process exit. Re-enterable, in any thread, and cheap to make
+    anew for each step; as all hooks of PyTorch, it is for the thread that entered it. `pack_hook` and `unpack_hook` are
+    the ready-made pair, usable in `saved_tensors_hooks(...)` and `register_hooks(...)` too.
+
+    In place of a directory it takes what `disk_offload_optimizer` returned, and shares its store and budget.
+
+    One storage is stored once, however many nodes and views save it. Not spilled are parameters and views of them or of
+    other leaves that require a gradient, which stay in RAM anyway; what spans fewer than `min_bytes`; what `only`
+    (see `saved_tensors_hooks` of `spillgrad.autograd`; of a saved value it gets `tensor` and `nbytes`) does not take;
+    and what is not plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
+
+    A saved tensor that was modified in place raises in backward, as it does without hooks. Only PyTorch's version
+    counters tell: changes through `.data`, `.numpy()` or other libraries go unnoticed, as they do without hooks. What
+    was saved cannot be resized.
+
+    Tensors on a CUDA device are copied to pinned memory, which counts as RAM here, on a stream beside the kernels, and
+    copied back when backward asks for them.
+
+    `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`, `vjp`, `jacrev` and
+    `hessian` refuse all hooks.
+
+    `direct_io`, `checksums`, `on_full`, `codec`, `encrypt` and `keep_journal`, as well as `stats()`, `flush()`,
+    `preflight()` and `directory`, are those of `spillgrad.save_on_disk`.
+
+    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
+    used.
+    Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
+    without `ram_budget`, or for an option that is the optimizer's; SpillError for a directory that cannot be used, a
+    journal of another object that lives, and, where something is saved, for a disk that refuses.
+    """
+
+    @torch.compiler.disable
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | OffloadedOptimizer | None = None,
+        *,
+        ram_budget: int | str | None = None,
+        min_bytes: int | str = MIN_BYTES,
+        direct_io: bool | None = None,
+        checksums: bool = True,
+        on_full: str = "raise",
+        codec: str | None = None,
+        encrypt: bool = False,
+        keep_journal: str | os.PathLike[str] | None = None,
+        only: hooks.Predicate | None = None,
+    ) -> None:
+        # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
+        self.only = hooks.checked_predicate("save_on_disk", only)
+        self._min_bytes = parse_bytes(min_bytes)
+        self._codec = codec
+        self._open_store(
+            "save_on_disk",
+            directory,
+            ram_budget,
+            shared=("disk_offload_optimizer", OffloadedOptimizer),
+            stacklevel=4,  # one more: what keeps the compiler out
+            direct_io=direct_io,
+            checksums=checksums,
+            on_full=on_full,
+            codec=codec,
+            encrypt=encrypt,
+            keep_journal=keep_journal,
+        )
+        self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
+
+    @torch.compiler.disable
+    def __enter__(self) -> "save_on_disk":
+        super().__enter__()
+        return self
+
+    def __reduce__(self) -> Any:
+        raise OperandError(
+            "save_on_disk: cannot be copied or pickled, as its files are those of this process; make another one"
+        )
+
+    @torch.compiler.disable
+    def pack_hook(self, tensor: Any) -> Any:
+        """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
+        taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
+        if not taken or not is_plain(tensor) or _stays(tensor):
+            return Kept(tensor.detach())  # not itself: the node would hold what holds the node
+        layout, storage = Layout.of(tensor), tensor.untyped_storage()
+        if layout.span_bytes < max(1, self._min_bytes):
+            return Kept(_without_the_rest(tensor, layout, storage))
+        version, origin = Version(tensor), origin_of(storage)
+        key = origin.key if not version.number else (origin.key, version.number)
+        if self._codec is not None:
+            key = (key, layout.dtype)  # what a codec makes of bytes depends on what they are
+        begin, nbytes = 0, storage.nbytes()
+        if layout.span_bytes < _SHARE_STORED_WHOLE * nbytes and key not in self._stored:
+            begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+            nbytes = layout.offset + layout.span_bytes - begin
+            layout = layout._replace(offset=layout.offset - begin)
+            key = (key, begin, nbytes)
+        dtype, shape = dtype_and_shape(layout, nbytes)
+        source = bytes_of(storage, begin, nbytes)
+        handle = self._store.put(
+            cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape),
+            key=key,
+            label=Label(None, None, labels.current.module, labels.current.step),
+            unchanged=version.holds,
+        )
+        spilled = Spilled(self, handle, key, tensor.device, layout, version)
+        if len(handle.views) < MAX_VIEWS:
+            strides = tuple(stride * tensor.itemsize for stride in layout.stride)
+            handle.views.append(View(None, None, name_of(layout.dtype), layout.size, strides, layout.offset))
+        self._stored[key] = handle
+        with _memories_lock:
+            _memories.setdefault(handle, _Memory(origin, begin, version))
+        return spilled
+
+    @torch.compiler.disable
+    def unpack_hook(self, packed: Any) -> Any:
+        """Return the tensor that `pack_hook` packed."""
+        return packed.tensor() if isinstance(packed, Spilled | Kept) else packed
+
+    def _memory_of(self, handle: Handle, key: Hashable, device: Any) -> tuple[Any, _Memory]:
+        """Return the storage that has what is stored: any that lives, else one with a copy."""
+        storage, memory = _in_ram(handle)
+        if memory is not None:
+            self._store.use(handle)
+            return storage, memory
+        array = self._store.get(handle)
+        tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
+        with _memories_lock:
+            storage, memory = _in_ram(handle)  # another thread may have been quicker
+            if memory is None:
+                storage, version = tensor.untyped_storage(), Version(tensor)
+                memory = _memories[handle] = _Memory(origin_of_copy(storage, key), 0, version)
+                if storage.data_ptr() == array.__array_interface__["data"][0]:
+                    self._store.watch(handle, array, version.holds)
+        return storage, memory
+
+
+# Where in RAM what was stored is already. There is one for each handle, so that all count changes alike.
+_memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
+_memories_lock = threading.Lock()
+
+
+def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
+    memory = _memories.get(handle)
+    storage = None if memory is None else memory.origin.storage()
+    return storage, None if storage is None else memory
+
+
+def _stays(tensor: Any) -> bool:
+    """Return whether a tensor is, or is a view of, a parameter or another leaf that requires a gradient."""
+    base = tensor if tensor._base is None else tensor._base
+    return isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)
+
+
+def _without_the_rest(tensor: Any, layout: Layout, storage: Any) -> Any:
+    """Return a small tensor over memory of its own, or its own, unless that keeps much more in memory."""
+    if storage.nbytes() <= 2 * layout.span_bytes:
+        return tensor.detach()
+    copy = bytes_of(storage, layout.offset, layout.span_bytes).clone()
+    return layout._replace(offset=0).over(copy.untyped_storage(), 0, Version(copy))
+
+
+def _require(version: Version, layout: Layout) -> None:
+    if not version.holds():
+        raise _changed_error(layout.dtype, layout.size, version.counter._version, version.number)
+
+
+def _changed_error(dtype: Any, size: Any, number: int, expected: int) -> SavedTensorError:
+    return SavedTensorError(
+        "save_on_disk: one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{dtype} {list(size)}] is at version {number}; expected version {expected} instead; clone() a saved tensor "
+        "before changing it"
+    )
