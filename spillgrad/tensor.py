@@ -337,6 +337,9 @@ class Tensor:
     def __float__(self) -> float:
         return float(self.item())
 
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
     def __index__(self) -> int:
         if dtypes.category(self.dtype) > 1:
             raise DtypeError(

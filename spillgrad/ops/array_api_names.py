@@ -3,13 +3,14 @@
 Where both have a name, `sg` keeps PyTorch's meaning.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
@@ -49,6 +50,24 @@ class UniqueInverse(NamedTuple):
 
     values: Tensor
     inverse_indices: Tensor
+
+
+NUMBERS = (bool, int, float, complex)
+
+
+def promoted(name: str, *operands: Any) -> list[Any]:
+    """Return tensors in their common dtype, whatever their dimensions, and numbers as they are.
+
+    Raises OperandError for anything else, and for numbers alone.
+    """
+    found = {x.dtype for x in operands if isinstance(x, Tensor)}
+    if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):
+        got = ", ".join(type(x).__name__ for x in operands)
+        raise OperandError(f"{name}: got {got}; wanted tensors, or a tensor and Python numbers")
+    if len(found) == 1:
+        return list(operands)
+    dtype = functools.reduce(dtypes.promote, found)
+    return [to_dtype(x, dtype) if isinstance(x, Tensor) else x for x in operands]
 
 
 def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
