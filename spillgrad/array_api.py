@@ -543,7 +543,8 @@ _STANDARD_DTYPES = (
 )  # fmt: skip
 
 __all__ = [
-    "bool", "broadcast_arrays", "broadcast_shapes", "complex64", "complex128", "e", "expand_dims", "fft", "float32",
+    "__array_api_version__", "bool", "broadcast_arrays", "broadcast_shapes", "complex64", "complex128", "e",
+    "expand_dims", "fft", "float32",
     "float64", "inf", "int8", "int16", "int32", "int64", "isdtype", "linalg", "matmul", "matrix_transpose", "nan",
     "newaxis", "permute_dims", "pi", "tensordot", "uint8", "uint16", "uint32", "uint64", "unique_all", "unique_counts",
     "unique_inverse", "unique_values", "unstack", "vecdot",

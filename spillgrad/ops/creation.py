@@ -10,7 +10,7 @@ import numpy as np
 from spillgrad import dlpack, dtypes
 from spillgrad.device import CPU, CUDA, Array, as_device, filled, moved
 from spillgrad.device import empty as empty_array
-from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
+from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
 from spillgrad.ops.numeric import cast
@@ -133,14 +133,7 @@ def from_dlpack(source: Any) -> Tensor:
         raise OperandError(f"from_dlpack: got {type(source).__name__}; wanted an object with __dlpack__")
     if getattr(source, "__dlpack_device__", lambda: dlpack.HOST)()[0] == dlpack.DEVICE[0]:
         return Tensor.wrap(dlpack.import_from(source)).mark_shared()
-    try:
-        return from_numpy(np.from_dlpack(source))
-    except RuntimeError as error:
-        if isinstance(error, SpillgradError):
-            raise
-        raise DtypeError(
-            f"from_dlpack: NumPy does not take this dtype ({error}); pass its bytes as integers and use view(dtype)"
-        ) from error
+    return from_numpy(dlpack.import_from_host(source))
 
 
 def _sizes(name: str, positional: tuple[Any, ...], *named: Any) -> tuple[int, ...]:
