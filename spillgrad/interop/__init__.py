@@ -1,0 +1,1 @@
+"""The store for models of other frameworks: `spillgrad.interop.torch` for PyTorch."""
