@@ -51,7 +51,7 @@ from spillgrad.ops import (
     statistics,
     trigonometry,
 )
-from spillgrad.tensor import Tensor
+from spillgrad.tensor import Tensor, native
 
 # --- Functions that `sg` has with another meaning, or not, under NumPy's names and parameters ------------------------
 
@@ -418,16 +418,36 @@ def _outer_of(function: Callable[..., Any]) -> Callable[..., Any]:
     return outer
 
 
+_SEQUENCES = (list, tuple)
+_NUMBERS = (*promotion.OPERANDS, complex)
+
+
+def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
+    """Return operands with tensors in place of arrays and lists; None where one is of another library."""
+    operands = []
+    for x in inputs:
+        if isinstance(x, np.ndarray):
+            x = Tensor.wrap(native(x))
+        elif isinstance(x, _SEQUENCES):
+            x = creation.tensor(x)
+        elif not isinstance(x, _NUMBERS):
+            return None
+        operands.append(x)
+    return operands
+
+
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Return what a ufunc, or a method of one, means for tensors; NotImplemented where another operand may know.
 
     Raises OperandError, a TypeError, for what has no equal.
     """
-    if not all(isinstance(x, (*promotion.OPERANDS, complex, list, tuple)) for x in inputs):
+    operands, function = _operands(inputs), _elementwise_for(ufunc)
+    if operands is None:
         return NotImplemented
+    if method == "__call__" and not options and function is not None:  # most calls, such as those of array * x
+        return function(*operands)
     out, *others = options.pop("out", (None,))
     name = ufunc.__name__
-    function = _elementwise_for(ufunc)
     if method != "__call__" and function is not None:
         name = f"{name}.{method}"
         if method == "outer":
@@ -441,23 +461,22 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: d
     taken = {}
     for key, value in options.items():
         if key == "dtype" and value is not None and key not in parameters:
-            inputs = _in_dtype(name, ufunc, inputs, value)
+            operands = _in_dtype(name, ufunc, operands, value)
         elif key in parameters or key == "axis":
             taken[key] = value
         elif key not in _WITHOUT_EFFECT or not _is_default(value, _WITHOUT_EFFECT[key]):
             raise OperandError(f"np.{name}: got {key}={value!r}, which it does not take of tensors")
-    operands = [creation.tensor(x) if isinstance(x, list | tuple) else _as_tensors(x) for x in inputs]
     result = function(*operands, **taken)
-    if others and any(x is not None for x in others):
+    if any(x is not None for x in others):
         raise OperandError(f"np.{name}: got several outs; leave them away")
     return _delivered(name, result, out)
 
 
-def _in_dtype(name: str, ufunc: np.ufunc, inputs: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
+def _in_dtype(name: str, ufunc: np.ufunc, operands: list[Any], dtype: Any) -> list[Any]:
     """Return operands in the dtype to compute in. Raises OperandError where that is not the result's."""
     gives_bool = all(types.endswith("?") or types.endswith("O") for types in ufunc.types)
     if gives_bool and np.dtype(dtype) == np.bool_:
-        return inputs
+        return operands
     if gives_bool or ufunc.nout > 1:
         raise OperandError(f"np.{name}: got dtype={dtype!r}, which it does not take of tensors; use .to(dtype)")
-    return tuple(convert.to_dtype(_as_tensors(x), dtype) if isinstance(x, Tensor | np.ndarray) else x for x in inputs)
+    return [convert.to_dtype(x, dtype) if isinstance(x, Tensor) else x for x in operands]

@@ -75,12 +75,14 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None =
 
     Raises ArgumentError for copy=False where the data have to be copied.
     """
-    if copy and not isinstance(obj, Tensor):
-        return tensor(obj, dtype, device)
-    result = as_tensor(obj, dtype, device)
-    if copy:
-        return clone(result) if result is obj else result
-    shared = isinstance(obj, Tensor | np.ndarray) and np.may_share_memory(result.array, np.asarray(obj))
+    if isinstance(obj, Tensor):
+        result = as_tensor(obj, dtype, device)
+        shared = result is obj
+        if copy and shared:
+            return clone(result)
+    else:
+        result = (tensor if copy else as_tensor)(obj, dtype, device)
+        shared = isinstance(obj, np.ndarray) and np.may_share_memory(result.array, obj)
     if copy is False and not shared and result.numel():
         raise ArgumentError(f"asarray: got copy=False for {type(obj).__name__} data, which must be copied")
     return result
