@@ -2,8 +2,8 @@
 
 Each calls the function of its meaning: that of the array API standard where it has NumPy's name, that of `sg` where it
 has, or one of those below. Arguments go over by name; one that there is no equal for is refused, as is a function: a
-tensor is never taken for its values silently. Dtypes promote as everywhere in `sg`. NumPy alone computes what gives no
-array (`np.save`, `np.array2string`, `np.shares_memory` …).
+tensor is never taken for its values silently. (A list of tensors may be: NumPy makes an array of some before it asks.)
+Dtypes promote as everywhere in `sg`. NumPy alone computes what gives no array (`np.save`, `np.array2string` …).
 
 `out=` may be a tensor, or an array where nothing is to be differentiated.
 """

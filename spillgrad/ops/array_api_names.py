@@ -11,10 +11,10 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
-from spillgrad.ops.convert import clone, to_dtype
+from spillgrad.ops.convert import clone, to_device, to_dtype
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
-from spillgrad.ops.indexing import take_along_dim
+from spillgrad.ops.indexing import take, take_along_dim
 from spillgrad.ops.scan import cumprod, cumsum
 from spillgrad.ops.shape import (
     broadcast_tensors,
@@ -196,22 +196,28 @@ def cumulative_prod(
 
 def unique_values(x: Tensor, /) -> Tensor:
     """Return the different elements in order; every NaN is one of its own."""
-    return unique(x)  # type: ignore[no-any-return]
+    return unique_all(x).values
 
 
 def unique_counts(x: Tensor, /) -> UniqueCounts:
     """Return the different elements, and how often each is there."""
-    return UniqueCounts(*unique(x, return_counts=True))
+    found = unique_all(x)
+    return UniqueCounts(found.values, found.counts)
 
 
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
     """Return the different elements, and which of them each element is."""
-    return UniqueInverse(*unique(x, return_inverse=True))
+    found = unique_all(x)
+    return UniqueInverse(found.values, found.inverse_indices)
 
 
 def unique_all(x: Tensor, /) -> UniqueAll:
-    """Return the different elements, where each is first, which of them each element is, and how often it is there."""
+    """Return the different elements, where each is first, which of them each element is, and how often it is there.
+
+    The gradient of an element goes to where it is first.
+    """
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
     first = np.full(values.numel(), inverse.numel(), np.int64)
-    np.minimum.at(first, inverse.array.reshape(-1), np.arange(inverse.numel()))
-    return UniqueAll(values, Tensor.wrap(first), inverse, counts)
+    np.minimum.at(first, inverse.host_array().reshape(-1), np.arange(inverse.numel()))
+    indices = to_device(Tensor.wrap(first), x.device)
+    return UniqueAll(take(x, indices) if x.requires_grad else values, indices, inverse, counts)

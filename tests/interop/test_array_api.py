@@ -216,7 +216,8 @@ def test_memory_without_values_has_its_shape_and_dtype():
 
 
 DIFFERENTIABLE = [
-    "xp.std(x, axis=0)", "xp.max(x, axis=(0, 1))", "xp.sort(x, axis=0)", "xp.take(x, k, axis=1)", "xp.sign(x) * x",
+    "xp.std(x, axis=0)", "xp.max(x, axis=(0, 1))", "xp.sort(x, axis=0)", "xp.unique_values(x)", "xp.take(x, k, axis=1)",
+    "xp.sign(x) * x",
     "xp.concat([x, y], axis=None)", "xp.clip(x, max=y)", "xp.linalg.trace(m)", "xp.linalg.solve(m, m + 1)",
     "xp.cumulative_sum(x, axis=0, dtype=xp.float64)", "xp.reshape(x, (-1,), copy=True)", "xp.fft.irfft(xp.fft.rfft(x))",
     "xp.take_along_axis(x, xp.asarray([[-1], [0], [2]]))", "xp.astype(x, xp.float32)", "xp.linalg.vector_norm(x)",

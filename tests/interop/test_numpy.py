@@ -300,3 +300,44 @@ def test_scipys_special_functions_are_differentiated_too():
     np.testing.assert_allclose(special.xlogy(x, 2.0).numpy(), special.xlogy(x.numpy(), 2.0), 1e-12)
     with pytest.raises(OperandError, match=r"np\.j0|j0"):
         special.j0(x)
+
+
+def members(room: Any) -> list[Any]:
+    found = [getattr(room, name) for name in dir(room) if not name.startswith("_")]
+    return [f for f in found if isinstance(f, np.ufunc) or hasattr(f, "_implementation")]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("room", [np, np.linalg, np.fft], ids=lambda room: room.__name__)
+def test_no_function_takes_the_values_of_a_tensor_that_requires_a_gradient(room, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = sg.tensor(DATA["p"][:3, :3], requires_grad=True)
+    calls = 0
+    for function in members(room):
+        mixed = ((x.numpy(), x),) if isinstance(function, np.ufunc) else ()
+        for arguments in ((x,), (x, x), (x, x, x), (x, 1), *mixed):
+            try:
+                result = function(*arguments)
+            except (ValueError, TypeError, RuntimeError, IndexError, AttributeError):
+                continue
+            calls += 1
+            parts = list(result) if isinstance(result, list | tuple) else [result]
+            assert not any(isinstance(part, np.ndarray) for part in parts), function
+            name, given = function.__name__, parts[0]
+            if isinstance(given, sg.Tensor) and given.is_floating_point() and name not in CONSTANT:
+                assert given.requires_grad, (function, arguments)
+    assert calls > 12
+
+
+CONSTANT = {
+    "angle", "ceil", "divmod", "empty_like", "fix", "floor", "floor_divide", "full_like", "heaviside", "nextafter",
+    "ones_like", "rint", "round", "sign", "trunc", "zeros_like",
+}  # fmt: skip
+
+
+def test_a_fused_function_may_be_written_with_numpys():
+    x = sg.tensor(DATA["x"], requires_grad=True)
+    fused = sg.fuse(lambda x: np.exp(x) * np.tanh(x) + np.maximum(x, 0.5))
+    got = fused(x)
+    np.testing.assert_allclose(got.numpy(), np.exp(DATA["x"]) * np.tanh(DATA["x"]) + np.maximum(DATA["x"], 0.5), 1e-9)
+    assert got.requires_grad
