@@ -153,6 +153,19 @@ def _ptp(a: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     return arithmetic.sub(*(f(a, axis=axis, keepdims=keepdims) for f in (array_api.max, array_api.min)))
 
 
+def _round(a: Tensor, decimals: int = 0) -> Tensor:
+    if decimals < 0 and not a.is_floating_point():
+        raise OperandError(f"np.round: got decimals={decimals} for {a.dtype}; convert with .to(float64)")
+    return rounding.round(a, decimals)
+
+
+def _in_order(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def ordered(a: Tensor, axis: int | None = -1, stable: bool | None = None) -> Tensor:
+        return function(shape.reshape(a, -1) if axis is None else a, axis=-1 if axis is None else axis)
+
+    return ordered
+
+
 def _squeeze(a: Tensor, axis: Any = None) -> Tensor:
     return shape.squeeze(a) if axis is None else array_api.squeeze(a, axis)
 
@@ -181,22 +194,27 @@ def _where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
     return choice.where(condition, x, y)
 
 
+def _qr(a: Tensor, mode: str = "reduced") -> Any:
+    return decompositions.qr(a, mode).R if mode == "r" else decompositions.qr(a, mode)
+
+
 def _svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     return decompositions.svd(a, full_matrices) if compute_uv else decompositions.svdvals(a)
 
 
 _OWN: dict[str, dict[str, Callable[..., Any]]] = {
     "numpy": {
-        "amax": array_api.max, "amin": array_api.min, "append": _append, "around": rounding.round,
-        "array_split": _array_split, "average": _average, "concatenate": array_api.concat, "copy": convert.clone,
-        "cross": _cross, "cumprod": _cumulative(scan.cumprod), "cumsum": _cumulative(scan.cumsum),
-        "diagonal": _diagonal, "dot": _dot, "einsum": _einsum, "median": _median(order.quantile),
-        "nanmedian": _median(order.nanquantile), "nanpercentile": _percentile(order.nanquantile), "outer": _outer,
-        "pad": _pad, "percentile": _percentile(order.quantile), "permute_dims": _transpose, "ptp": _ptp,
-        "split": _split, "squeeze": _squeeze, "swapaxes": _swapaxes, "take": _take, "trace": _trace,
-        "transpose": _transpose, "vander": _vander, "vdot": _vdot, "where": _where,
+        "amax": array_api.max, "amin": array_api.min, "append": _append, "argsort": _in_order(array_api.argsort),
+        "around": _round, "array_split": _array_split, "average": _average, "concatenate": array_api.concat,
+        "copy": convert.clone, "cross": _cross, "cumprod": _cumulative(scan.cumprod),
+        "cumsum": _cumulative(scan.cumsum), "diagonal": _diagonal, "dot": _dot, "einsum": _einsum,
+        "median": _median(order.quantile), "nanmedian": _median(order.nanquantile),
+        "nanpercentile": _percentile(order.nanquantile), "outer": _outer, "pad": _pad,
+        "percentile": _percentile(order.quantile), "permute_dims": _transpose, "ptp": _ptp, "round": _round,
+        "sort": _in_order(array_api.sort), "split": _split, "squeeze": _squeeze, "swapaxes": _swapaxes, "take": _take,
+        "trace": _trace, "transpose": _transpose, "vander": _vander, "vdot": _vdot, "where": _where,
     },
-    "numpy.linalg": {"svd": _svd},
+    "numpy.linalg": {"qr": _qr, "svd": _svd},
     "numpy.fft": {},
 }  # fmt: skip
 
@@ -215,7 +233,7 @@ _SAME: dict[str, dict[ModuleType, str]] = {
             atleast_1d atleast_2d atleast_3d column_stack diagflat dsplit dstack fliplr flipud hsplit rot90 vsplit
         """,
         reduce: "mean nanmean nansum",
-        rounding: "fix round",
+        rounding: "fix",
         scan: "trapezoid",
         shape: "hstack ravel vstack",
         special: "sinc",
@@ -233,9 +251,9 @@ _STANDARD: dict[str, tuple[ModuleType, str]] = {
     "numpy": (
         array_api,
         """
-        all any arange argmax argmin argsort astype broadcast_arrays broadcast_to clip count_nonzero cumulative_prod
+        all any arange argmax argmin astype broadcast_arrays broadcast_to clip count_nonzero cumulative_prod
         cumulative_sum diff empty empty_like expand_dims eye flip full full_like imag matrix_transpose max meshgrid min
-        moveaxis nonzero ones ones_like prod real repeat reshape result_type roll searchsorted sort stack std sum
+        moveaxis nonzero ones ones_like prod real repeat reshape result_type roll searchsorted stack std sum
         take_along_axis tensordot tile tril triu unique_all unique_counts unique_inverse unique_values unstack var zeros
         zeros_like
         """,

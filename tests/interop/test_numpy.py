@@ -81,23 +81,24 @@ np.vander(v,increasing=True)  np.meshgrid(v,w)  np.meshgrid(v,w,indexing="ij")  
 np.pad(x,((0,1),(2,0)))  np.pad(x,1,constant_values=3.0)  np.pad(x,1,mode="edge")  np.pad(a,1,"reflect")
 np.pad(a,1,"wrap")  np.take(x,[1,5])  np.take(x,k,axis=1)  np.take(v,[-1,0])
 np.take_along_axis(x,np.argsort(x,axis=0),0)  np.where(b,x,y)  np.where(b,x,0.0)  np.where(x>0,x,v)  np.sort(x)
-np.sort(x,axis=0)  np.sort(v,stable=True)  np.real(x)  np.astype(x,np.float32)  np.dot(v,w)  np.dot(x,v)  np.dot(t,x)
-np.dot(a,x.T)  np.dot(t,np.moveaxis(a,1,1))  np.dot(x,2.0)  np.vdot(x,y)  np.inner(v,w)  np.inner(x,v)  np.outer(v,w)
-np.outer(x,v)  np.kron(t,v)  np.tensordot(x,y)  np.tensordot(x,v,1)  np.tensordot(a,x,axes=([1,2],[0,1]))
-np.einsum("ij,ij->i",x,y)  np.einsum("ij,kj,k->i",x,y,t[:,0]@y[:2,:3])  np.cross(m[0],m[1])  np.cross(h,m[0],axis=0)
-np.cov(x)  np.cov(x,ddof=0)  np.corrcoef(x)  np.linalg.norm(x,axis=1)  np.linalg.norm(x,1)  np.linalg.norm(v,3)
-np.linalg.norm(x,"nuc")  np.linalg.norm(x,axis=0,keepdims=True)  np.linalg.det(m)  np.linalg.inv(m)  np.linalg.pinv(t)
-np.linalg.solve(m,m+1)  np.linalg.solve(h,h[0])  np.linalg.cholesky(h)  np.linalg.eigvalsh(h)  np.linalg.eigh(h)[0]
-np.linalg.eigh(h,"U")[0]  np.abs(np.linalg.qr(m)[1])  np.linalg.slogdet(m)[1]  np.linalg.svd(t,full_matrices=False)[1]
-np.linalg.svd(t,compute_uv=False)  np.linalg.svdvals(t)  np.linalg.cond(h)  np.linalg.matrix_power(h,3)
-np.linalg.matrix_norm(m)  np.linalg.vector_norm(x,axis=0,ord=1)  np.linalg.multi_dot([t,x,v])
-np.linalg.tensorinv(m[0]@h,ind=1)  np.linalg.tensorsolve(h,v[:3])  np.linalg.outer(v,w)  np.linalg.cross(h,h+1)
-np.linalg.trace(m)  np.linalg.diagonal(m,offset=1)  np.linalg.matmul(t,x)  np.linalg.vecdot(x,y)
-np.linalg.tensordot(x,y)  np.linalg.matrix_transpose(x)  np.abs(np.fft.fft(x).real)  np.fft.rfft(x,n=6).real
-np.fft.irfft(z).real+x[0,0]  np.fft.ifft(x,axis=0).imag  np.fft.fft2(x).real  np.fft.fftn(x).real
-np.fft.rfft2(x).real  np.fft.ihfft(x,norm="ortho").real  np.fft.fftshift(x)  np.fft.ifftshift(x,axes=1)
-x[0]*np.float32(2)  np.float64(2)*x  DATA["x"]*x  DATA["x"]@x.T  x-DATA["x"]  DATA["v"]**2/x
-np.add(x,[1.0,2.0,3.0,4.0])
+np.sort(x,axis=0)  np.sort(x,axis=None)  np.sort(v,stable=True)  np.real(x)  np.astype(x,np.float32)  np.dot(v,w)
+np.dot(x,v)  np.dot(t,x)  np.dot(a,x.T)  np.dot(t,np.moveaxis(a,1,1))  np.dot(x,2.0)  np.vdot(x,y)  np.inner(v,w)
+np.inner(x,v)  np.outer(v,w)  np.outer(x,v)  np.kron(t,v)  np.tensordot(x,y)  np.tensordot(x,v,1)
+np.tensordot(a,x,axes=([1,2],[0,1]))  np.einsum("ij,ij->i",x,y)  np.einsum("ij,kj,k->i",x,y,t[:,0]@y[:2,:3])
+np.cross(m[0],m[1])  np.cross(h,m[0],axis=0)  np.cov(x)  np.cov(x,ddof=0)  np.corrcoef(x)  np.linalg.norm(x,axis=1)
+np.linalg.norm(x,1)  np.linalg.norm(v,3)  np.linalg.norm(x,"nuc")  np.linalg.norm(x,axis=0,keepdims=True)
+np.linalg.det(m)  np.linalg.inv(m)  np.linalg.pinv(t)  np.linalg.solve(m,m+1)  np.linalg.solve(h,h[0])
+np.linalg.cholesky(h)  np.linalg.eigvalsh(h)  np.linalg.eigh(h)[0]  np.linalg.eigh(h,"U")[0]
+np.abs(np.linalg.qr(m)[1])  np.square(np.linalg.qr(m,mode="r"))  np.linalg.slogdet(m)[1]
+np.linalg.svd(t,full_matrices=False)[1]  np.linalg.svd(t,compute_uv=False)  np.linalg.svdvals(t)  np.linalg.cond(h)
+np.linalg.matrix_power(h,3)  np.linalg.matrix_norm(m)  np.linalg.vector_norm(x,axis=0,ord=1)
+np.linalg.multi_dot([t,x,v])  np.linalg.tensorinv(m[0]@h,ind=1)  np.linalg.tensorsolve(h,v[:3])  np.linalg.outer(v,w)
+np.linalg.cross(h,h+1)  np.linalg.trace(m)  np.linalg.diagonal(m,offset=1)  np.linalg.matmul(t,x)
+np.linalg.vecdot(x,y)  np.linalg.tensordot(x,y)  np.linalg.matrix_transpose(x)  np.abs(np.fft.fft(x).real)
+np.fft.rfft(x,n=6).real  np.fft.irfft(z).real+x[0,0]  np.fft.ifft(x,axis=0).imag  np.fft.fft2(x).real
+np.fft.fftn(x).real  np.fft.rfft2(x).real  np.fft.ihfft(x,norm="ortho").real  np.fft.fftshift(x)
+np.fft.ifftshift(x,axes=1)  x[0]*np.float32(2)  np.float64(2)*x  DATA["x"]*x  DATA["x"]@x.T  x-DATA["x"]
+DATA["v"]**2/x  np.add(x,[1.0,2.0,3.0,4.0])
 """)
 # They give integers or truth values, or what changes in steps.
 WITHOUT_GRADIENT = cases("""
@@ -110,16 +111,16 @@ np.invert(i)  np.bitwise_not(b)  np.bitwise_and(i,j)  np.bitwise_or(i,j)  np.bit
 np.right_shift(i,1)  np.gcd(i,j)  np.lcm(i,j)  np.add(i,j)  np.floor_divide(i,j)  np.power(j,2)  np.abs(i)
 np.maximum(i,j)  np.sum(i)  np.sum(i,axis=0)  np.prod(j,axis=1)  np.max(i,axis=1)  np.cumsum(i)  np.all(b)
 np.all(b,axis=0)  np.any(b,axis=1,keepdims=True)  np.logical_and.reduce(b)  np.logical_or.reduce(b,axis=1)
-np.argmax(x)  np.argmax(x,axis=1)  np.argmin(x,0,keepdims=True)  np.argsort(x)  np.argsort(x,axis=0)  np.argwhere(b)
-np.nonzero(b)  np.where(b)  np.count_nonzero(i)  np.count_nonzero(b,axis=1,keepdims=True)
-np.searchsorted(np.sort(v),w)  np.searchsorted(np.sort(v),w,side="right")  np.bincount(k)  np.bincount(k,minlength=7)
-np.isin(i,j)  np.isin(i,j,invert=True)  np.unravel_index(k,(2,3))  np.sort(np.unique_values(i))  np.unique_counts(i)
-np.unique_inverse(i)  np.unique_all(i)  np.zeros_like(x)  np.ones_like(i)  np.full_like(x,2.5)
-np.ones_like(x,dtype=np.int64)  np.linalg.matrix_rank(m)  np.angle(x)  np.imag(z)  np.sort(i,axis=0)  np.dot(i,j.T)
-i+np.int64(3)  DATA["i"]>j  np.less(x,y,dtype=bool)  np.shape(x)  np.ndim(x)  np.size(x)  np.size(x,1)
-np.allclose(x,x)  np.array_equal(x,x)  np.array_equal(x,v)  np.shares_memory(x,x)  np.iscomplexobj(z)  np.isrealobj(x)
-np.array2string(x)  np.array_str(v)  np.can_cast(x.dtype,np.float64)  np.empty_like(x).shape  np.linalg.norm(x).shape
-np.result_type(x,np.float64)
+np.argmax(x)  np.argmax(x,axis=1)  np.argmin(x,0,keepdims=True)  np.argsort(x)  np.argsort(x,axis=0)
+np.argsort(x,None)  np.argwhere(b)  np.nonzero(b)  np.where(b)  np.count_nonzero(i)
+np.count_nonzero(b,axis=1,keepdims=True)  np.searchsorted(np.sort(v),w)  np.searchsorted(np.sort(v),w,side="right")
+np.bincount(k)  np.bincount(k,minlength=7)  np.isin(i,j)  np.isin(i,j,invert=True)  np.unravel_index(k,(2,3))
+np.sort(np.unique_values(i))  np.unique_counts(i)  np.unique_inverse(i)  np.unique_all(i)  np.zeros_like(x)
+np.ones_like(i)  np.full_like(x,2.5)  np.ones_like(x,dtype=np.int64)  np.linalg.matrix_rank(m)  np.angle(x)
+np.imag(z)  np.sort(i,axis=0)  np.dot(i,j.T)  i+np.int64(3)  DATA["i"]>j  np.less(x,y,dtype=bool)  np.shape(x)
+np.ndim(x)  np.size(x)  np.size(x,1)  np.allclose(x,x)  np.array_equal(x,x)  np.array_equal(x,v)
+np.shares_memory(x,x)  np.iscomplexobj(z)  np.isrealobj(x)  np.array2string(x)  np.array_str(v)
+np.can_cast(x.dtype,np.float64)  np.empty_like(x).shape  np.linalg.norm(x).shape  np.result_type(x,np.float64)
 """)
 
 
@@ -199,6 +200,7 @@ REFUSED = {
     "np.sum(x,out=np.zeros(()))": r"np\.sum: got an array as out",
     "np.copyto(DATA['x'],x)": r"np\.copyto.*x\.copy_",
     "operator.iadd(DATA['y'],x)": "an array as out",
+    "np.round(np.argsort(x),-1)": r"np\.round: got decimals=-1 for int64",
     "np.linalg.eig(x)": r"np\.eig",
     "np.divmod(x,2.0,out=(x,x))": r"np\.divmod: got several outs",
 }  # fmt: skip
