@@ -5,6 +5,8 @@ Where to look:
 * tensors: `tensor zeros ones full arange rand randn …`, their methods and operators (PyTorch's names and meanings);
 * gradients: `Tensor.backward`, `grad no_grad`, `spillgrad.autograd` (custom functions, hooks on saved tensors,
   gradcheck);
+* other libraries: NumPy's functions take tensors, and are differentiated; `from_numpy from_dlpack`; `array_api`, the
+  array API standard's functions; `spillgrad.interop`;
 * speed: `fuse`, which makes one kernel of a function of elementwise operations;
 * mathematics: `spillgrad.linalg`, `spillgrad.fft`, `spillgrad.special`;
 * files: `save` and `load`, of tensors in nested containers; `save_checkpoint` and `load_checkpoint`, of training runs;
@@ -16,8 +18,10 @@ Where to look:
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import PackageNotFoundError, version
 from math import e, inf, nan, pi
+from typing import Any as _Any
 
 from numpy import dtype
 
@@ -515,6 +519,14 @@ from spillgrad.tensor import (
 )  # fmt: skip
 from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
 from spillgrad_kernels.memory import empty_cache, memory_stats
+
+
+def __getattr__(name: str) -> _Any:
+    """Import `array_api` when it is first asked for: few programs do, and it takes a millisecond."""
+    if name != "array_api":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _import_module("spillgrad.array_api")
+
 
 Size = tuple  # type: ignore[type-arg]  # what a shape is
 newaxis = None  # in an index: a new dimension of size 1

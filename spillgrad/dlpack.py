@@ -1,8 +1,8 @@
-"""Device memory to and from other libraries, without copies: DLPack and `__cuda_array_interface__`.
+"""Memory to and from other libraries, without copies: DLPack and `__cuda_array_interface__`.
 
-What a capsule holds is NumPy's work here as on the host: a device array lies in memory as a NumPy array does, and only
-the device, and bfloat16, which NumPy lacks, are written over in the capsule. So are capsules of others for the moment
-in which NumPy takes them.
+What a capsule holds is NumPy's work: a device array lies in memory as a NumPy array does, and only the device, and
+bfloat16, which NumPy lacks, are written over in the capsule. So are capsules of others for the moment in which NumPy
+takes them.
 
 Memory is shared in the order of streams, as the standards want it: whoever takes memory waits on its stream, not on the
 host, for what computes it.
@@ -111,6 +111,15 @@ def _let_wait(waiting: Any, awaited: Any) -> None:
     _driver().Event().record(awaited).wait(waiting)
 
 
+def export_from_host(array: Array, **options: Any) -> Any:
+    """Return a DLPack capsule of an array of the host; `options` are those of `__dlpack__`."""
+    if array.dtype != dtypes.bfloat16:
+        return array.__dlpack__(**options)
+    capsule = array.view(np.int16).__dlpack__(**options)
+    Content.of(capsule).tensor.dtype.code = _BFLOAT
+    return capsule
+
+
 def export(
     array: Array, stream: int | None, max_version: tuple[int, int] | None, dl_device: tuple[int, int] | None,
     copy: bool | None,
@@ -188,7 +197,8 @@ class _Capsule:
 def _as_numpy_takes_it(tensor: _Tensor) -> Iterator[None]:
     """Let a capsule say, for a moment, that it holds what NumPy knows."""
     device, code = (tensor.device_type, tensor.device_id), tensor.dtype.code
-    tensor.device_type, tensor.device_id = HOST
+    if tensor.device_type == DEVICE[0]:
+        tensor.device_type, tensor.device_id = HOST
     if code == _BFLOAT and tensor.dtype.bits == 16:
         tensor.dtype.code = _INT
     try:
@@ -197,18 +207,15 @@ def _as_numpy_takes_it(tensor: _Tensor) -> Iterator[None]:
         (tensor.device_type, tensor.device_id), tensor.dtype.code = device, code
 
 
-def import_from(source: Any) -> Array:
-    """Return a device array over the memory of an object whose `__dlpack_device__` is a CUDA device.
-
-    The object's memory lives as long as the last view of it. Raises DeviceError for another device than the first,
-    DtypeError for dtypes NumPy lacks.
-    """
-    _require_first(source.__dlpack_device__()[1])
-    stream = int(_driver().compute().handle)
+def _capsule_of(source: Any, **options: Any) -> Any:
     try:
-        capsule = source.__dlpack__(stream=stream, max_version=(1, 0))
+        return source.__dlpack__(max_version=(1, 0), **options)
     except TypeError:  # from before DLPack 1.0
-        capsule = source.__dlpack__(stream=stream)
+        return source.__dlpack__(**options)
+
+
+def _taken(capsule: Any) -> tuple[_Lent, bool]:
+    """Return the memory that a capsule holds, and whether it is bfloat16. Raises DtypeError for dtypes NumPy lacks."""
     content = Content.of(capsule)
     is_bfloat16 = (content.tensor.dtype.code, content.tensor.dtype.bits) == (_BFLOAT, 16)
     with _as_numpy_takes_it(content.tensor):
@@ -220,7 +227,28 @@ def import_from(source: Any) -> Array:
             ) from error
     # A capsule from before DLPack 1.0 cannot say that its memory is read-only: NumPy's word that it is, is none.
     writeable = content.versioned is None or taken.flags.writeable
-    lying = _over(_Lent(taken, address_of(taken), taken.shape, taken.strides, taken.dtype.str, writeable))
+    return _Lent(taken, address_of(taken), taken.shape, taken.strides, taken.dtype.str, writeable), is_bfloat16
+
+
+def import_from_host(source: Any) -> Array:
+    """Return an array over the memory of an object with `__dlpack__`, which lives as long as the last view of it.
+
+    Raises DtypeError for dtypes NumPy lacks, and for memory it cannot read.
+    """
+    lent, is_bfloat16 = _taken(_capsule_of(source))
+    array = np.asarray(lent)
+    return array.view(dtypes.bfloat16) if is_bfloat16 else array
+
+
+def import_from(source: Any) -> Array:
+    """Return a device array over the memory of an object whose `__dlpack_device__` is a CUDA device.
+
+    The object's memory lives as long as the last view of it. Raises DeviceError for another device than the first,
+    DtypeError for dtypes NumPy lacks.
+    """
+    _require_first(source.__dlpack_device__()[1])
+    lent, is_bfloat16 = _taken(_capsule_of(source, stream=int(_driver().compute().handle)))
+    lying = _over(lent)
     return lying.view(dtypes.bfloat16) if is_bfloat16 else lying
 
 

@@ -84,8 +84,6 @@ class Tensor:
     accepted too.
     """
 
-    __array_priority__ = 1000  # NumPy defers to this class's operators
-
     def __init__(self, data: Any = (), requires_grad: bool = False) -> None:
         if not isinstance(requires_grad, bool):
             raise ArgumentError(
@@ -286,16 +284,16 @@ class Tensor:
     ) -> Any:  # fmt: skip
         """Return a DLPack capsule over the same memory; writes through it cannot be tracked.
 
-        Raises ExportError for what NumPy or PyTorch do not take: bfloat16 of the host, negative strides.
+        Raises ExportError for negative strides, which PyTorch does not take. NumPy takes no bfloat16: `numpy()` does.
         """
         if any(stride < 0 for stride in self._array.strides):
             raise ExportError("dlpack: got negative strides, which not every library takes; use contiguous()")
         if self.is_cuda:
             self._storage.lend()
             return dlpack.export(self._array, stream, max_version, dl_device, copy)
-        if self.dtype == dtypes.bfloat16:
-            raise ExportError("dlpack: got bfloat16, which NumPy cannot pass on; pass view(int16) and view it there")
-        return self.numpy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        return dlpack.export_from_host(
+            self.numpy(), stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
     def __dlpack_device__(self) -> Any:
         return dlpack.DEVICE if self.is_cuda else self._array.__dlpack_device__()
@@ -336,6 +334,9 @@ class Tensor:
 
     def __float__(self) -> float:
         return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __index__(self) -> int:
         if dtypes.category(self.dtype) > 1:

@@ -37,6 +37,11 @@ def test_import_does_not_load_what_looks_at_runs():
     assert run(program) == "[]\n"
 
 
+def test_import_does_not_load_what_only_other_libraries_ask_for():
+    theirs = ("spillgrad.array_api", "spillgrad.numpy_functions", "spillgrad.interop", "einops", "opt_einsum")
+    assert run(f"import sys, spillgrad; print([n for n in sys.modules if n.startswith({theirs})])") == "[]\n"
+
+
 def test_import_neither_compiles_nor_looks_for_compiled_kernels():
     program = (
         "import spillgrad; from spillgrad_kernels import cache; from spillgrad_kernels.compile import counts;"

@@ -3,6 +3,7 @@
 Where both have a name, `sg` keeps PyTorch's meaning.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device import filled
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
-from spillgrad.ops.indexing import take_along_dim
+from spillgrad.ops.indexing import take, take_along_dim
 from spillgrad.ops.scan import cumprod, cumsum
 from spillgrad.ops.shape import (
     broadcast_tensors,
@@ -53,15 +54,37 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Tensor
 
 
+NUMBERS = (bool, int, float, complex)
+
+
+def promoted(name: str, *operands: Any) -> list[Any]:
+    """Return tensors in their common dtype, whatever their dimensions, and numbers as they are.
+
+    Raises OperandError for anything else, and for numbers alone.
+    """
+    found = {x.dtype for x in operands if isinstance(x, Tensor)}
+    if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):
+        got = ", ".join(type(x).__name__ for x in operands)
+        raise OperandError(f"{name}: got {got}; wanted tensors, or a tensor and Python numbers")
+    if len(found) == 1:
+        return list(operands)
+    dtype = functools.reduce(dtypes.promote, found)
+    return [to_dtype(x, dtype) if isinstance(x, Tensor) else x for x in operands]
+
+
 def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
     """Return data as a tensor: with `copy` always in memory of its own, without it never, by default where it must be.
 
     Raises ArgumentError for copy=False where the data have to be copied.
     """
-    if copy:
-        return tensor(obj, dtype, device)
-    result = as_tensor(obj, dtype, device)
-    shared = isinstance(obj, Tensor | np.ndarray) and np.may_share_memory(result.array, np.asarray(obj))
+    if isinstance(obj, Tensor):
+        result = as_tensor(obj, dtype, device)
+        shared = result is obj
+        if copy and shared:
+            return clone(result)
+    else:
+        result = (tensor if copy else as_tensor)(obj, dtype, device)
+        shared = isinstance(obj, np.ndarray) and np.may_share_memory(result.array, obj)
     if copy is False and not shared and result.numel():
         raise ArgumentError(f"asarray: got copy=False for {type(obj).__name__} data, which must be copied")
     return result
@@ -175,22 +198,28 @@ def cumulative_prod(
 
 def unique_values(x: Tensor, /) -> Tensor:
     """Return the different elements in order; every NaN is one of its own."""
-    return unique(x)  # type: ignore[no-any-return]
+    return unique_all(x).values
 
 
 def unique_counts(x: Tensor, /) -> UniqueCounts:
     """Return the different elements, and how often each is there."""
-    return UniqueCounts(*unique(x, return_counts=True))
+    found = unique_all(x)
+    return UniqueCounts(found.values, found.counts)
 
 
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
     """Return the different elements, and which of them each element is."""
-    return UniqueInverse(*unique(x, return_inverse=True))
+    found = unique_all(x)
+    return UniqueInverse(found.values, found.inverse_indices)
 
 
 def unique_all(x: Tensor, /) -> UniqueAll:
-    """Return the different elements, where each is first, which of them each element is, and how often it is there."""
+    """Return the different elements, where each is first, which of them each element is, and how often it is there.
+
+    The gradient of an element goes to where it is first.
+    """
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
     first = filled(x.device, values.shape, np.int64, inverse.numel())
     np.minimum.at(first, inverse.array.reshape(-1), arange_beside(x.array, inverse.numel()))
-    return UniqueAll(values, Tensor.wrap(first), inverse, counts)
+    indices = Tensor.wrap(first)
+    return UniqueAll(take(x, indices) if x.requires_grad else values, indices, inverse, counts)

@@ -6,6 +6,7 @@ from typing import Any
 from spillgrad import dtypes
 from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
+from spillgrad.errors import ArgumentError
 from spillgrad.ops import (
     activations,
     arithmetic,
@@ -276,6 +277,38 @@ def _matrix_transpose(self: Tensor) -> Tensor:
     return shape.transpose(self, -2, -1)
 
 
+def _to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
+    """Return the tensor on a device; itself where it is there. Copies are in the order of streams: `stream` is None."""
+    if stream is not None:
+        raise ArgumentError(f"to_device: got stream={stream!r}; wanted None: the copy is in order with what computes")
+    return convert.to(self, device=device)
+
+
+def _array_namespace(self: Tensor, /, *, api_version: str | None = None) -> Any:
+    """Return the module with the array API standard's functions. Raises ArgumentError for another version."""
+    from spillgrad import array_api
+
+    if api_version not in (None, "2021.12", "2022.12", "2023.12", array_api.__array_api_version__):
+        raise ArgumentError(
+            f"__array_namespace__: got api_version={api_version!r}; wanted {array_api.__array_api_version__!r} or older"
+        )
+    return array_api
+
+
+def _array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    """Do what NumPy's function of elements does, differentiably."""
+    from spillgrad import numpy_functions
+
+    return numpy_functions.call_ufunc(ufunc, method, inputs, options)
+
+
+def _array_function(self: Tensor, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+    """Do what NumPy's function does, differentiably."""
+    from spillgrad import numpy_functions
+
+    return numpy_functions.call_function(function, types, arguments, options)
+
+
 def bind() -> None:
     """Put every operation onto `Tensor` and tell the autograd core about it."""
     methods: dict[str, Any] = {}
@@ -302,6 +335,10 @@ def bind() -> None:
         "is_nonzero": _is_nonzero,
         "is_same_size": _is_same_size,
         "cpu": _cpu,
+        "to_device": _to_device,
+        "__array_namespace__": _array_namespace,
+        "__array_ufunc__": _array_ufunc,
+        "__array_function__": _array_function,
         "inverse": solving.inv,
         "pinverse": solving.pinv,
         "type_as": _type_as,

@@ -10,9 +10,10 @@ import numpy as np
 from spillgrad import dlpack, dtypes
 from spillgrad.device import CPU, CUDA, Array, as_device, filled, moved
 from spillgrad.device import empty as empty_array
-from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError, SpillgradError
+from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
+from spillgrad.ops.convert import to
 from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native
@@ -97,18 +98,18 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return `data` as a tensor, over the same memory where it is a tensor or array of that dtype.
+    """Return `data` as a tensor: itself, or an array's memory, where they have the dtype and device.
 
-    Objects with `__cuda_array_interface__` are arrays on the device.
+    What becomes of a tensor that requires a gradient is differentiated. Objects with `__cuda_array_interface__` are
+    arrays on the device.
     """
-    wanted = None if dtype is None else dtypes.as_dtype(dtype)
     if not isinstance(data, Tensor) and hasattr(data, "__cuda_array_interface__"):
         data = Tensor.wrap(dlpack.import_interface(data)).mark_shared()
-    if isinstance(data, Tensor) and wanted in (None, data.dtype) and device in (None, data.device):
-        return data
-    if isinstance(data, np.ndarray) and wanted in (None, data.dtype) and as_device(device) is CPU:
-        return from_numpy(data)
-    return tensor(data, dtype, device)
+    if isinstance(data, Tensor):
+        return to(data, dtype=dtype, device=device)
+    # Not `in (None, …)`: to NumPy, float64 equals None.
+    as_it_is = isinstance(data, np.ndarray) and (dtype is None or dtypes.as_dtype(dtype) == data.dtype)
+    return from_numpy(data) if as_it_is and as_device(device) is CPU else tensor(data, dtype, device)
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
@@ -133,14 +134,7 @@ def from_dlpack(source: Any) -> Tensor:
         raise OperandError(f"from_dlpack: got {type(source).__name__}; wanted an object with __dlpack__")
     if getattr(source, "__dlpack_device__", lambda: dlpack.HOST)()[0] == dlpack.DEVICE[0]:
         return Tensor.wrap(dlpack.import_from(source)).mark_shared()
-    try:
-        return from_numpy(np.from_dlpack(source))
-    except RuntimeError as error:
-        if isinstance(error, SpillgradError):
-            raise
-        raise DtypeError(
-            f"from_dlpack: NumPy does not take this dtype ({error}); pass its bytes as integers and use view(dtype)"
-        ) from error
+    return from_numpy(dlpack.import_from_host(source))
 
 
 def _sizes(name: str, positional: tuple[Any, ...], *named: Any) -> tuple[int, ...]:

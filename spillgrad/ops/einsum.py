@@ -1,5 +1,10 @@
-"""Sums of products over named dimensions, each of two operands computed as one matrix product."""
+"""Sums of products over named dimensions, each of two operands computed as one matrix product.
 
+Three and more are multiplied in the order that the package opt_einsum plans, where it is installed (`pip install
+opt_einsum`), else always the two with the fewest products. `opt_einsum.contract` takes tensors, too.
+"""
+
+import functools
 import itertools
 import math
 import string
@@ -183,14 +188,30 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
         raise ArgumentError(
             f"einsum: got the label {wrong[0]!r} in the result; wanted each of the operands' at most once"
         )
-    while len(terms) > 1:
-        i, j = _cheapest(terms, sizes)
+    planned = _planned(tuple([term.labels for term in terms]), result, tuple(sizes.items())) if len(terms) > 2 else None
+    for step in range(len(terms) - 1):
+        i, j = planned[step] if planned else _cheapest(terms, sizes)
         rest = [term for place, term in enumerate(terms) if place not in (i, j)]
         kept = frozenset(result).union(*(term.labels for term in rest))
         terms = [*rest, _product(terms[i], terms[j], kept, sizes)]
     last = _summed(terms[0], result, sizes)
     order = [last.labels.index(label) for label in result]
     return permute(last.tensor, order) if order != list(range(len(order))) else last.tensor
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(terms: tuple[Labels, ...], result: Labels, sizes: tuple[tuple[Any, int], ...]) -> Any:
+    """Return pairs of places as opt_einsum orders them, each product standing last; None where it is not installed."""
+    try:
+        from opt_einsum import contract_path, get_symbol
+    except ModuleNotFoundError:
+        return None
+    symbols = {label: get_symbol(place) for place, (label, _) in enumerate(sizes)}
+    found = dict(sizes)
+    subscripts = ["".join([symbols[label] for label in labels]) for labels in (*terms, result)]
+    shapes = [tuple([found[label] for label in labels]) for labels in terms]
+    path, _ = contract_path(f"{','.join(subscripts[:-1])}->{subscripts[-1]}", *shapes, shapes=True)
+    return path
 
 
 def _cheapest(terms: list[Term], sizes: dict[Any, int]) -> tuple[int, int]:
@@ -202,11 +223,12 @@ def _cheapest(terms: list[Term], sizes: dict[Any, int]) -> tuple[int, int]:
 # --- Products with names of their own --------------------------------------------------------------------------------
 
 
-def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tensor:
     """Return the sum of products over the last `dims` dimensions of `a` and the first of `b`, or over named ones.
 
-    `dims` may be a pair of lists. Raises ShapeError when sizes differ.
+    `dims` (Paddle's and NumPy's `axes`) may be a pair of lists. Raises ShapeError when sizes differ.
     """
+    dims = dims if axes is None else axes
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if isinstance(dims, int | np.integer):

@@ -242,9 +242,9 @@ def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
 
 
 def deliver(name: str, result: Tensor, out: Any) -> Tensor:
-    """Return a result that has no gradient, after copying it into `out` if that is given."""
+    """Return a result, after copying it into `out` if that is given: then only one that has no gradient."""
     if out is None:
         return result
-    _check_out(name, out, result.shape, result.device)
+    _check_out(name, out, result.shape, result.device, (result,))
     inplace.write(out, name, result.array)
     return out  # type: ignore[no-any-return]

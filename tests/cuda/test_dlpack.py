@@ -226,10 +226,7 @@ def test_who_takes_memory_waits_on_its_stream(monkeypatch: pytest.MonkeyPatch, s
     assert waited == ([(other, compute)] if other in (1, 2) else [])
 
 
-def test_negative_strides_and_bfloat16_of_the_host_are_refused():
-    array = sg.ones(3, dtype="bfloat16")
-    with pytest.raises(ExportError, match="got bfloat16"):
-        array.__dlpack__()
+def test_negative_strides_are_refused():
     with pytest.raises(ExportError, match="negative strides"):
         sg.Tensor.wrap(on_device(3).array[::-1]).__dlpack__()
 

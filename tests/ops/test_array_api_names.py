@@ -67,6 +67,12 @@ def test_asarray_copies_as_told():
     assert not np.shares_memory(sg.asarray(array, copy=True).numpy(), array)
     assert sg.asarray(array, copy=False).dtype == sg.float64
     assert sg.asarray([1, 2]).dtype == sg.int64
+    assert sg.asarray(np.ones(2, np.float32), dtype="float64").dtype == sg.float64
+    y = sg.ones(2, requires_grad=True)
+    copied = sg.asarray(y, copy=True)
+    assert copied.storage is not y.storage
+    (copied.sum() + sg.asarray(y, dtype="float64").sum() + sg.as_tensor(y, dtype="float64").sum()).backward()
+    assert (y.grad.tolist(), sg.as_tensor(y, dtype="float64").dtype) == ([3, 3], sg.float64)
     for data in ([1.0], array.astype(np.int32)):
         with pytest.raises(ArgumentError, match="which must be copied"):
             sg.asarray(data, dtype="float32", copy=False)
