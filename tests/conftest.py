@@ -19,8 +19,9 @@ NEEDS_CUDA = (
 HAS_CUDA = importlib.util.find_spec("numba_cuda") is not None
 collect_ignore_glob = [] if HAS_CUDA else list(NEEDS_CUDA)
 
-# The kernels' thread team and the stores' I/O threads live as long as the process.
-LASTING_THREADS = ("spillgrad-kernel-", "spillgrad-io-")
+# The kernels' thread team and the stores' I/O threads live as long as the process, and so does the thread of tqdm, by
+# which PyTorch's compiler shows its progress where it is installed.
+LASTING_THREADS = ("spillgrad-kernel-", "spillgrad-io-", "tqdm_monitor")
 # A thread told to stop needs a moment to do so.
 GRACE_S = 2.0
 
