@@ -77,9 +77,7 @@ class Version:
     def __init__(self, tensor: Any, layout: Layout, by_layer: bool) -> None:
         self.number = tensor.inplace_version
         self._layout, self._by_layer = layout, by_layer
-        # What a PyLayer saved is part of the graph again when it comes back; a node of the graph adds that itself.
-        with paddle.set_grad_enabled(by_layer):
-            self._counter = layout.over(tensor)
+        self._counter = self._alias(tensor)
         self._counter._clear_to_zero_allocation()
 
     def holds(self) -> bool:
@@ -95,11 +93,20 @@ class Version:
     def over(self, memory: "_Seen") -> Any:
         """Return the tensor in other memory with the same bytes; changes of it count as changes of this memory."""
         layout, array = self._layout, memory.array
-        whole = paddle.utils.dlpack.from_dlpack(array[: array.nbytes // layout.itemsize * layout.itemsize])
-        with paddle.set_grad_enabled(self._by_layer):
-            tensor = layout.over(self._counter)
+        array = array[: array.nbytes // layout.itemsize * layout.itemsize]
+        # Not by DLPack: where Paddle has taken the same memory twice, it frees the one when the other dies.
+        whole = paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
+        tensor = self._alias(self._counter)
         layout.over(whole.view(layout.dtype))._unsafe_share_buffer_to(tensor)
         return tensor
+
+    def _alias(self, tensor: Any) -> Any:
+        """Return another tensor over the same memory, which counts changes with it.
+
+        For a PyLayer it is part of the graph, as what it saved must be; a node of the graph sees to that itself.
+        """
+        with paddle.set_grad_enabled(self._by_layer):
+            return tensor.transpose(list(range(tensor.ndim)))  # of whose derivative nothing is saved
 
 
 class _Seen:
