@@ -77,7 +77,7 @@ class Version:
     def __init__(self, tensor: Any, layout: Layout, by_layer: bool) -> None:
         self.number = tensor.inplace_version
         self._layout, self._by_layer = layout, by_layer
-        self._counter = self._alias(tensor)
+        self._counter = _alias(tensor, by_layer)
         self._counter._clear_to_zero_allocation()
 
     def holds(self) -> bool:
@@ -96,17 +96,9 @@ class Version:
         array = array[: array.nbytes // layout.itemsize * layout.itemsize]
         # Not by DLPack: where Paddle has taken the same memory twice, it frees the one when the other dies.
         whole = paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
-        tensor = self._alias(self._counter)
+        tensor = _alias(self._counter, self._by_layer)
         layout.over(whole.view(layout.dtype))._unsafe_share_buffer_to(tensor)
         return tensor
-
-    def _alias(self, tensor: Any) -> Any:
-        """Return another tensor over the same memory, which counts changes with it.
-
-        For a PyLayer it is part of the graph, as what it saved must be; a node of the graph sees to that itself.
-        """
-        with paddle.set_grad_enabled(self._by_layer):
-            return tensor.transpose(list(range(tensor.ndim)))  # of whose derivative nothing is saved
 
 
 class _Seen:
@@ -236,13 +228,19 @@ class Spilled:
         with _memories_lock:
             _lent[lent.address] = lent
         if for_node:
-            self._held = None
+            self.free()
         return tensor
+
+    def free(self) -> None:
+        """Let go of what is stored."""
+        self._held = None
 
     def _live(self) -> _Stored:
         stored = self._stored()
         if stored is None:
-            raise SavedTensorError("save_on_disk: what was saved is freed, as backward ran; say retain_graph=True there")
+            raise SavedTensorError(
+                "save_on_disk: what was saved is freed, as backward ran or failed; run forward again"
+            )
         return stored
 
     def __repr__(self) -> str:
@@ -358,7 +356,10 @@ class save_on_disk(StoreOwner):
         _leave()
         failure, _thread.failure = _thread.failure, None
         if failure is not None and isinstance(error, Exception) and str(failure) in str(error):
-            raise failure from error
+            try:
+                raise failure from error
+            finally:
+                del failure, error, trace  # which would hold this frame, that holds them, and the graph
 
     def __reduce__(self) -> Any:
         raise OperandError(
@@ -383,7 +384,7 @@ class save_on_disk(StoreOwner):
             return Kept(tensor, by_layer)
         plain = tensor.is_dense() and not tensor.is_dist() and tensor.place.is_cpu_place() and 0 not in tensor.shape
         if not plain or not (self.only is None or self.only(_Saved(tensor, "", "", ""))):
-            return Kept(_apart(tensor, by_layer), by_layer)
+            return Kept(_alias(tensor, by_layer), by_layer)
         layout = Layout.of(tensor)
         if layout.span_bytes < max(1, self._min_bytes):
             return Kept(_without_the_rest(tensor, layout, by_layer), by_layer)
@@ -431,8 +432,14 @@ def _pack(tensor: Any) -> Any:
     caller = sys._getframe(1)
     if not _thread.contexts:
         by_layer = _is_of_layers(caller)
-        return Kept(_apart(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
-    return _answer(_thread.contexts[-1]._pack, tensor, caller)
+        return Kept(_alias(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
+    try:
+        return _answer(_thread.contexts[-1]._pack, tensor, caller)
+    except BaseException:
+        if not _is_of_layers(caller):
+            # Paddle never lets go of this object after an error, and it holds all of the graph so far.
+            tensor.reconstruct_from_(paddle.empty([0]))
+        raise
 
 
 def _unpack(packed: Any) -> Any:
@@ -480,7 +487,12 @@ def _answer(hook: Callable[[Any, FrameType], Any], value: Any, caller: FrameType
 def _unpacked(packed: Any, caller: FrameType) -> Any:
     if isinstance(packed, Spilled):
         # Paddle's own functions call for nodes of the graph; others may be anybody who calls again.
-        return packed.tensor(for_node=_module(caller).startswith("paddle.") and not _is_of_layers(caller))
+        for_node = _module(caller).startswith("paddle.") and not _is_of_layers(caller)
+        try:
+            return packed.tensor(for_node)
+        except BaseException:
+            packed.free()  # Paddle never lets go of it after an error
+            raise
     return packed.tensor() if isinstance(packed, Kept) else packed
 
 
@@ -500,12 +512,16 @@ def _refuse_lists(caller: FrameType) -> None:
         )
 
 
-def _apart(tensor: Any, by_layer: bool) -> Any:
-    """Return the tensor without its node, which would hold what holds the node."""
-    apart = tensor.detach()
-    if by_layer:
-        apart.stop_gradient = tensor.stop_gradient
-    return apart
+def _alias(tensor: Any, by_layer: bool) -> Any:
+    """Return another tensor over the same memory, which counts changes with it; `contiguous()` moves only the one.
+
+    It leaves out the tensor's node, which would hold what holds the node; but what a PyLayer saved must be part of the
+    graph, to which a node of the graph sees itself.
+    """
+    if not tensor.is_dense() or 0 in tensor.shape:
+        return tensor.detach()
+    with paddle.set_grad_enabled(by_layer):
+        return tensor.transpose(list(range(tensor.ndim)))  # of whose derivative nothing is saved
 
 
 def _without_the_rest(tensor: Any, layout: Layout, by_layer: bool) -> Any:
@@ -514,7 +530,7 @@ def _without_the_rest(tensor: Any, layout: Layout, by_layer: bool) -> Any:
     It counts changes with the one it was.
     """
     if not by_layer and tensor._holder_size() <= 2 * layout.span_bytes:
-        return _apart(tensor, by_layer)
+        return _alias(tensor, by_layer)
     memory = _memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes]
     copy = _placed(memory, layout.offset)
     return Version(tensor, layout, by_layer).over(_Seen(_address(copy), copy.nbytes, copy))

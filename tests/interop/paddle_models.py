@@ -27,8 +27,9 @@ def about(tensor: Any) -> tuple[Any, ...]:
 
 def bits(tensor: Any) -> bytes:
     """Return the elements of a tensor in order, as bytes."""
-    tensor = tensor.detach().contiguous().clone()
-    return tensor.reshape([-1]).view("uint8").numpy().tobytes()
+    with paddle.no_grad():
+        copy = tensor.clone().contiguous()  # which changes the tensor itself
+        return copy.reshape([-1]).view("uint8").numpy().tobytes()
 
 
 WIDTH = 64

@@ -238,16 +238,6 @@ def test_pylayers_save_into_the_store(directory: Path, budget: int | str, shape:
     assert spill.stats().live_bytes == 0
 
 
-def test_a_retained_graph_of_pylayers_runs_again(directory: Path):
-    spill, w = save_on_disk(directory, ram_budget=0), weight()
-    with spill:
-        loss = Cube.apply(w.exp()).sum()
-    for retain in (True, True, False):
-        w.clear_grad()
-        loss.backward(retain_graph=retain)
-        assert bits(w.grad) == bits(w.exp() * (3 * w.exp() * w.exp() * w.exp() / w.exp()).detach())
-
-
 class Square(paddle.autograd.PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -371,27 +361,4 @@ def test_several_threads_share_one_object(directory: Path):
         w.stop_gradient = False
         loss_of(w).backward()
         assert bits(found[number]) == bits(w.grad)
-    assert spill.stats().live_bytes == 0
-
-
-def test_threads_run_backward_through_one_graph(directory: Path):
-    spill, w = save_on_disk(directory, ram_budget=0), weight()
-    with spill:
-        hidden = w.exp()
-        losses = [(hidden * hidden).sum() for _ in range(8)]
-    del hidden
-    results: list[Any] = []
-
-    def work(loss: Any) -> None:
-        results.append(paddle.grad(loss, w, retain_graph=True)[0])
-
-    threads = [threading.Thread(target=work, args=(loss,)) for loss in losses]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    e = w.detach().exp()
-    assert len(results) == 8
-    assert all(bits(each) == bits((e + e) * e) for each in results)
-    losses.clear()
     assert spill.stats().live_bytes == 0
