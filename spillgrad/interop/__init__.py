@@ -1,1 +1,1 @@
-"""The store for models of other frameworks: `spillgrad.interop.torch` for PyTorch."""
+"""The store for models of other frameworks: `spillgrad.interop.torch` for PyTorch, `spillgrad.interop.paddle`."""

@@ -324,7 +324,7 @@ def test_recomputation_that_has_hooks_of_its_own_is_refused_clearly(directory: P
         with spill:
             return block(x)
 
-    with pytest.raises(ArgumentError, match="other ones are active; .*use_reentrant=False"):
+    with pytest.raises(ArgumentError, match=r"other ones are active; .*use_reentrant=False"):
         recompute(within, x, use_reentrant=False)
     assert all_same(gradients(block, lambda: block(x), spill), gradients(block, lambda: block(x)))
 

@@ -1,177 +1,39 @@
 """Hooks that spill what Paddle saves for backward to HDF5 files under a RAM budget."""
 
-try:
-    import paddle
-except ModuleNotFoundError as error:
-    from spillgrad.errors import MissingPackageError
-
-    if error.name != "paddle":  # Paddle is here, but not what it needs
-        raise
-    raise MissingPackageError(
-        "spillgrad.interop.paddle: got no package paddle; pip install paddlepaddle", name="paddle"
-    ) from error
-
-import itertools
-import mmap
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
+import paddle
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base.framework import _dygraph_tracer
 
 from spillgrad import labels
 from spillgrad.autograd import hooks
 from spillgrad.errors import ArgumentError, OperandError, SavedTensorError
-from spillgrad.interop.arrays import (
-    ALIGNMENT_BYTES,
-    SHARE_STORED_WHOLE,
-    changed_error,
-    dtype_and_shape,
-    span_bytes,
+from spillgrad.interop.arrays import ALIGNMENT_BYTES, SHARE_STORED_WHOLE, changed_error, dtype_and_shape
+from spillgrad.interop.paddle.memory import (
+    Layout,
+    Lent,
+    Origin,
+    Seen,
+    Version,
+    address_of,
+    alias,
+    lend,
+    memory_of,
+    placed,
+    same_bytes,
 )
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
-
-__all__ = ["save_on_disk"]
-
-
-class Layout(NamedTuple):
-    """Where in its memory a tensor lies, and how; offset in bytes, strides in elements."""
-
-    dtype: str
-    itemsize: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: Any) -> "Layout":
-        """Return the layout of a tensor."""
-        dtype = str(tensor.dtype).removeprefix("paddle.")
-        return cls(dtype, tensor.element_size(), tuple(tensor.shape), tuple(tensor.strides), tensor.offset)
-
-    @property
-    def span_bytes(self) -> int:
-        """The bytes from the first to the last element."""
-        return span_bytes(self.itemsize, self.size, self.stride)
-
-    def over(self, tensor: Any) -> Any:
-        """Return the tensor that lies so in the memory of another of its dtype, and counts changes with it."""
-        return tensor.as_strided(list(self.size), list(self.stride), self.offset)
-
-
-class Version:
-    """How often memory was changed in place when this was made; it holds the counter, and not the memory."""
-
-    __slots__ = ("_by_layer", "_counter", "_layout", "number")
-
-    def __init__(self, tensor: Any, layout: Layout, by_layer: bool) -> None:
-        self.number = tensor.inplace_version
-        self._layout, self._by_layer = layout, by_layer
-        self._counter = _alias(tensor, by_layer)
-        self._counter._clear_to_zero_allocation()
-
-    def holds(self) -> bool:
-        """Return whether nobody has changed the memory since."""
-        return bool(self._counter.inplace_version == self.number)
-
-    def require(self) -> None:
-        """Raise SavedTensorError when somebody has."""
-        if not self.holds():
-            layout = self._layout
-            raise changed_error(layout.dtype, layout.size, self._counter.inplace_version, self.number)
-
-    def over(self, memory: "_Seen") -> Any:
-        """Return the tensor in other memory with the same bytes; changes of it count as changes of this memory."""
-        layout, array = self._layout, memory.array
-        array = array[: array.nbytes // layout.itemsize * layout.itemsize]
-        # Not by DLPack: where Paddle has taken the same memory twice, it frees the one when the other dies.
-        whole = paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
-        tensor = _alias(self._counter, self._by_layer)
-        layout.over(whole.view(layout.dtype))._unsafe_share_buffer_to(tensor)
-        return tensor
-
-
-class _Seen:
-    """Memory as NumPy sees it, which stays while an array over it does."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "_holds")
-
-    def __init__(self, address: int, nbytes: int, holds: Any) -> None:
-        self._holds = holds
-        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-        return self.__array_interface__["data"][0]  # type: ignore[return-value, index]
-
-    @property
-    def array(self) -> np.ndarray:
-        """Its bytes."""
-        return np.asarray(self)
-
-
-class _Origin(_Seen):
-    """Memory of Paddle's, which gives it to nobody else while this lives, and a number for it, never used again."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, first: Any, address: int) -> None:
-        super().__init__(address, first._holder_size(), first)
-        self.number = next(_numbers)
-
-    def is_of(self, tensor: Any) -> bool:
-        """Return whether a tensor is over this memory."""
-        return bool(self._holds._is_shared_buffer_with(tensor))
-
-
-class _Lent(_Seen):
-    """Memory that Paddle got back, with what is stored under `key` in its bytes from `begin` to `end`.
-
-    It holds a reference to what is stored: the last one, unless backward may want it again.
-    """
-
-    __slots__ = ("_stored", "_version", "begin", "end", "key")
-
-    def __init__(self, array: np.ndarray, begin: int, end: int, key: Hashable, version: Version, stored: Any) -> None:
-        super().__init__(_address(array), array.nbytes, array)
-        self.begin, self.end, self.key = begin, end, key
-        self._version, self._stored = version, stored
-
-    def holds(self, tensor: Any) -> bool:
-        """Return whether a tensor over it has the bytes that are stored."""
-        # Paddle's own tensors over what it got back count changes anew.
-        return self._version.holds() and tensor.inplace_version == 0
-
-
-_numbers = itertools.count()
-_origins: weakref.WeakValueDictionary[int, _Origin] = weakref.WeakValueDictionary()
-_lent: weakref.WeakValueDictionary[int, _Lent] = weakref.WeakValueDictionary()
-_memories_lock = threading.Lock()
-
-
-def _memory_of(tensor: Any) -> _Origin | _Lent:
-    """Return the memory of a tensor: known by its address while somebody holds it."""
-    first = tensor.as_strided([1], [1], 0)
-    address = first.data_ptr()
-    with _memories_lock:
-        origin, lent = _origins.get(address), _lent.get(address)
-        if origin is not None and origin.is_of(tensor):
-            return origin
-        if lent is not None and lent.holds(tensor):
-            return lent
-        origin = _origins[address] = _Origin(first, address)
-        return origin
 
 
 class _Stored:
@@ -195,9 +57,10 @@ class Spilled:
     __slots__ = ("_begin", "_by_layer", "_held", "_key", "_origin", "_stored", "_version")
 
     def __init__(
-        self, stored: _Stored, key: Hashable, begin: int, version: Version, origin: _Origin | _Lent, by_layer: bool
+        self, stored: _Stored, key: Hashable, begin: int, version: Version, origin: Origin | Lent, by_layer: bool
     ) -> None:
-        self._stored, self._held = weakref.ref(stored), stored
+        self._stored = weakref.ref(stored)
+        self._held: _Stored | None = stored
         self._key, self._begin, self._version = key, begin, version
         self._origin = weakref.ref(origin)
         self._by_layer = by_layer
@@ -217,16 +80,13 @@ class Spilled:
             self._version.require()
         begin, end = self._begin, self._begin + array.nbytes
         origin = self._origin()
-        if origin is not None and origin.address + begin == _address(array):
+        if origin is not None and origin.address + begin == address_of(array):
             array = origin.array
         else:
             array = array.reshape(-1).view(np.uint8)
             if begin:  # Paddle looks for it where it was in its memory
-                array = _placed(array, begin)
-        lent = _Lent(array, begin, end, self._key, self._version, stored)
-        tensor = self._version.over(lent)
-        with _memories_lock:
-            _lent[lent.address] = lent
+                array = placed(array, begin)
+        tensor = self._version.over(lend(Lent(array, begin, end, self._key, self._version, stored)))
         if for_node:
             self.free()
         return tensor
@@ -287,7 +147,7 @@ class save_on_disk(StoreOwner):
     within other hooks this context raises, and other hooks raise within it, such as those of `recompute` with
     `use_reentrant=False`; its default works.
 
-    Memory is stored once, however many nodes and views save it, unless it left RAM meanwhile. Not spilled are
+    Memory is stored once, however many nodes and views save it, unless it left RAM in between. Not spilled are
     parameters and other leaves that require a gradient, which stay in RAM anyway; what spans fewer than `min_bytes`;
     what `only` (see `saved_tensors_hooks` of `spillgrad.autograd`; of a saved value it gets `tensor` and `nbytes`) does
     not take; and what is not dense, or not in host memory.
@@ -295,8 +155,7 @@ class save_on_disk(StoreOwner):
     A saved tensor that was modified in place raises in backward, as it does without hooks; of what a PyLayer saved, the
     old values come back, or it raises. Only Paddle's version counters tell.
 
-    While a graph is retained, or `paddle.grad` has run through it, Paddle keeps what it got back in RAM. Through what a
-    PyLayer saved, there are no gradients of gradients: Paddle's hooks cut them off.
+    While a graph is retained, or `paddle.grad` has run through it, Paddle keeps what it got back in RAM.
 
     What goes wrong in a hook reaches callers as Paddle's OSError, which has the message; once that leaves the context,
     it is the error itself.
@@ -384,13 +243,13 @@ class save_on_disk(StoreOwner):
             return Kept(tensor, by_layer)
         plain = tensor.is_dense() and not tensor.is_dist() and tensor.place.is_cpu_place() and 0 not in tensor.shape
         if not plain or not (self.only is None or self.only(_Saved(tensor, "", "", ""))):
-            return Kept(_alias(tensor, by_layer), by_layer)
+            return Kept(alias(tensor, by_layer), by_layer)
         layout = Layout.of(tensor)
         if layout.span_bytes < max(1, self._min_bytes):
             return Kept(_without_the_rest(tensor, layout, by_layer), by_layer)
-        version, memory = Version(tensor, layout, by_layer), _memory_of(tensor)
+        version, memory = Version(tensor, layout, by_layer), memory_of(tensor)
         begin, end = 0, memory.array.nbytes
-        if isinstance(memory, _Lent):
+        if isinstance(memory, Lent):
             key, begin, end = memory.key, memory.begin, memory.end
         else:
             key = (memory.number, version.number)
@@ -406,7 +265,7 @@ class save_on_disk(StoreOwner):
             source.view(dtype).reshape(shape),
             key=key,
             label=Label(None, None, labels.current.module, labels.current.step),
-            unchanged=_same_bytes(source, version) if by_layer else version.holds,
+            unchanged=same_bytes(source, version) if by_layer else version.holds,
         )
         stored = _Stored(self._store, handle)
         if len(handle.views) < MAX_VIEWS:
@@ -432,7 +291,7 @@ def _pack(tensor: Any) -> Any:
     caller = sys._getframe(1)
     if not _thread.contexts:
         by_layer = _is_of_layers(caller)
-        return Kept(_alias(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
+        return Kept(alias(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
     try:
         return _answer(_thread.contexts[-1]._pack, tensor, caller)
     except BaseException:
@@ -512,42 +371,13 @@ def _refuse_lists(caller: FrameType) -> None:
         )
 
 
-def _alias(tensor: Any, by_layer: bool) -> Any:
-    """Return another tensor over the same memory, which counts changes with it; `contiguous()` moves only the one.
-
-    It leaves out the tensor's node, which would hold what holds the node; but what a PyLayer saved must be part of the
-    graph, to which a node of the graph sees itself.
-    """
-    if not tensor.is_dense() or 0 in tensor.shape:
-        return tensor.detach()
-    with paddle.set_grad_enabled(by_layer):
-        return tensor.transpose(list(range(tensor.ndim)))  # of whose derivative nothing is saved
-
-
 def _without_the_rest(tensor: Any, layout: Layout, by_layer: bool) -> Any:
     """Return a small tensor over memory of its own, or its own, unless a PyLayer may change it or it keeps much more.
 
     It counts changes with the one it was.
     """
     if not by_layer and tensor._holder_size() <= 2 * layout.span_bytes:
-        return _alias(tensor, by_layer)
-    memory = _memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes]
-    copy = _placed(memory, layout.offset)
-    return Version(tensor, layout, by_layer).over(_Seen(_address(copy), copy.nbytes, copy))
-
-
-def _placed(memory: np.ndarray, begin: int) -> np.ndarray:
-    """Return a copy of bytes that begins so many bytes into memory, of which those before take none."""
-    array = np.frombuffer(mmap.mmap(-1, begin + memory.nbytes), np.uint8)
-    array[begin:] = memory
-    return array
-
-
-def _same_bytes(memory: np.ndarray, version: Version) -> Callable[[], bool]:
-    """Return what says whether memory is as it is now: a PyLayer that returns what it changed counts another change."""
-    digest = xxhash.xxh3_128_digest(memory)
-    return lambda: version.holds() or xxhash.xxh3_128_digest(memory) == digest
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+        return alias(tensor, by_layer)
+    memory = memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes]
+    copy = placed(memory, layout.offset)
+    return Version(tensor, layout, by_layer).over(Seen(address_of(copy), copy.nbytes, copy))
