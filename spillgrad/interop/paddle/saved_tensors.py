@@ -361,7 +361,7 @@ def _module(frame: FrameType) -> str:
 
 def _is_of_layers(caller: FrameType) -> bool:
     """Return whether a PyLayer saves, or asks for what it saved, rather than a node of the graph."""
-    return _module(caller) == PyLayerContext.__module__
+    return bool(_module(caller) == PyLayerContext.__module__)
 
 
 def _refuse_lists(caller: FrameType) -> None:
