@@ -46,8 +46,8 @@ test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and r
 	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -W ignore::RuntimeWarning tests/kernels $(ARGS)
 	$(BIN)/coverage report --include "kernels/*"
 
-# A process that has PyTorch's threads beside the kernels' would slow both: these tests run apart from the others.
-test-peers: $(VENV)/installed-peers  ## run what serves PyTorch with a real PyTorch (which it installs)
+# A process that has other frameworks' threads beside the kernels' would slow both: these tests run apart from the others.
+test-peers: $(VENV)/installed-peers  ## run what serves PyTorch and Paddle with the real ones (which it installs)
 	$(BIN)/python -m pytest tests/interop --numprocesses $(WORKERS) $(ARGS)
 
 fuzz: $(VENV)/installed-dev  ## read segments and journals that were changed at random, others each time, for minutes
@@ -90,6 +90,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 $(VENV)/installed-peers: $(VENV)/installed-dev $(VENV)/installed-torch
+	$(PIP) --editable ".[peers]"
 	@touch $@
 
 $(VENV)/installed-page: $(VENV)/installed-dev

@@ -15,21 +15,22 @@ def run(program: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["numba", "numba.cuda", "cuda", "h5py", "rich", "typer", "torch", "matplotlib", "scipy"]
+    "module", ["numba", "numba.cuda", "cuda", "h5py", "rich", "typer", "torch", "paddle", "matplotlib", "scipy"]
 )
 def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 
 
-def test_a_module_for_a_package_that_is_not_there_names_it_and_the_command_that_installs_it():
+@pytest.mark.parametrize(("package", "command"), [("torch", "torch"), ("paddle", "paddlepaddle")])
+def test_a_module_for_a_package_that_is_not_there_names_it_and_the_command_that_installs_it(package: str, command: str):
     program = (
-        "import sys; sys.modules['torch'] = None\n"  # as if it were not installed
+        f"import sys; sys.modules[{package!r}] = None\n"  # as if it were not installed
         "import spillgrad, spillgrad.interop\n"
-        "try: import spillgrad.interop.torch\n"
+        f"try: import spillgrad.interop.{package}\n"
         "except ModuleNotFoundError as error: print(type(error).__name__, error.name, error)"
     )
-    message = "spillgrad.interop.torch: got no package torch; pip install torch"
-    assert run(program) == f"MissingPackageError torch {message}\n"
+    message = f"spillgrad.interop.{package}: got no package {package}; pip install {command}"
+    assert run(program) == f"MissingPackageError {package} {message}\n"
 
 
 def test_import_does_not_load_what_looks_at_runs():

@@ -1,1 +1,1 @@
-"""The store for models of other frameworks, `spillgrad.interop.torch` for PyTorch; and `spillgrad.interop.einops`."""
+"""The store for models of PyTorch and Paddle, `spillgrad.interop.torch` and `spillgrad.interop.paddle`; einops."""

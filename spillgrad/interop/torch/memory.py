@@ -1,21 +1,17 @@
 """PyTorch's memory as a store takes it and gives it back: whose it is, how often it changed, and what lies in it."""
 
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# HDF5 holds no more.
-MAX_DIMENSIONS = 32
-# PyTorch aligns memory to so many bytes, and libraries may add up in another order where it is not.
-ALIGNMENT_BYTES = 64
+from spillgrad.interop import arrays
+from spillgrad.interop.arrays import ALIGNMENT_BYTES
 
 
 class Origin:
@@ -81,10 +77,7 @@ class Layout(NamedTuple):
     @property
     def span_bytes(self) -> int:
         """The bytes from the first to the last element."""
-        if 0 in self.size:
-            return 0
-        steps = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        return int((steps + 1) * self.dtype.itemsize)
+        return arrays.span_bytes(self.dtype.itemsize, self.size, self.stride)
 
     def over(self, storage: Any, begin: int, version: "Version") -> Any:
         """Return the tensor over a storage, where offsets count from byte `begin` on, that shares a counter."""
@@ -138,29 +131,8 @@ def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
 
 
 def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return as what an array memory of so many bytes is stored, of which a tensor with this layout is a view.
-
-    A tensor that covers it, whatever the order of its axes, gives its shape; else it is one long row.
-    """
-    dtype = numpy_dtype(layout.dtype)
-    if dtype.itemsize != layout.dtype.itemsize or nbytes % dtype.itemsize:
-        return np.dtype(np.uint8), (nbytes,)
-    axes = sorted(range(len(layout.size)), key=lambda axis: -layout.stride[axis])
-    size = [layout.size[axis] if layout.stride[axis] else 1 for axis in axes]
-    dense = [math.prod(size[place + 1 :]) for place in range(len(size))]
-    is_dense = all(
-        count == 1 or layout.stride[axis] == step for axis, count, step in zip(axes, size, dense, strict=True)
-    )
-    if is_dense and math.prod(size) * dtype.itemsize == nbytes and len(size) <= MAX_DIMENSIONS:
-        return dtype, tuple(size)
-    return dtype, (nbytes // dtype.itemsize,)
-
-
-def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the NumPy dtype that PyTorch's is, or that of bytes where NumPy has none."""
-    name = name_of(dtype)
-    scalar = getattr(np, name, None) or getattr(ml_dtypes, name, np.uint8)
-    return np.dtype(scalar)
+    """Return as what array memory of so many bytes is stored, of which a tensor with this layout is a view."""
+    return arrays.dtype_and_shape(name_of(layout.dtype), layout.dtype.itemsize, layout.size, layout.stride, nbytes)
 
 
 def name_of(dtype: Any) -> str:

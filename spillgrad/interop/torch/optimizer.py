@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from spillgrad.errors import ArgumentError, OperandError
-from spillgrad.interop.torch.memory import ALIGNMENT_BYTES, Layout, Origin, Version, bytes_of, dtype_and_shape, is_plain
+from spillgrad.interop.arrays import ALIGNMENT_BYTES
+from spillgrad.interop.torch.memory import Layout, Origin, Version, bytes_of, dtype_and_shape, is_plain
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.owner import MIN_BYTES, StoreOwner

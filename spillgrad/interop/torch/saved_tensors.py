@@ -11,10 +11,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from spillgrad import labels
 from spillgrad.autograd import hooks
-from spillgrad.errors import OperandError, SavedTensorError
+from spillgrad.errors import OperandError
+from spillgrad.interop.arrays import ALIGNMENT_BYTES, SHARE_STORED_WHOLE, changed_error
 from spillgrad.interop.torch import cuda
 from spillgrad.interop.torch.memory import (
-    ALIGNMENT_BYTES,
     Layout,
     Origin,
     Version,
@@ -30,9 +30,6 @@ from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
-
-# A view of a smaller share of its storage is stored without the rest, such as a batch that is a slice of all data.
-_SHARE_STORED_WHOLE = 1 / 4
 
 
 class Spilled:
@@ -77,7 +74,7 @@ class Kept:
         """Return the tensor."""
         tensor = self._tensor
         if self._number is not None and tensor._version != self._number:
-            raise _changed_error(tensor.dtype, tensor.shape, tensor._version, self._number)
+            raise changed_error(tensor.dtype, tensor.shape, tensor._version, self._number)
         return tensor
 
 
@@ -187,7 +184,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         if self._codec is not None:
             key = (key, layout.dtype)  # what a codec makes of bytes depends on what they are
         begin, nbytes = 0, storage.nbytes()
-        if layout.span_bytes < _SHARE_STORED_WHOLE * nbytes and key not in self._stored:
+        if layout.span_bytes < SHARE_STORED_WHOLE * nbytes and key not in self._stored:
             begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
             nbytes = layout.offset + layout.span_bytes - begin
             layout = layout._replace(offset=layout.offset - begin)
@@ -259,12 +256,4 @@ def _without_the_rest(tensor: Any, layout: Layout, storage: Any) -> Any:
 
 def _require(version: Version, layout: Layout) -> None:
     if not version.holds():
-        raise _changed_error(layout.dtype, layout.size, version.counter._version, version.number)
-
-
-def _changed_error(dtype: Any, size: Any, number: int, expected: int) -> SavedTensorError:
-    return SavedTensorError(
-        "save_on_disk: one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{dtype} {list(size)}] is at version {number}; expected version {expected} instead; clone() a saved tensor "
-        "before changing it"
-    )
+        raise changed_error(layout.dtype, layout.size, version.counter._version, version.number)
