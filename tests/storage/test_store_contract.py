@@ -69,19 +69,15 @@ class Remote:
         self._arrived = threading.Event()
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        threading.Timer(0.02, self._arrive).start()
         return self._host, self._wait
+
+    def _arrive(self) -> None:
+        self._host[:] = self.values
+        self._arrived.set()
 
     def _wait(self) -> None:
         assert self._arrived.wait(60)
-
-    def arrive(self) -> None:
-        """Let it come in a moment, while somebody may wait for it."""
-
-        def come() -> None:
-            self._host[:] = self.values
-            self._arrived.set()
-
-        threading.Timer(0.02, come).start()
 
 
 def some_array(dtype: object = "float32", shape: tuple[int, ...] = (1000,)) -> np.ndarray:
@@ -335,12 +331,10 @@ class TestLastingArrays:
     def test_a_remote_array_is_there_when_it_has_arrived(self, store: Store, is_written: bool):
         first, second = Remote(some_array(shape=(5000,))), Remote(some_array(shape=(5000,)))
         handle = store.put(first, lasting=True)
-        first.arrive()
         if is_written:
             store.flush()
         assert_same_bytes(store.get(handle), first.values)
         store.replace(handle, second)
-        second.arrive()
         assert_same_bytes(store.get(handle), second.values)
         store.flush()
         assert_same_bytes(store.get(handle), second.values)
