@@ -252,7 +252,7 @@ def test_a_tensor_of_a_device_is_read_as_one_of_the_host(name):
         assert (int(there), float(there), f"{there:03d}", [0, 1, 2, 3][there]) == (3, 3.0, "003", 3)
 
 
-@pytest.mark.parametrize("read", [np.asarray, np.sin, lambda x: np.add(x, 1), lambda x: x.numpy()])
-def test_numpy_is_refused_what_is_on_a_device(read):
+@pytest.mark.parametrize("read", [np.asarray, np.array, lambda x: x.numpy()])
+def test_numpy_is_refused_the_memory_of_a_device(read):
     with pytest.raises(DeviceError, match=r"use cpu\(\) first"):
         read(sg.tensor(A, device="cuda"))

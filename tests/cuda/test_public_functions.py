@@ -173,7 +173,7 @@ OF_THE_HOST = ("x.is_cpu", "x.cpu()", "torch.from_numpy(x.numpy(force=True))")
 # What takes no tensor of a device, or is called by other tests of them.
 NOT_CALLED = (
     "clear_autocast_cache", "cpu", "from_numpy", "fuse", "get_autocast_dtype", "is_autocast_cache_enabled",
-    "is_autocast_enabled", "isdtype",
+    "is_autocast_enabled", "isdtype", "to_device",
 )  # fmt: skip
 
 
