@@ -108,7 +108,7 @@ def test_neighbours_move_in_one_access_of_16_bytes(dtype, access):
 def test_every_fold_compiles_for_every_generation(name, dtype):
     kind = np.dtype(dtype)
     kernels = [reductions.kernel(name, name, kind, reductions._result_dtype(name, kind))]
-    if dtype in ("float32", "int32"):  # before a fold is finished, dtypes differ in loads alone
+    if dtype in ("float32", "int32"):  # what is not finished differs in the last line alone
         kernels.append(reductions.kernel(name, None, kind, np.dtype("f8")))
     for kernel in kernels:
         for major, minor in CAPABILITIES:
