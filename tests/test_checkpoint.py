@@ -576,7 +576,7 @@ def test_an_offloaded_tensor_that_came_back_damaged_is_no_fault_of_the_checkpoin
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["checkpoint.json", saved.name]
 
 
-# 400 MiB in tensors of 40. A model's memory may have been larger while it was made: the peak begins anew.
+# 200 MiB in tensors of 40. A model's memory may have been larger while it was made: the peak begins anew.
 MEMORY = """
 import sys
 import psutil
@@ -588,7 +588,7 @@ def peak_bytes():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 directory, verb, kept, place = sys.argv[1:]
-model = sg.nn.Sequential(*(sg.nn.Linear(4096, 2560, bias=False) for _ in range(10)))
+model = sg.nn.Sequential(*(sg.nn.Linear(4096, 2560, bias=False) for _ in range(5)))
 optimizer = sg.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
 if verb == "save":
     for parameter in model.parameters():
@@ -609,7 +609,7 @@ print((peak_bytes() - before_bytes) / 2**20)
 def test_saving_and_loading_need_memory_for_one_tensor(tmp_path, state, place):
     # What is loaded into a new optimizer in RAM stays: the model's size once more. On disk, the tensor before is still
     # being written while one is read, and the model's last one is in RAM.
-    stay = {("with", "RAM"): 400, ("with", "disk"): 80}.get((state, place), 0)
+    stay = {("with", "RAM"): 200, ("with", "disk"): 80}.get((state, place), 0)
     for verb, stays in (("save", 0), ("load", stay)):
         ended = subprocess.run(
             [sys.executable, "-c", MEMORY, str(tmp_path), verb, state, place],

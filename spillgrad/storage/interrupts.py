@@ -38,12 +38,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, as Python's own handler does, or come again in a moment."""
     if _may_be_left(frame):
         signal.default_int_handler(number, frame)
-    _thread.start_new_thread(_come_again, ())  # not a Thread: its locks may be what was interrupted
+    # Not a Thread: its locks may be what was interrupted.
+    _thread.start_new_thread(_come_again, (threading.get_ident(),))
 
 
-def _come_again() -> None:
+def _come_again(main_thread: int) -> None:
     time.sleep(_AGAIN_S)
-    _thread.interrupt_main()
+    # As from the keyboard: `interrupt_main` would not wake a thread that now sleeps or reads.
+    signal.pthread_kill(main_thread, signal.SIGINT)
 
 
 def _may_be_left(frame: FrameType | None) -> bool:

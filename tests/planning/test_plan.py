@@ -180,7 +180,7 @@ def test_gradients_on_disk_come_with_the_first_batch_and_are_changed_by_the_othe
 # A model that is run
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", [1, 3])  # of three batches, one is neither the first nor the last
 @pytest.mark.parametrize("offload", [False, True], ids=["in RAM", "offloaded"])
 def test_two_layers_tell_what_six_save_and_move(offload: bool, accumulate: int, tmp_path: Path):
     found = profile(
@@ -312,8 +312,8 @@ print(json.dumps(sg.planning.plan(**how, machine=machine).as_dict()))
 
 @pytest.mark.parametrize(
     ("ram", "offload", "accumulate"),
-    [("330MiB", False, 1), ("290MiB", True, 1), ("345MiB", False, 2), ("290MiB", True, 4)],
-    ids=["in RAM", "offloaded", "in RAM, two batches", "offloaded, four batches"],
+    [("330MiB", False, 1), ("290MiB", True, 1), ("345MiB", False, 2), ("290MiB", True, 2)],
+    ids=["in RAM", "offloaded", "in RAM, two batches", "offloaded, two batches"],
 )
 def test_memory_and_bytes_of_a_run_are_within_15_percent_of_the_plan(
     ram: str, offload: bool, accumulate: int, tmp_path: Path

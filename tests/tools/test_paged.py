@@ -45,7 +45,7 @@ def test_what_does_not_fit_goes_through_the_users_pager(tmp_path: Path):
 
 
 def test_a_pager_that_is_left_at_once_leaves_quietly(tmp_path: Path):
-    with terminal(python(SHOW, "100000"), tmp_path, PAGER="true") as shown:
+    with terminal(python(SHOW, "20000"), tmp_path, PAGER="true") as shown:
         assert (shown.end(), shown.written) == (0, "")
 
 
@@ -83,7 +83,7 @@ def test_what_the_encoding_of_the_output_lacks_becomes_escapes():
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_a_pipe_that_closes_early_ends_the_command_quietly(tmp_path: Path, unbuffered: str):
     with subprocess.Popen(
-        python(SHOW, "100000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+        python(SHOW, "20000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
         env=environment(PYTHONUNBUFFERED=unbuffered),
     ) as process:  # fmt: skip
         assert process.stdout.readline() == "line 0 ─\n".encode()

@@ -1,5 +1,6 @@
 """Journals that were damaged, or made to do harm: an answer or a clear error, within little memory."""
 
+import itertools
 import json
 import os
 import random
@@ -139,16 +140,16 @@ def wide_names() -> Iterator[str]:
 
 
 def endless_plans() -> Iterator[str]:
+    length = 300_000
+    told = {"arrays": [[8, False]], "happened": "u" * length, "to": [0] * length}
+    rest = json.dumps(told).removeprefix("{")
     for number in range(40):
-        length = 300_000
-        told = {"t": 1, "event": "plan", "plan": number, "arrays": [[8, False]], "happened": "u" * length}
-        yield json.dumps(told | {"to": [0] * length}) + "\n"
+        yield f'{{"t": 1, "event": "plan", "plan": {number}, {rest}\n'
 
 
 def endless_totals() -> Iterator[str]:
-    for _ in range(40):
-        totals = {"stats": {}, "kept": 0, "steps": 0, "origins": [], "live": [[1, 1, 0, None]] * 240_000}
-        yield json.dumps({"t": 1, "event": "totals", "totals": totals}) + "\n"
+    totals = {"stats": {}, "kept": 0, "steps": 0, "origins": [], "live": [[1, 1, 0, None]] * 240_000}
+    return itertools.repeat(json.dumps({"t": 1, "event": "totals", "totals": totals}) + "\n", 40)
 
 
 def endless_steps() -> Iterator[str]:

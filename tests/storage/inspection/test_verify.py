@@ -54,10 +54,15 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+@pytest.fixture(scope="module")
+def dead_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return died(tmp_path_factory.mktemp("dead") / "spill", "flush")
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A dead run's directory with one segment of 20 arrays."""
-    return died(tmp_path / "spill", "flush")
+def run(dead_run: Path, tmp_path: Path) -> Path:
+    """A dead run's directory with one segment of 20 arrays: a copy, to be damaged."""
+    return shutil.copytree(dead_run, tmp_path / "spill" / dead_run.name)
 
 
 def find_segment_arrays(store: DiskStore) -> list[str]:
