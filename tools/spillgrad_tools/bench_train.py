@@ -6,7 +6,7 @@ import importlib.util
 import json
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +72,12 @@ LARGE_MODEL, LARGE_BATCH, LARGE_CONTEXT, LARGE_STEPS = "gpt2-xl", 2, 1024, 3
 FEW_BLOCKS = (1, 3)
 
 
+def check_losses(processes: Sequence["Process"], step: int) -> None:
+    """Raise RuntimeError unless those that are alive had losses that `check` lets pass."""
+    alive = [process for process in processes if process.status is None]
+    check({process.contender.name: process.taken[-1]["loss"] for process in alive}, step)
+
+
 def check(losses: Mapping[str, float], step: int) -> None:
     """Raise RuntimeError unless all libraries have the same loss, and spillgrad the very same wherever it trains."""
     difference = max(losses.values()) - min(losses.values())
@@ -95,11 +101,12 @@ class Process:
     def __init__(self, contender: Contender, threads: int, directory: Path, stack: ExitStack) -> None:
         self.contender = contender
         self.taken: list[dict[str, Any]] = []
+        self.timed: list[float] = []
         self.status: int | None = None
         cap = None if contender.cap is None else parse_bytes(contender.cap)
         self._cap = None if cap is None else stack.enter_context(MemoryCap(cap))
         self._options = dict(contender.options)
-        if contender.library == "ours":
+        if contender.library != "torch":  # which keeps all in RAM
             self._options["directory"] = str(directory)
         self._worker: Worker | None = None
         with self._noting_the_end():
@@ -114,14 +121,21 @@ class Process:
                     do="build", config=vars(config), weights=None if weights is None else str(weights), **self._options
                 )
 
-    def step(self, number: int, batch: int) -> None:
+    def step(self, number: int, batch: int, is_timed: bool = True) -> None:
         """Train by one batch, and note what it took."""
         if self._worker is not None:
             with self._noting_the_end():
                 self.taken.append(self._worker.ask(do="step", number=number, batch=batch))
+                if is_timed:
+                    self.timed.append(self.taken[-1]["seconds"])
+
+    def gradients(self) -> str:
+        """Return a digest of the last step's gradients."""
+        assert self._worker is not None
+        return str(self._worker.ask(do="gradients")["gradients"])
 
     def result(self, tokens: int) -> Result:
-        """Return the medians of all steps but the first, in which kernels compile and memory is touched."""
+        """Return the medians of the steps that were timed."""
         found: Result = {"losses": [answer["loss"] for answer in self.taken]}
         if self._cap is not None:
             found |= {
@@ -131,13 +145,15 @@ class Process:
             found["cgroup_peak_bytes"] = self._cap.peak_bytes()
         if self.status is not None:
             return found | {"ended_with_status": self.status}
-        seconds = statistics.median(answer["seconds"] for answer in self.taken[1:])
+        seconds = statistics.median(self.timed)
         found |= {
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
             "peak_rss_bytes": self.taken[-1]["peak_rss_bytes"],
         }
-        for name in ("written_bytes", "read_bytes", "waited_s"):
+        if "left_in_ram_bytes" in self.taken[-1]:
+            found["left_in_ram_bytes"] = max(answer["left_in_ram_bytes"] for answer in self.taken)
+        for name in ("saved_bytes", "written_bytes", "read_bytes", "waited_s"):
             if name in self.taken[-1]:
                 found[f"{name}_per_step"] = (self.taken[-1][name] - self.taken[0][name]) / (len(self.taken) - 1)
         return found
@@ -154,11 +170,20 @@ class Process:
 
 
 def measure_in_turns(
-    contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path
+    contenders: Iterable[Contender],
+    config: sg.models.GPTConfig,
+    batch: int,
+    steps: int,
+    threads: int,
+    folder: Path,
+    compare: Callable[[Sequence[Process], int], None] = check_losses,
+    warm_steps: int = 0,
 ) -> tuple[Results, list[str]]:
     """Return the results of steps made in turns, from the same weights, and the libraries' versions.
 
-    A first step, in which kernels compile and memory is touched for the first time, is compared and not timed.
+    A first step, in which kernels compile and memory is touched for the first time, is compared and not timed; nor are
+    `warm_steps` at the beginning of each turn: who waited for the others has closed files and returned memory that are
+    there in the middle of a training. `compare` gets the processes and the step's number, and raises where they differ.
     """
     weights = folder / "weights.npz"
     sg.manual_seed(0)
@@ -167,11 +192,14 @@ def measure_in_turns(
         processes = [Process(contender, threads, folder, stack) for contender in contenders]
         for process in processes:
             process.build(config, weights)
-        for step in range(steps + 1):
+        number = 0
+        for turn in range(steps + 1):
+            in_turn = [False] * warm_steps + [True] if turn else [False]
             for process in processes:
-                process.step(step, batch)
-            alive = [process for process in processes if process.status is None]
-            check({process.contender.name: process.taken[-1]["loss"] for process in alive}, step)
+                for i, is_timed in enumerate(in_turn):
+                    process.step(number + i, batch, is_timed)
+            number += len(in_turn)
+            compare(processes, number - 1)
         versions = list(dict.fromkeys(process.version for process in processes if process.version))
         return {p.contender.name: p.result(batch * config.context) for p in processes}, versions
 
@@ -185,8 +213,8 @@ def measure_one_by_one(
         with ExitStack() as stack:
             process = Process(contender, threads, folder, stack)
             process.build(config, None)
-            for _ in range(steps):
-                process.step(0, batch)
+            for step in range(steps):
+                process.step(0, batch, is_timed=step > 0)
             results[contender.name] = process.result(batch * config.context)
     return results
 
@@ -282,7 +310,7 @@ def run(
     Raises UnknownModelError for a model that is not in the catalogue; ArgumentError when the page would lack PyTorch,
     for a name that fits nothing, or where the disk is too small for the large model.
     """
-    config = _gpt_config(model, context)
+    config = gpt_config(model, context)
     in_turns, one_by_one = chosen(IN_TURNS, name), chosen(ONE_BY_ONE, name) if large else []
     if not in_turns and not one_by_one:
         known = ", ".join(contender.name for contender in (*IN_TURNS, *ONE_BY_ONE))
@@ -317,7 +345,7 @@ def run(
 
 def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
     """Return the result of one contender that trains the large model, and of ours how long its step only computes."""
-    config = _gpt_config(LARGE_MODEL, LARGE_CONTEXT)
+    config = gpt_config(LARGE_MODEL, LARGE_CONTEXT)
     compute: Result = {}
     if contender.library == "ours":  # first: it takes a minute, and shows whether there is RAM enough to compare with
         lora = contender.options.get("lora")
@@ -326,7 +354,8 @@ def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
     return {name: result | compute for name, result in found.items()}
 
 
-def _gpt_config(model: str, context: int) -> sg.models.GPTConfig:
+def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
+    """Return the sizes of a GPT-2. Raises UnknownModelError for no model's name, ArgumentError for another kind's."""
     config = sg.models.config(model, context=context)
     if not isinstance(config, sg.models.GPTConfig):
         raise ArgumentError(f"bench: got model {model}; PyTorch's twin is a GPT-2: take gpt2 or a size of it")
@@ -335,7 +364,7 @@ def _gpt_config(model: str, context: int) -> sg.models.GPTConfig:
 
 def _room_for_large(folder: Path) -> str:
     """Return a line about the disk that the large model needs. Raises ArgumentError where there is less."""
-    needed, free = disk_bytes_needed(_gpt_config(LARGE_MODEL, LARGE_CONTEXT), LARGE_BATCH), free_bytes(folder)
+    needed, free = disk_bytes_needed(gpt_config(LARGE_MODEL, LARGE_CONTEXT), LARGE_BATCH), free_bytes(folder)
     if free < needed:
         raise ArgumentError(
             f"bench: {LARGE_MODEL} needs about {format_bytes(needed)} of disk, {folder} has {format_bytes(free)}; name "

@@ -10,6 +10,7 @@ import spillgrad as sg
 from spillgrad.nn import init
 from spillgrad.storage.owner import MIN_BYTES
 from spillgrad_tools.bench_ours import VERSION, set_num_threads
+from spillgrad_tools.bench_train_worker import Spilling
 
 __all__ = ["VERSION", "Training", "set_num_threads"]
 
@@ -64,12 +65,14 @@ class Training:
             with sg.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(sg.from_numpy(weights[name]))
-        self.spill: sg.save_on_disk | None = None
+        self.spill: Spilling | None = None
         if self.offload is not None:
-            self.spill = sg.save_on_disk(self.offload, policy=policy)
+            self.spill = Spilling(sg.save_on_disk(self.offload, policy=policy))
         elif spill_budget is not None:
-            self.spill = sg.save_on_disk(
-                directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy
+            self.spill = Spilling(
+                sg.save_on_disk(
+                    directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy
+                )
             )
 
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
@@ -82,13 +85,3 @@ class Training:
         self.optimizer.step()
         value: float = loss.item()
         return value
-
-    def traffic(self) -> dict[str, float]:
-        """Return what went to disk so far and came back, and how long training waited for it."""
-        if self.spill is None:
-            return {}
-        stats = self.spill.stats()
-        return {
-            "written_bytes": stats.written_bytes, "read_bytes": stats.read_bytes,
-            "waited_s": stats.wait_write_s + stats.wait_read_s,
-        }  # fmt: skip

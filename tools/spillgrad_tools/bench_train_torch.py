@@ -4,6 +4,7 @@ Source: Radford et al. 2019, "Language models are unsupervised multitask learner
 `GPT2LMHeadModel`.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from spillgrad_tools.bench_torch import VERSION, set_num_threads
+from spillgrad_tools.bench_train_worker import Spilling
 
 __all__ = ["VERSION", "Training", "set_num_threads"]
 
@@ -113,6 +115,7 @@ class Training:
         device: str = "cpu",
     ) -> None:
         self.device = device
+        self.spill: Spilling | None = None
         self.model = GPT(config)
         if weights is not None:
             self.model.load(weights)
@@ -124,12 +127,14 @@ class Training:
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
         """Go forward, backward and one step on; return the loss."""
         self.optimizer.zero_grad()
-        loss = self.model(*(torch.from_numpy(array).to(self.device) for array in (inputs, targets)))
+        given = [torch.from_numpy(array).to(self.device) for array in (inputs, targets)]
+        with self.saving():
+            loss = self.model(*given)
         loss.backward()
         self.optimizer.step()
         value: float = loss.item()
         return value
 
-    def traffic(self) -> dict[str, float]:
-        """Return nothing: all is in RAM."""
-        return {}
+    def saving(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a forward: what it saves stays in RAM."""
+        return contextlib.nullcontext()

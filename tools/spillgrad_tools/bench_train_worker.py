@@ -4,10 +4,13 @@ import contextlib
 import importlib
 import sys
 import time
+from types import TracebackType
 from typing import Any
 
 import numpy as np
+import xxhash
 
+from spillgrad.storage.store import StoreStats
 from spillgrad_tools.bench_process import answer_requests
 from spillgrad_tools.memory_cap import peak_rss_bytes
 
@@ -22,8 +25,34 @@ def tokens(vocabulary: int, shape: tuple[int, int], seed: int) -> tuple[np.ndarr
     return np.ascontiguousarray(drawn[:, :-1]), np.ascontiguousarray(drawn[:, 1:])
 
 
+class Spilling:
+    """The context of forwards under hooks that spill, which notes what they leave in RAM."""
+
+    def __init__(self, hooks: Any) -> None:
+        self.hooks = hooks
+        self.left_in_ram_bytes = 0
+
+    def __enter__(self) -> None:
+        self.hooks.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hooks.__exit__(kind, error, trace)
+        self.left_in_ram_bytes = self.hooks.stats().ram_bytes
+
+    def traffic(self) -> dict[str, float]:
+        """Return what was saved so far, went to disk and came back, and how long training waited for it."""
+        stats: StoreStats = self.hooks.stats()
+        return {
+            "saved_bytes": stats.packed_bytes - stats.deduplicated_bytes, "left_in_ram_bytes": self.left_in_ram_bytes,
+            "written_bytes": stats.written_bytes, "read_bytes": stats.read_bytes,
+            "waited_s": stats.wait_write_s + stats.wait_read_s,
+        }  # fmt: skip
+
+
 class StepRunner:
-    """Trains one model in one library: `build` makes it, `step` trains it by one batch."""
+    """Trains one model in one library: `build` makes it, `step` trains it by one batch, `gradients` tells its own."""
 
     def __init__(self, library: str, threads: int) -> None:
         self.module = importlib.import_module(f"spillgrad_tools.bench_train_{library}")
@@ -48,13 +77,21 @@ class StepRunner:
         started = time.perf_counter()
         loss = self.training.step(inputs, targets)
         seconds = time.perf_counter() - started
-        return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **self.training.traffic()}
+        traffic = {} if self.training.spill is None else self.training.spill.traffic()
+        return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **traffic}
+
+    def gradients(self) -> dict[str, Any]:
+        """Return a digest of the gradients of the last step, in the parameters' order."""
+        digest = xxhash.xxh3_128()
+        for gradient in self.training.gradients():
+            digest.update(np.ascontiguousarray(gradient).data)
+        return {"gradients": digest.hexdigest()}
 
 
 def serve(library: str, threads: int) -> None:
     """Answer what `StepRunner` answers, until standard input ends."""
     runner = StepRunner(library, threads)
-    answer_requests({name: getattr(runner, name) for name in ("version", "build", "step")})
+    answer_requests({name: getattr(runner, name) for name in ("version", "build", "step", "gradients")})
 
 
 if __name__ == "__main__":

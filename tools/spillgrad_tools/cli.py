@@ -447,6 +447,26 @@ def bench_train(
     run(as_json, model, batch, context, steps, threads, page, directory, name, large)
 
 
+@bench.command("hooks")
+def bench_hooks(
+    as_json: Json = False,
+    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "gpt2",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 4,
+    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5,
+    threads: Threads = None,
+    page: Page = None,
+    directory: Disk = Path(),
+    framework: Annotated[
+        str | None, typer.Option(metavar="torch|paddle", help="Only this one; default: those installed.")
+    ] = None,
+) -> None:
+    """Time PyTorch's and Paddle's own training steps in RAM, and with what they save for backward on disk."""
+    from spillgrad_tools.bench_hooks import run
+
+    run(as_json, model, batch, context, steps, threads, page, directory, framework)
+
+
 @bench.command("plan")
 def bench_plan(
     as_json: Json = False,

@@ -70,8 +70,11 @@ class _InStore:
         return self._layout.over(content.untyped_storage(), 0, Version(content))
 
 
-class _State(MutableMapping[str, Any]):
-    """A parameter's state between two steps; a tensor that somebody looks at is in RAM until the next step."""
+class _State:
+    """A parameter's state between two steps; a tensor that somebody looks at is in RAM until the next step.
+
+    It has a mapping's methods without being one: Lightning moves all that is in mappings to a device.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values_there = values
@@ -96,6 +99,10 @@ class _State(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<state on disk: {', '.join(map(str, self.values_there))}>"
+
+    __contains__, get = MutableMapping.__contains__, MutableMapping.get
+    keys, values, items = MutableMapping.keys, MutableMapping.values, MutableMapping.items
+    pop, setdefault, update = MutableMapping.pop, MutableMapping.setdefault, MutableMapping.update
 
 
 class OffloadedOptimizer(StoreOwner):

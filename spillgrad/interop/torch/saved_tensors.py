@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -35,10 +35,17 @@ from spillgrad.storage.store import Handle, Label, View
 class Spilled:
     """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies."""
 
-    __slots__ = ("__weakref__", "_device", "_key", "_layout", "_spill", "_version", "handle")
+    __slots__ = ("__weakref__", "_device", "_earlier", "_key", "_layout", "_spill", "_version", "handle", "held")
 
     def __init__(
-        self, spill: "save_on_disk", handle: Handle, key: Hashable, device: Any, layout: Layout, version: Version
+        self,
+        spill: "save_on_disk",
+        handle: Handle,
+        key: Hashable,
+        device: Any,
+        layout: Layout,
+        version: Version,
+        earlier: "Spilled | None",
     ) -> None:
         self._spill = spill
         self.handle = handle
@@ -46,6 +53,8 @@ class Spilled:
         self._device = device
         self._layout = layout  # in what is stored
         self._version = version
+        self._earlier = _nothing if earlier is None else weakref.ref(earlier)  # over the same storage
+        self.held: Any = None  # the storage, if it waits for this node
 
     def __del__(self) -> None:
         self._spill._store.drop(self.handle)
@@ -55,6 +64,9 @@ class Spilled:
         _require(self._version, self._layout)
         storage, memory = self._spill._memory_of(self.handle, self._key, self._device)
         _require(memory.version, self._layout)
+        earlier = self._earlier()
+        if earlier is not None:
+            self._spill._hold(earlier, storage)
         return self._layout.over(storage, memory.begin, memory.version)
 
     def __repr__(self) -> str:
@@ -159,6 +171,9 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             keep_journal=keep_journal,
         )
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
+        self._newest: weakref.WeakValueDictionary[Hashable, Spilled] = weakref.WeakValueDictionary()
+        self._held: Callable[[], Spilled | None] = _nothing
+        self._held_by: int | None = None
 
     @torch.compiler.disable
     def __enter__(self) -> "save_on_disk":
@@ -197,7 +212,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             label=Label(None, None, labels.current.module, labels.current.step),
             unchanged=version.holds,
         )
-        spilled = Spilled(self, handle, key, tensor.device, layout, version)
+        spilled = self._newest[key] = Spilled(self, handle, key, tensor.device, layout, version, self._newest.get(key))
         if len(handle.views) < MAX_VIEWS:
             strides = tuple(stride * tensor.itemsize for stride in layout.stride)
             handle.views.append(View(None, None, name_of(layout.dtype), layout.size, strides, layout.offset))
@@ -217,6 +232,8 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         if memory is not None:
             self._store.use(handle)
             return storage, memory
+        if self._held() is not None and self._held_by != _present_node():
+            self._let_go()
         array = self._store.get(handle)
         tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
         with _memories_lock:
@@ -227,6 +244,34 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
                 if storage.data_ptr() == array.__array_interface__["data"][0]:
                     self._store.watch(handle, array, version.holds)
         return storage, memory
+
+    def _hold(self, spilled: Spilled, storage: Any) -> None:
+        """Have what the budget has no room for wait for the next node that saved it, unless other nodes come first.
+
+        What `log_softmax` returned is saved by it and by `nll_loss`, and would be read for each.
+        """
+        node = _present_node()
+        if node is None or spilled.handle.nbytes <= self._store.ram_budget:
+            return
+        if self._held() is None:
+            torch.autograd.Variable._execution_engine.queue_callback(self._let_go)
+        spilled.held = storage
+        self._held, self._held_by = weakref.ref(spilled), node
+
+    def _let_go(self) -> None:
+        spilled, self._held = self._held(), _nothing
+        if spilled is not None:
+            spilled.held = None
+
+
+def _nothing() -> None:
+    """Be the reference to no object."""
+
+
+def _present_node() -> int | None:
+    """Return the number of the node whose derivatives this thread computes."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
 
 
 # Where in RAM what was stored is already. There is one for each handle, so that all count changes alike.

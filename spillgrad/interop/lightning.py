@@ -1,0 +1,47 @@
+"""Train Lightning modules that do not fit your RAM, by a callback of its Trainer."""
+
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError as error:
+    from spillgrad.errors import MissingPackageError
+
+    if error.name not in ("lightning", "lightning.pytorch"):  # it is here, but not what it needs
+        raise
+    raise MissingPackageError(
+        "spillgrad.interop.lightning: got no package lightning; pip install lightning", name="lightning"
+    ) from error
+
+from spillgrad.interop.torch import save_on_disk
+
+__all__ = ["SaveOnDiskCallback"]
+
+
+class SaveOnDiskCallback(Callback):
+    """Keep what training steps save for backward on disk.
+
+        trainer = lightning.Trainer(callbacks=[SaveOnDiskCallback("spill/", ram_budget="2GiB")])
+
+    It takes what `spillgrad.interop.torch.save_on_disk` takes, and raises what that raises; `spill` is the one it made.
+    What `configure_optimizers` returns may be offloaded by `disk_offload_optimizer`.
+    """
+
+    def __init__(self, directory: Any = None, **options: Any) -> None:
+        self.spill = save_on_disk(directory, **options)
+        self._is_entered = False
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """Begin to spill."""
+        if not self._is_entered:  # a module may have skipped the batch before
+            self.spill.__enter__()
+            self._is_entered = True
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Stop spilling."""
+        if self._is_entered:
+            self._is_entered = False
+            self.spill.__exit__()
+
+    on_train_end = on_train_batch_end
+    on_exception = on_train_batch_end

@@ -1,0 +1,58 @@
+"""Train models of Hugging Face's transformers that do not fit your RAM, by a callback of its Trainer."""
+
+from typing import Any
+
+try:
+    from transformers import TrainerCallback
+except ModuleNotFoundError as error:
+    from spillgrad.errors import MissingPackageError
+
+    if error.name != "transformers":  # it is here, but not what it needs
+        raise
+    raise MissingPackageError(
+        'spillgrad.interop.transformers: got no package transformers; pip install "transformers[torch]"',
+        name="transformers",
+    ) from error
+
+from spillgrad.interop.torch import save_on_disk
+
+__all__ = ["SaveOnDiskCallback"]
+
+
+class SaveOnDiskCallback(TrainerCallback):
+    """Keep what the model's forward saves for backward on disk while a Trainer trains it.
+
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[SaveOnDiskCallback(ram_budget="2GiB")])
+
+    It takes what `spillgrad.interop.torch.save_on_disk` takes, and raises what that raises; `spill` is the one it made.
+    An optimizer of `disk_offload_optimizer`, given to the Trainer too, may stand in place of the directory.
+
+    Models of transformers compute their loss in forward, where labels are given. What a loss outside the model saves
+    (`label_smoothing_factor`, `compute_loss_func`) stays in RAM; `with save_on_disk(...): trainer.train()` spills that
+    too.
+    """
+
+    def __init__(self, directory: Any = None, **options: Any) -> None:
+        self.spill = save_on_disk(directory, **options)
+        self._hooks: list[Any] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Begin to spill what the model saves."""
+        self.on_train_end(args, state, control)  # of a training that an error ended
+        # In forward alone, which leaves the context after errors too; the Trainer calls nobody then.
+        self._hooks = [
+            model.register_forward_pre_hook(self._enter, prepend=True),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _enter(self, *_: Any) -> None:
+        self.spill.__enter__()
+
+    def _leave(self, *_: Any) -> None:
+        self.spill.__exit__()
