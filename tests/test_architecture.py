@@ -32,7 +32,7 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.tensor_files",
     "spillgrad.utils",
 )
-FRAMEWORKS = ("torch", "paddle")
+FRAMEWORKS = ("torch", "paddle", "transformers", "lightning")
 
 # A room here imports, of these packages, nothing but what stands beside it.
 ONLY = {
@@ -62,6 +62,8 @@ FRAMEWORK_USERS = (
     "spillgrad_tools.bench_torch",
     "spillgrad_tools.bench_torch_cuda",
     "spillgrad_tools.bench_train_torch",
+    "spillgrad_tools.bench_train_torch_hooks",
+    "spillgrad_tools.bench_train_paddle",
 )
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {

@@ -18,7 +18,10 @@ PACKAGES = {
     "spillgrad_tools": REPOSITORY / "tools/spillgrad_tools",
 }
 # Imported for the optional extras, such as `cuda`, `torch` and `report`.
-OPTIONAL = {"cryptography", "tokenizers", "torch", "paddle", "cuda", "plotly", "jinja2", "einops", "opt_einsum"}
+OPTIONAL = {
+    "cryptography", "tokenizers", "torch", "paddle", "transformers", "lightning", "cuda", "plotly", "jinja2", "einops",
+    "opt_einsum",
+}  # fmt: skip
 # Imported with Numba, which pins it to the one release it works with.
 COMES_WITH_NUMBA = {"llvmlite"}
 COMES_WITH_JINJA2 = {"markupsafe"}

@@ -21,7 +21,13 @@ def test_import_does_not_load(module: str):
     assert run(f"import sys, spillgrad; print({module!r} in sys.modules)") == "False\n"
 
 
-@pytest.mark.parametrize(("package", "command"), [("torch", "torch"), ("paddle", "paddlepaddle")])
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("torch", "torch"), ("paddle", "paddlepaddle"), ("transformers", '"transformers[torch]"'),
+        ("lightning", "lightning"),
+    ],
+)  # fmt: skip
 def test_a_module_for_a_package_that_is_not_there_names_it_and_the_command_that_installs_it(package: str, command: str):
     program = (
         f"import sys; sys.modules[{package!r}] = None\n"  # as if it were not installed

@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
         "spillgrad.interop.lightning: got no package lightning; pip install lightning", name="lightning"
     ) from error
 
-from spillgrad.interop.torch import save_on_disk
+from spillgrad.interop.torch.saved_tensors import save_on_disk
 
 __all__ = ["SaveOnDiskCallback"]
 

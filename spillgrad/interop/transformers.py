@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         name="transformers",
     ) from error
 
-from spillgrad.interop.torch import save_on_disk
+from spillgrad.interop.torch.saved_tensors import save_on_disk
 
 __all__ = ["SaveOnDiskCallback"]
 

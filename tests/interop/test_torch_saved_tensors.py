@@ -349,3 +349,32 @@ def test_changes_that_race_with_the_writer_are_never_taken_for_what_was_saved(di
         else:
             assert i not in changed
             assert (w.grad == i).all()
+
+
+@pytest.mark.parametrize("budget", [0, "16KiB"])
+def test_what_two_nodes_saved_beyond_the_budget_is_read_once(budget: int | str, directory: Path):
+    scores = torch.randn(400, 60, requires_grad=True)
+    targets = torch.randint(0, 60, (400,))
+    spill = save_on_disk(directory, ram_budget=budget, min_bytes=4096)
+    with spill:
+        loss = torch.nn.functional.cross_entropy(scores * 2, targets)  # log_softmax and nll_loss both save its result
+    spill.flush()
+    after: list[int] = []
+    log_softmax = loss.grad_fn.next_functions[0][0]
+    log_softmax.next_functions[0][0].register_prehook(lambda *_: after.append(spill.stats().ram_bytes))
+    loss.backward()
+    assert 400 * 60 * 4 <= spill.stats().read_bytes < 2 * 400 * 60 * 4
+    assert after[0] < 400 * 60 * 4  # nobody needs it any more
+    scores.grad, wanted = None, scores.grad
+    torch.nn.functional.cross_entropy(scores * 2, targets).backward()
+    assert torch.equal(scores.grad, wanted)
+
+
+def test_a_retained_graph_holds_nothing_beyond_the_budget(directory: Path):
+    scores = torch.randn(400, 60, requires_grad=True)
+    spill = save_on_disk(directory, ram_budget=0)
+    with spill:
+        loss = torch.nn.functional.cross_entropy(scores * 2, torch.randint(0, 60, (400,)))
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+        assert spill.stats().ram_bytes == 0

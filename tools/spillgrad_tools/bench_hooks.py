@@ -17,6 +17,7 @@ from spillgrad_tools.bench_train import SPILL_BUDGET, Contender, Process, Result
 
 MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
+PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
 WARM_STEPS = 1
 _SPILLS, _IN_FILES = {"spill_budget": SPILL_BUDGET}, {"file_per_tensor": True}
 # By package: what trains in RAM first, then under our hooks, then under others.
@@ -80,11 +81,11 @@ def run(
     if not packages:
         raise ArgumentError(f"bench hooks: got --framework {package}; it takes {' or '.join(CONTENDERS)}")
     installed = [name for name in packages if importlib.util.find_spec(name) is not None]
-    if not installed or (page and len(installed) < len(CONTENDERS)):
+    missing = [name for name in packages if name not in installed]
+    if not installed or (page and missing):
+        commands = " and ".join(f"pip install {PIP_NAMES[name]}" for name in missing)
         raise MissingPackageError(
-            f"bench hooks: {', '.join(name for name in packages if name not in installed)} not installed; "
-            'pip install "spillgrad[peers]" gets PyTorch and Paddle',
-            name=packages[0],
+            f"bench hooks: got no package {' and no '.join(missing)}; {commands}", name=missing[0]
         )
     threads = threads or sg.get_num_threads()
     about: dict[str, Any] = {
