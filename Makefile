@@ -7,6 +7,9 @@ WORKERS ?= 2
 # 0 runs the CUDA kernels' tests on a GPU.
 SIMULATED ?= 1
 
+# Hundreds of tests start a process, each of which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 VENV := .venv
@@ -79,15 +82,17 @@ clean:  ## remove .venv, caches and build results (never what was trained)
 	rm -rf $(VENV) dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find spillgrad kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c '$(PYTHON_IS_NEW)'
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(PIP) --editable ".[test,lint]"
-	@touch $@
+	@touch $(VENV)/installed $@
 
 $(VENV)/installed-peers: $(VENV)/installed-dev $(VENV)/installed-torch
 	$(PIP) --editable ".[peers]"
