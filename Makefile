@@ -82,15 +82,16 @@ clean:  ## remove .venv, caches and build results (never what was trained)
 	rm -rf $(VENV) dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find spillgrad kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/pyvenv.cfg:
+$(VENV)/made:
 	@$(PYTHON) -c '$(PYTHON_IS_NEW)'
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
 
-$(VENV)/installed: pyproject.toml | $(VENV)/pyvenv.cfg
+$(VENV)/installed: pyproject.toml | $(VENV)/made
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/installed-dev: pyproject.toml | $(VENV)/pyvenv.cfg
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/made
 	$(PIP) --editable ".[test,lint]"
 	@touch $(VENV)/installed $@
 
