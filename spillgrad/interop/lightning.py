@@ -18,7 +18,7 @@ from spillgrad.interop.torch.saved_tensors import save_on_disk
 __all__ = ["SaveOnDiskCallback"]
 
 
-class SaveOnDiskCallback(Callback):
+class SaveOnDiskCallback(Callback):  # type: ignore[misc]
     """Keep what training steps save for backward on disk.
 
         trainer = lightning.Trainer(callbacks=[SaveOnDiskCallback("spill/", ram_budget="2GiB")])

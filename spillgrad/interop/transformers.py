@@ -19,7 +19,7 @@ from spillgrad.interop.torch.saved_tensors import save_on_disk
 __all__ = ["SaveOnDiskCallback"]
 
 
-class SaveOnDiskCallback(TrainerCallback):
+class SaveOnDiskCallback(TrainerCallback):  # type: ignore[misc]
     """Keep what the model's forward saves for backward on disk while a Trainer trains it.
 
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[SaveOnDiskCallback(ram_budget="2GiB")])
