@@ -14,9 +14,7 @@ from spillgrad_tools.cli import main
 TINY = ["--model", "tiny", "--batch", "2", "--context", "16", "--steps", "2", "--threads", "1"]
 
 
-def test_every_contender_trains_alike_and_is_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_every_contender_trains_alike_and_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "hooks", *TINY, "--dir", str(tmp_path), "--json"]) == 0
     assert list(tmp_path.iterdir()) == []
     found = json.loads(capsys.readouterr().out)

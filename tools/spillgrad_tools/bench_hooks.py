@@ -1,7 +1,6 @@
 """`spillgrad bench hooks`: training steps of PyTorch's and Paddle's models, in RAM and with saved tensors on disk."""
 
 import importlib.util
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, MissingPackageError
 from spillgrad_tools.bench_bars import Verdict
-from spillgrad_tools.bench_report import machine, show_train, train_as_markdown, write_between_markers
-from spillgrad_tools.bench_train import SPILL_BUDGET, Contender, Process, Results, gpt_config, measure_in_turns
+from spillgrad_tools.bench_report import machine
+from spillgrad_tools.bench_train import SPILL_BUDGET, Contender, Process, Results, gpt_config, measure_in_turns, tell
 
 MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
@@ -103,11 +102,4 @@ def run(
             )
             results |= found
             about["libraries"] += versions
-    judged = verdicts(results)
-    if page:
-        write_between_markers(page, MARKER, train_as_markdown(about, results, judged))
-    if as_json:
-        bars = [verdict.as_json() for verdict in judged]
-        print(json.dumps({"machine": about, "results": results, "bars": bars}, indent=2))
-    else:
-        show_train(about, results, judged)
+    tell(as_json, page, MARKER, about, results, verdicts(results))

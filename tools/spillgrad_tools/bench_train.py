@@ -333,9 +333,15 @@ def run(
         for contender in one_by_one:
             status.update(f"training; {contender.name}")
             results |= measure_large(contender, threads, folder)
-    judged = verdicts(results)
+    tell(as_json, page, MARKER, about, results, verdicts(results))
+
+
+def tell(
+    as_json: bool, page: Path | None, marker: str, about: dict[str, Any], results: Results, judged: Sequence[Verdict]
+) -> None:
+    """Print what was measured, as a table or JSON, and write it between a page's markers."""
     if page:
-        write_between_markers(page, MARKER, train_as_markdown(about, results, judged))
+        write_between_markers(page, marker, train_as_markdown(about, results, judged))
     if as_json:
         bars = [verdict.as_json() for verdict in judged]
         print(json.dumps({"machine": about, "results": results, "bars": bars}, indent=2))

@@ -52,6 +52,10 @@ Disk = Annotated[Path, typer.Option("--dir", help="Folder on the disk to use.", 
 Page = Annotated[
     Path | None, typer.Option("--write", metavar="FILE", help="Also write the table between a page's markers.")
 ]
+ModelName = Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")]
+Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")]
+Context = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")]
+TimedSteps = Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")]
 Count = typer.Option(min=1, metavar="N")
 
 
@@ -252,8 +256,8 @@ class PlannedOptimizer(enum.StrEnum):
 def plan(
     model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, gpt2-xl, ...")],
     ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory of the whole process, such as 4GiB.")],
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = TrainSettings.batch,
-    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = TrainSettings.context,
+    batch: Batch = TrainSettings.batch,
+    context: Context = TrainSettings.context,
     directory: Disk = Path(),
     lora: Annotated[
         int | None,
@@ -426,10 +430,10 @@ def bench_kernels(
 @bench.command("train")
 def bench_train(
     as_json: Json = False,
-    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "gpt2",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 4,
-    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5,
+    model: ModelName = "gpt2",
+    batch: Batch = 4,
+    context: Context = 512,
+    steps: TimedSteps = 5,
     threads: Threads = None,
     page: Page = None,
     directory: Disk = Path(),
@@ -450,10 +454,10 @@ def bench_train(
 @bench.command("hooks")
 def bench_hooks(
     as_json: Json = False,
-    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "gpt2",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 4,
-    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5,
+    model: ModelName = "gpt2",
+    batch: Batch = 4,
+    context: Context = 512,
+    steps: TimedSteps = 5,
     threads: Threads = None,
     page: Page = None,
     directory: Disk = Path(),
@@ -470,9 +474,9 @@ def bench_hooks(
 @bench.command("plan")
 def bench_plan(
     as_json: Json = False,
-    model: Annotated[str, typer.Option(metavar="NAME", help="Size of the model: tiny, small, gpt2, ...")] = "small",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 16,
-    context: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")] = 256,
+    model: ModelName = "small",
+    batch: Batch = 16,
+    context: Context = 256,
     ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory for watching two layers.")] = "2GiB",
     directory: Disk = Path(),
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3,
