@@ -137,7 +137,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
     When the disk is full, or refuses for another reason, saving raises SpillError; with `on_full="ram"` it warns once
     and keeps tensors in RAM beyond the budget until the disk takes them. Nothing is lost, and later steps run.
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it once two steps in succession waited for the disk.
+    and goes through it with arrays that do not fit the budget, and once two steps in succession waited for the disk.
     `checksums=False` saves 0.1 s of processor time per GiB written and read, and no longer notices damage on the disk.
 
     `codec` says what tensors become in the files; one that is still in RAM comes back exact whatever it is. "lossless":

@@ -44,7 +44,7 @@ class DiskStore:
     share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it once two steps in succession waited for the disk.
+    and goes through it with arrays that do not fit the budget, and once two steps in succession waited for the disk.
     When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
     until the disk takes them.
 

@@ -127,21 +127,20 @@ class SegmentSet:
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 
-    @property
-    def goes_through_cache(self) -> bool:
-        """Whether what is written goes through the page cache, though its file may be open for direct I/O too."""
-        return self._may_choose and is_awaited(self._device)
+    def goes_through_cache(self, fitting: bool, nbytes: int) -> bool:
+        """Return whether an array goes through the page cache, though its file may be open for direct I/O too.
+
+        One that does not fit the budget does: for that both who puts and who gets it wait.
+        """
+        return self._may_choose and (is_awaited(self._device) or (not fitting and _cache_has_room(nbytes)))
 
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
-        """Note how long callers waited in a step: the page cache hides that, at the price of the processor's time.
-
-        It cannot where it has no room for what a step moves, as within a small control group, where it counts as used.
+        """Note how long callers waited in a step: the page cache hides that, at the price of the processor's time, where
+        it has room for what a step moves.
         """
         if self._may_choose and self._speeds is not None:
             worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
-            system = system_memory()
-            has_room = system is None or system.available_bytes > moved_bytes
-            note_step(self._device, waited_s > worth_s and has_room)
+            note_step(self._device, waited_s > worth_s and _cache_has_room(moved_bytes))
 
     def disk_usage(self) -> tuple[int, int]:
         """Return how much of the disk is used, and was at most."""
@@ -193,3 +192,9 @@ class SegmentSet:
             self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
             self._disk_bytes[segment] = nbytes
             self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)
+
+
+def _cache_has_room(nbytes: int) -> bool:
+    """Return whether the page cache can grow so much. Within a small control group it cannot: there it counts."""
+    system = system_memory()
+    return system is None or system.available_bytes > nbytes

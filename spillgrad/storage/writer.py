@@ -339,7 +339,8 @@ class Writer:
         try:
             entry.await_arrival()
             with self._account.ledger.writing:
-                extent.write(_payload(entry), self._segments.goes_through_cache)
+                cached = self._segments.goes_through_cache(not entry.uncounted, entry.nbytes)
+                extent.write(_payload(entry), cached)
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:

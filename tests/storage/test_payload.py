@@ -1,5 +1,6 @@
 """Bytes in files: the same ones past the page cache and through it, wherever they lie."""
 
+import contextlib
 import mmap
 import os
 from collections import Counter
@@ -13,9 +14,11 @@ from spillgrad.storage import disk_speed, segment_set
 from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_speed import Speed, Speeds
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.payload import PayloadFile
+from spillgrad.storage.payload import _COPIED_BYTES, PayloadFile
 from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.store import NO_LABEL
+from spillgrad_kernels import memory
+from spillgrad_kernels.memory import POOLED_MIN_BYTES
 from spillgrad_kernels.system_memory import SystemMemory
 
 RNG = np.random.default_rng(0)
@@ -125,9 +128,9 @@ def test_waits_that_cost_less_than_the_page_cache_would_change_nothing(tmp_path:
     segments.free(segments.place(np.ones(1000), 0, NO_LABEL, []))
     for waited_s in (0.19, 0.19, 0.21):
         segments.note_step(1.0, waited_s, 10**9)
-    assert not segments.goes_through_cache
+    assert not segments.goes_through_cache(True, 10**9)
     segments.note_step(1.0, 0.21, 10**9)
-    assert segments.goes_through_cache
+    assert segments.goes_through_cache(True, 10**9)
     segments.close()
 
 
@@ -140,10 +143,12 @@ def test_the_page_cache_is_left_alone_where_it_has_no_room_for_a_step(tmp_path: 
     segments.free(segments.place(np.ones(1000), 0, NO_LABEL, []))
     for _ in range(3):
         segments.note_step(1.0, 0.5, 10**9)
-    assert not segments.goes_through_cache
+    assert not segments.goes_through_cache(True, 10**8)
+    assert segments.goes_through_cache(False, 10**8)
+    assert not segments.goes_through_cache(False, 10**9)
     for _ in range(2):
         segments.note_step(1.0, 0.5, 10**8)
-    assert segments.goes_through_cache
+    assert segments.goes_through_cache(True, 10**8)
     segments.close()
 
 
@@ -158,9 +163,9 @@ def test_only_steps_in_succession_say_that_a_disk_is_awaited(monkeypatch: pytest
     assert disk_speed.is_awaited(2)  # it is the page cache that is not waited for now
 
 
-def test_two_steps_that_waited_for_direct_io_are_followed_by_steps_through_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each write of the test, whether it went through the page cache."""
     monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: Speeds(None, None)})
     monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
     used: list[bool] = []
@@ -171,26 +176,72 @@ def test_two_steps_that_waited_for_direct_io_are_followed_by_steps_through_the_p
         write(self, array, start, nbytes, offset, cached)
 
     monkeypatch.setattr(PayloadFile, "write", watched)
+    return used
 
-    def step(store: DiskStore) -> None:  # nothing fits: every put and get waits
-        for handle in [store.put(np.ones(10_000)) for _ in range(3)]:
-            assert (store.get(handle) == 1).all()
-            store.drop(handle)
-        assert store.stats().live_bytes == 0
 
-    asked_for = DiskStore(tmp_path, ram_budget=0, direct_io=True)
+def step(store: DiskStore) -> None:
+    for handle in [store.put(np.full(10_000, 1.0)) for _ in range(3)]:
+        assert (store.get(handle) == 1).all()
+        store.drop(handle)
+    assert store.stats().live_bytes == 0
+
+
+def test_two_steps_that_waited_for_direct_io_are_followed_by_steps_through_the_page_cache(
+    tmp_path: Path, used: list[bool]
+):
+    one_fits = 90_000  # so puts and gets wait
+    asked_for = DiskStore(tmp_path, ram_budget=one_fits, direct_io=True)
     step(asked_for)
     step(asked_for)
     asked_for.close()
-    chosen = DiskStore(tmp_path, ram_budget=0)
+    chosen = DiskStore(tmp_path, ram_budget=one_fits)
     in_ram = DiskStore(tmp_path, ram_budget="1MiB")
     step(chosen)
     step(in_ram)  # says nothing of the disk
+    assert len(used) >= 6
+    assert not any(used)
     step(chosen)
     in_ram.close()
     chosen.close()
-    assert used == [False] * 12
-    another = DiskStore(tmp_path, ram_budget=0)
+    used.clear()
+    another = DiskStore(tmp_path, ram_budget=one_fits)
     step(another)
     another.close()
-    assert used[12:] == [True] * 3
+    assert used
+    assert all(used)
+
+
+def test_what_does_not_fit_the_budget_goes_through_the_page_cache_at_once(tmp_path: Path, used: list[bool]):
+    with contextlib.closing(DiskStore(tmp_path, ram_budget=0)) as store:
+        step(store)
+    assert used == [True] * 3
+    used.clear()
+    with contextlib.closing(DiskStore(tmp_path, ram_budget=0, direct_io=True)) as asked_for:
+        step(asked_for)
+    assert used == [False] * 3
+
+
+@pytest.mark.parametrize("nbytes", [POOLED_MIN_BYTES - 1, POOLED_MIN_BYTES, 2 * _COPIED_BYTES + PAGE_BYTES + 5])
+def test_what_another_library_allocated_goes_past_the_page_cache_too(
+    tmp_path: Path, descriptor: int, monkeypatch: pytest.MonkeyPatch, nbytes: int
+):
+    moved: Counter[int] = Counter()
+    pwritev = os.pwritev
+
+    def watched(to: int, buffers: list[memoryview], offset: int) -> int:
+        count = pwritev(to, buffers, offset)
+        moved[to] += count
+        return count
+
+    monkeypatch.setattr(os, "pwritev", watched)
+    array = RNG.integers(0, 256, nbytes + PAGE_BYTES, np.uint8)
+    at_page = -array.ctypes.data % PAGE_BYTES
+    array = array[(at_page + 64) % PAGE_BYTES :][:nbytes]  # as PyTorch's tensors lie
+    file = PayloadFile(str(tmp_path / "file"), descriptor, direct=True)
+    file.write(array, 0, nbytes, 0)
+    read = memory.empty((nbytes,), np.uint8)
+    assert file.read(read, 0, nbytes, 0) == nbytes
+    file.close()
+    np.testing.assert_array_equal(read, array)
+    assert moved.total() == nbytes
+    assert moved[descriptor] == (nbytes if nbytes < POOLED_MIN_BYTES else nbytes % PAGE_BYTES)
