@@ -34,6 +34,8 @@ _PERIOD_S = 10.0
 _LENT_PER_PERIOD = 4
 # Idle memory goes back to a system that has less than this share of its memory left.
 _LOW_SHARE = 1 / 16
+# What malloc has free goes back to a system that has less than this left, as a phase of a training step begins.
+_SCARCE_SHARE = 1 / 4
 # How often the system is asked (it takes 0.1 ms): after so long, after so much new memory, and after so many buffers
 # lent (a power of two).
 _PRESSURE_EVERY_S = 0.1
@@ -248,6 +250,17 @@ memory_stats = pool.stats
 empty_cache = pool.release_idle
 # A fork waits until no other thread is in the middle of a change: its child has none of them to finish it.
 os.register_at_fork(before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release)
+
+
+def trim_malloc_if_scarce() -> None:
+    """Give what malloc has free back to a system that has little memory left.
+
+    For arrays that other libraries allocate: below 32 MiB glibc puts them beside each other, and as those die that others
+    outlive, it is left with holes which no larger array can use. Takes 50 ms, and each page that is used again a fault.
+    """
+    system = system_memory()
+    if system is not None and system.available_bytes < system.total_bytes * _SCARCE_SHARE:
+        _malloc_trim(ctypes.c_size_t(0))
 
 
 def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[tuple[int, ...], Any], np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
+from spillgrad.storage import relief
 from spillgrad.storage.account import Account, Post
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import codec_named
@@ -134,6 +135,7 @@ class DiskStore:
         self._lifecycle.watch(self._writer.worker)
         self._account.on_step = self._segments.note_step
         self._account.on_room = self._prefetcher.start_loads
+        self._account.ledger.on_phase = functools.partial(relief.look, self._account.fail)
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
     @property

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from spillgrad.storage.process_memory import rss_bytes
 from spillgrad_kernels import memory
 from spillgrad_kernels.memory import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
 from spillgrad_kernels.system_memory import SystemMemory
@@ -302,3 +303,18 @@ def test_memory_that_would_go_back_becomes_what_is_wanted_without_being_cleared(
         array.fill(8)
         assert pool.stats().mapped_bytes <= 6.5 * MIB
         del array
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep no holes, or have no malloc_trim")
+@pytest.mark.parametrize(("available_share", "trims"), [(0.26, False), (0.24, True)])
+def test_what_malloc_has_free_goes_back_where_memory_is_scarce(
+    available_share: float, trims: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(int(1000 * available_share), 1000))
+    small = [np.ones(32 * 1024, np.uint8) for _ in range(2000)]
+    small[1::2] = [None] * 1000  # holes, which glibc keeps
+    before = rss_bytes()
+    memory.trim_malloc_if_scarce()
+    given_back = before - rss_bytes()
+    assert small[0] is not None
+    assert given_back > 16 * MIB if trims else given_back < 8 * MIB
