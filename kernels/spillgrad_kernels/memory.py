@@ -255,8 +255,8 @@ os.register_at_fork(before=pool._lock.acquire, after_in_parent=pool._lock.releas
 def trim_malloc_if_scarce() -> None:
     """Give what malloc has free back to a system that has little memory left.
 
-    For arrays that other libraries allocate: below 32 MiB glibc puts them beside each other, and as those die that others
-    outlive, it is left with holes which no larger array can use. Takes 50 ms, and each page that is used again a fault.
+    For arrays that other libraries allocate: those below 32 MiB glibc puts beside each other, and when the short-lived
+    ones have died, no larger array can use the holes. Takes 50 ms, and each page that is used again a fault.
     """
     system = system_memory()
     if system is not None and system.available_bytes < system.total_bytes * _SCARCE_SHARE:

@@ -244,7 +244,7 @@ class Account:
             self.ledger.begin_phase(None)
         step = self.ledger.traffic().since(self._before)
         if step.moved_bytes:
-            self.on_step(step.seconds, step.waited_s, step.moved_bytes)
+            self.on_step(step.seconds, step.waited_s - step.cached_wait_s, step.moved_bytes)
         callbacks, self.at_step_end = self.at_step_end, []
         for callback in callbacks:
             callback(step)

@@ -85,6 +85,11 @@ class Entry(Handle):
         return 0 if self.extent is None else self.extent.staging_bytes
 
     @property
+    def went_through_cache(self) -> bool:
+        """Whether its bytes went to their place through the page cache."""
+        return self.extent is not None and self.extent.cached
+
+    @property
     def unwritten(self) -> bool:
         """Whether it is still to be stored."""
         return self.references > 0 and self.extent is None and self.error is None and not self.changing

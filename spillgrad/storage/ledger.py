@@ -4,8 +4,7 @@ import dataclasses
 import json
 import operator
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,10 @@ _ORIGINS_MAX = 8192
 
 
 class StepTraffic(NamedTuple):
-    """What a step of so many seconds moved, how long something was under way, and how long callers waited."""
+    """What a step of so many seconds moved, how long something was under way, and how long callers waited.
+
+    Of that, `cached_wait_s` for what went through the page cache.
+    """
 
     seconds: float
     written_bytes: int
@@ -35,6 +37,7 @@ class StepTraffic(NamedTuple):
     writing_s: float
     reading_s: float
     waited_s: float
+    cached_wait_s: float
 
     @property
     def moved_bytes(self) -> int:
@@ -57,6 +60,7 @@ class Ledger:
         self.journal = journal
         self.moved = Moved()
         self.live_bytes = self.hits = self.misses = 0
+        self._cached_wait_s = 0.0
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
         self._cache = cache
         self._origins: dict[tuple[str | None, str | None, str | None, np.dtype[Any] | None], tuple[Origin, Moved]] = {}
@@ -128,9 +132,12 @@ class Ledger:
         told = ', "ahead": true' if ahead else ""
         self.journal.took("read", entry.sequence, took_s, told + self._whose(entry))
 
-    def waited_to_put(self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None) -> None:
-        """Note that a caller waited for room."""
+    def waited_to_put(
+        self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
+    ) -> None:
+        """Note that a caller waited for room, or for a write, which may have gone through the page cache."""
         waited_s = time.perf_counter() - began_s
+        self._cached_wait_s += waited_s if cached else 0.0
         origin, of_origin = self.origin(label, dtype)
         for moved in (self.moved, of_origin):
             moved.wait_write_s += waited_s
@@ -141,6 +148,7 @@ class Ledger:
         waited_s = time.perf_counter() - began_s
         for moved in (self.moved, entry.moved):
             moved.wait_read_s += waited_s
+        self._cached_wait_s += waited_s if entry.went_through_cache else 0.0
         self.journal.took("wait", entry.sequence, waited_s, ', "in": "get"')
 
     def changed(self, entry: Entry) -> None:
@@ -200,7 +208,8 @@ class Ledger:
     def traffic(self) -> StepTraffic:
         """Return what was moved since the store was made."""
         moved, busy_s = self.moved, (self.writing.seconds, self.reading.seconds)
-        return StepTraffic(time.perf_counter(), moved.written_bytes, moved.read_bytes, *busy_s, moved.wait_s)
+        waited_s = moved.wait_s, self._cached_wait_s
+        return StepTraffic(time.perf_counter(), moved.written_bytes, moved.read_bytes, *busy_s, *waited_s)
 
     def stats(self, disk_bytes: int, peak_disk_bytes: int) -> StoreStats:
         """Return the counters; so much of the disk is used, and was at most."""

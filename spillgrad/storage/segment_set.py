@@ -135,8 +135,9 @@ class SegmentSet:
         return self._may_choose and (is_awaited(self._device) or (not fitting and _cache_has_room(nbytes)))
 
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
-        """Note how long callers waited in a step: the page cache hides that, at the price of the processor's time, where
-        it has room for what a step moves.
+        """Note how long callers waited for direct I/O in a step.
+
+        The page cache hides that, at the price of the processor's time, where it has room for what a step moves.
         """
         if self._may_choose and self._speeds is not None:
             worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))

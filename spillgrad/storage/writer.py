@@ -173,7 +173,8 @@ class Writer:
                 raise SpillError(str(entry.error)) from entry.error
         finally:
             self._account.cache.unreserve(copied_bytes)
-            self._account.ledger.waited_to_put(started, entry.sequence, entry.label, entry.dtype)
+            cached = entry.went_through_cache
+            self._account.ledger.waited_to_put(started, entry.sequence, entry.label, entry.dtype, cached)
 
     def flush(self) -> None:
         """Return when every array put before is in the files and plain h5py can read them."""

@@ -195,7 +195,7 @@ class Known(_Known):
         run = _Run(self, recorder, self.recomputed)
         run.forward_s = 2.0
         moved = len(self.recorder.seconds) * 10**7
-        self.learn(run, StepTraffic(seconds, moved, moved, waited_s / 2 or 1.0, waited_s / 2 or 1.0, waited_s))
+        self.learn(run, StepTraffic(seconds, moved, moved, waited_s / 2 or 1.0, waited_s / 2 or 1.0, waited_s, 0.0))
         return self.recomputed
 
 
@@ -230,5 +230,5 @@ def test_one_step_that_waited_a_little_decides_nothing():
 def test_what_one_step_learnt_in_two_threads_is_not_used():
     known = Known()
     runs = automatic.collections.deque([_Run(known, None, frozenset())] * 2)
-    automatic._end_step(runs, StepTraffic(1.0, 1, 1, 1.0, 1.0, 1.0))
+    automatic._end_step(runs, StepTraffic(1.0, 1, 1, 1.0, 1.0, 1.0, 0.0))
     assert not [run for run, _ in automatic._finished if run.known is known]

@@ -245,3 +245,13 @@ def test_what_another_library_allocated_goes_past_the_page_cache_too(
     np.testing.assert_array_equal(read, array)
     assert moved.total() == nbytes
     assert moved[descriptor] == (nbytes if nbytes < POOLED_MIN_BYTES else nbytes % PAGE_BYTES)
+
+
+def test_waits_for_what_goes_through_the_page_cache_anyway_say_nothing_of_direct_io(tmp_path: Path, used: list[bool]):
+    with contextlib.closing(DiskStore(tmp_path, ram_budget=0)) as store:
+        step(store)
+        step(store)
+        assert store.waited_s > 0
+        step(store)
+    assert not disk_speed.is_awaited(os.stat(tmp_path).st_dev)
+    assert used == [True] * 9
