@@ -320,6 +320,8 @@ def test_memory_and_bytes_of_a_run_are_within_15_percent_of_the_plan(
 ):
     sizes = {"model": "small", "batch": 8, "context": 256, "accumulate": accumulate}
     asked = {**sizes, "ram": ram, "directory": str(tmp_path), "offload": offload}
+    # A process that has compiled kernels keeps the compiler's memory: those that are compared find them compiled.
+    _run("-c", PLAN, json.dumps({**asked, "ram": "8GiB"}))
     told = json.loads(_run("-c", PLAN, json.dumps(asked)))
     predicted = told["prediction"]
     how = {"policy": told["policy"], "budget": predicted["budget_bytes"], "offload": offload, "steps": 1}
