@@ -218,7 +218,7 @@ class BufferPool:
 
     def _trim_all(self) -> int:
         nbytes = self._trim(0)
-        _malloc_trim(ctypes.c_size_t(0))  # 5 ms, and 0.2 when there is nothing to give back
+        _malloc_trim(ctypes.c_size_t(0))  # 5 ms beside arrays of the pool, and 0.2 when there is nothing to give back
         return nbytes
 
     def _trim(self, allowed_bytes: int) -> int:
@@ -256,7 +256,7 @@ def trim_malloc_if_scarce() -> None:
     """Give what malloc has free back to a system that has little memory left.
 
     For arrays that other libraries allocate: those below 32 MiB glibc puts beside each other, and when the short-lived
-    ones have died, no larger array can use the holes. Takes 50 ms, and each page that is used again a fault.
+    ones have died, no larger array can use the holes. Takes some 50 ms, and each page that is used again a fault.
     """
     system = system_memory()
     if system is not None and system.available_bytes < system.total_bytes * _SCARCE_SHARE:

@@ -135,7 +135,7 @@ class DiskStore:
         self._lifecycle.watch(self._writer.worker)
         self._account.on_step = self._segments.note_step
         self._account.on_room = self._prefetcher.start_loads
-        self._account.ledger.on_phase = functools.partial(relief.look, self._account.fail)
+        self._account.ledger.on_phase = relief.look
         weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
 
     @property

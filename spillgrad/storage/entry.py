@@ -86,7 +86,7 @@ class Entry(Handle):
 
     @property
     def went_through_cache(self) -> bool:
-        """Whether its bytes went to their place through the page cache."""
+        """Whether it went to its place through the page cache though it could have gone past it."""
         return self.extent is not None and self.extent.cached
 
     @property

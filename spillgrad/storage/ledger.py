@@ -64,7 +64,7 @@ class Ledger:
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
         self._cache = cache
         self._origins: dict[tuple[str | None, str | None, str | None, np.dtype[Any] | None], tuple[Origin, Moved]] = {}
-        self.on_phase: Callable[[], None] = lambda: None  # called when a phase of a step begins
+        self.on_phase: Callable[[], None] = lambda: None  # called when a phase of a step begins, once arrays go to disk
         self._phase: str | None = None
         self._steps = 0  # those of training, where arrays say of which they are
         self._step_label: int | None = None
@@ -177,7 +177,8 @@ class Ledger:
             self._phase = name
             self.journal.sample_next()  # between phases most is held, or least
             self.journal.note("phase", None, f', "phase": {json.dumps(name)}')
-            self.on_phase()
+            if self.moved.written_bytes:
+                self.on_phase()
 
     def origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, Moved]:
         """Return where arrays come from, and what became of those from there; who encrypts tells nobody."""

@@ -18,9 +18,10 @@ class PayloadFile:
     """A file's bytes, as `descriptor` sees them, and past the page cache if `direct`.
 
     Direct I/O (O_DIRECT) takes a third of the processor's time but moves whole pages between page addresses only. A
-    large array in another library's memory, which begins anywhere, is written by way of a buffer. What else there is,
-    such as small arrays and the last, partial page of others, goes through the page cache, which the kernel keeps in
-    step with the file; so does everything where the file system knows no direct I/O. Any thread may read and write.
+    large array in another library's memory, which begins anywhere, is written by way of a buffer, which each writing
+    thread has beside any budget. What else there is, such as small arrays and the last, partial page of others, goes
+    through the page cache, which the kernel keeps in step with the file; so does everything where the file system knows
+    no direct I/O. Any thread may read and write.
     """
 
     def __init__(self, path: str, descriptor: int, direct: bool) -> None:
@@ -43,7 +44,11 @@ class PayloadFile:
         if cached or self._direct is None or nbytes < memory.POOLED_MIN_BYTES or _is_at_page(payload):
             self._move(os.pwritev, payload, file_offset, cached)
             return
-        buffer = memory.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
+        try:
+            buffer = memory.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
+        except MemoryError:  # which writing may relieve
+            self._move(os.pwritev, payload, file_offset, cached=True)
+            return
         for done in range(0, nbytes, _COPIED_BYTES):
             piece = payload[done : done + _COPIED_BYTES]
             buffer[: piece.size] = piece

@@ -1,7 +1,9 @@
 """The segment files of one run: which of them an array goes to, and when one may go."""
 
+import math
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ from spillgrad.storage.disk_speed import Speeds, is_awaited, note_step, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label, View
+from spillgrad_kernels.memory import POOLED_MIN_BYTES
 from spillgrad_kernels.system_memory import system_memory
 
 SEGMENT_BYTES = 256 << 20
 # Waits below this share of a step are not worth a change.
 _WAIT_SHARE = 0.03
+# The page cache is to leave this share of all memory, and the system is asked how much there is every so often.
+_LEFT_SHARE = 1 / 16
+_ROOM_EVERY_S = 0.1
 # Disk under free space goes back to the file system beyond this multiple of the most that was live.
 _MOST_DISK = 1.05
 
@@ -42,6 +48,7 @@ class SegmentSet:
         self._speeds: Speeds | None = None  # measured when they are needed to choose
         self._device = os.stat(directory).st_dev
         self._checksums = checksums
+        self._room_bytes, self._room_asked_s = 0.0, -math.inf
         self._measuring = threading.Lock()
         self._waiting: dict[_Form, list[Extent]] = {}
         self._segments: list[Segment] = []
@@ -132,7 +139,17 @@ class SegmentSet:
 
         One that does not fit the budget does: for that both who puts and who gets it wait.
         """
-        return self._may_choose and (is_awaited(self._device) or (not fitting and _cache_has_room(nbytes)))
+        if not (self._may_choose and self._direct_io):
+            return False
+        return is_awaited(self._device) or not (fitting or nbytes < POOLED_MIN_BYTES or not self._has_room(nbytes))
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Return whether the page cache may grow by so many bytes, beside what it was given a moment ago."""
+        now_s = time.monotonic()
+        if now_s - self._room_asked_s > _ROOM_EVERY_S:
+            self._room_asked_s, self._room_bytes = now_s, _cache_room_bytes()
+        self._room_bytes -= nbytes
+        return self._room_bytes > 0
 
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
         """Note how long callers waited for direct I/O in a step.
@@ -141,7 +158,7 @@ class SegmentSet:
         """
         if self._may_choose and self._speeds is not None:
             worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
-            note_step(self._device, waited_s > worth_s and _cache_has_room(moved_bytes))
+            note_step(self._device, waited_s > worth_s and _cache_room_bytes() > moved_bytes)
 
     def disk_usage(self) -> tuple[int, int]:
         """Return how much of the disk is used, and was at most."""
@@ -195,7 +212,7 @@ class SegmentSet:
             self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)
 
 
-def _cache_has_room(nbytes: int) -> bool:
-    """Return whether the page cache can grow so much. Within a small control group it cannot: there it counts."""
+def _cache_room_bytes() -> float:
+    """Return by how much the page cache may grow: within a small control group not much."""
     system = system_memory()
-    return system is None or system.available_bytes > nbytes
+    return math.inf if system is None else system.available_bytes - system.total_bytes * _LEFT_SHARE

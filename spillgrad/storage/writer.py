@@ -339,8 +339,8 @@ class Writer:
         sampled = None if self._shrinks is None else _payload(entry)  # it may leave RAM as soon as it is written
         try:
             entry.await_arrival()
+            cached = self._segments.goes_through_cache(not entry.uncounted, entry.nbytes)
             with self._account.ledger.writing:
-                cached = self._segments.goes_through_cache(not entry.uncounted, entry.nbytes)
                 extent.write(_payload(entry), cached)
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()

@@ -6,7 +6,7 @@ import spillgrad as sg
 
 paddle = pytest.importorskip("paddle", reason="`make test-peers` installs Paddle")
 
-NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool complex64 complex128".split()
+NAMES = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -135,7 +135,7 @@ def test_waits_that_cost_less_than_the_page_cache_would_change_nothing(tmp_path:
 
 
 def test_the_page_cache_is_left_alone_where_it_has_no_room_for_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    known = Speeds(Speed(1e9, 1e9, 1e-10), Speed(1e9, 1e9, 1e-10))
+    known = Speeds(Speed(1e9, 1e9, 3e-10), Speed(1e9, 1e9, 1e-10))
     monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: known})
     monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
     monkeypatch.setattr(segment_set, "system_memory", lambda: SystemMemory(10**9, 10**10))
@@ -144,8 +144,11 @@ def test_the_page_cache_is_left_alone_where_it_has_no_room_for_a_step(tmp_path: 
     for _ in range(3):
         segments.note_step(1.0, 0.5, 10**9)
     assert not segments.goes_through_cache(True, 10**8)
-    assert segments.goes_through_cache(False, 10**8)
     assert not segments.goes_through_cache(False, 10**9)
+    monkeypatch.setattr(segment_set, "_ROOM_EVERY_S", 0.0)
+    assert segments.goes_through_cache(False, 10**8)
+    monkeypatch.setattr(segment_set, "_ROOM_EVERY_S", 1e9)  # those under way take their part of 3.75e8
+    assert [segments.goes_through_cache(False, 10**8) for _ in range(4)] == [True, True, False, False]
     for _ in range(2):
         segments.note_step(1.0, 0.5, 10**8)
     assert segments.goes_through_cache(True, 10**8)
@@ -165,8 +168,9 @@ def test_only_steps_in_succession_say_that_a_disk_is_awaited(monkeypatch: pytest
 
 @pytest.fixture
 def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each write of the test, whether it went through the page cache."""
-    monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: Speeds(None, None)})
+    """Of each write of the test, whether it went through the page cache, on a disk for direct I/O."""
+    known = Speeds(Speed(1e9, 1e9, 3e-10), Speed(1e9, 1e9, 1e-10))
+    monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: known})
     monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
     used: list[bool] = []
     write = PayloadFile.write
