@@ -141,7 +141,8 @@ class SegmentSet:
         """
         if not (self._may_choose and self._direct_io):
             return False
-        return is_awaited(self._device) or not (fitting or nbytes < POOLED_MIN_BYTES or not self._has_room(nbytes))
+        is_large = nbytes >= POOLED_MIN_BYTES  # others go through it anyway
+        return is_awaited(self._device) or (not fitting and is_large and self._has_room(nbytes))
 
     def _has_room(self, nbytes: int) -> bool:
         """Return whether the page cache may grow by so many bytes, beside what it was given a moment ago."""
