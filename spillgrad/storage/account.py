@@ -40,7 +40,7 @@ class Account:
     def __init__(self, budget_bytes: int, journal: Journal) -> None:
         self._make_locks()
         self.bell = Bell()  # wakes the writer's thread
-        self.cache = Cache(budget_bytes, on_lease_end=self._lease_ended)
+        self.cache = self._empty_cache(budget_bytes)
         self.ledger = Ledger(journal, self.cache)
         self.entries: dict[int, Entry] = {}
         self.freed: list[Extent] = []  # extents that the writer gives back
@@ -83,7 +83,6 @@ class Account:
 
     def drain(self) -> None:
         """See to what was posted."""
-        ram_bytes = self.cache.ram_bytes
         while self._posted:
             item = self._posted.popleft()
             if item is Post.RETIRE:
@@ -97,7 +96,13 @@ class Account:
             self.on_room()
         if self._retiring and not self.entries:
             self.close()
-        if self.waiting_puts and self.cache.ram_bytes < ram_bytes:
+
+    def _empty_cache(self, budget_bytes: int) -> Cache:
+        return Cache(budget_bytes, on_room=self._wake_waiting_puts, on_lease_end=self._lease_ended)
+
+    def _wake_waiting_puts(self) -> None:
+        """Have those who wait for room look again. Called with the lock held, by whoever made some."""
+        if self.waiting_puts:
             self.changed.notify_all()
 
     def _lease_ended(self) -> None:
@@ -153,7 +158,7 @@ class Account:
         Another thread may have held the lock, and been in the middle of anything, when the process forked.
         """
         self._make_locks()
-        self.cache = Cache(self.cache.budget_bytes, on_lease_end=self._lease_ended)
+        self.cache = self._empty_cache(self.cache.budget_bytes)
         self.ledger.forget(self.cache)
         self.entries, self._by_key, self.freed = {}, {}, []
         self._passing = 0

@@ -17,10 +17,10 @@ class Cache:
     alive anywhere; what a caller made is the caller's again once the store lets go of it. `absent` holds what is on
     disk only. `pinned_bytes` is the part of `ram_bytes` that only callers can free. Everything is guarded by the
     store's lock, but for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is
-    posted there.
+    posted there. Whenever `ram_bytes` falls, `on_room` is called, for whoever waits for room.
     """
 
-    def __init__(self, budget_bytes: int, on_lease_end: Callable[[], None]) -> None:
+    def __init__(self, budget_bytes: int, on_room: Callable[[], None], on_lease_end: Callable[[], None]) -> None:
         self.budget_bytes = budget_bytes
         self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.writing_bytes = 0
         self.schedule = Schedule(budget_bytes, self._rerank)
@@ -29,6 +29,7 @@ class Cache:
         self.absent = RankedEntries()
         self._leases: dict[int, Lease] = {}
         self._ended: collections.deque[Lease] = collections.deque()
+        self._on_room = on_room
         self._on_lease_end = on_lease_end
 
     def keep(self, entry: Entry, array: np.ndarray, ours: bool = False) -> None:
@@ -109,7 +110,7 @@ class Cache:
         if entry.array is not None:
             lease = entry.lease
             if lease is None and not entry.uncounted:
-                self.ram_bytes -= entry.nbytes
+                self.unreserve(entry.nbytes)
             entry.array = None
             if lease is not None and lease() is not None:
                 self._pin(lease)
@@ -125,10 +126,12 @@ class Cache:
             self.pinned_bytes += nbytes
 
     def unreserve(self, nbytes: int, pinned: bool = False) -> None:
-        """Take a reservation back."""
-        self.ram_bytes -= nbytes
+        """Count bytes no more."""
         if pinned:
             self.pinned_bytes -= nbytes
+        self.ram_bytes -= nbytes
+        if nbytes:
+            self._on_room()
 
     def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
         """Evict what is on disk as well until `nbytes` more fit; return whether they do.

@@ -299,7 +299,6 @@ class DiskStore:
         finally:
             with account.lock:
                 account.cache.unreserve(nbytes, pinned=True)
-                account.changed.notify_all()
             account.look_again()
 
     def expect(self, nbytes: int) -> None:
