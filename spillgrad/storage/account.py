@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from spillgrad.errors import SpillError
+from spillgrad.storage import io_threads
 from spillgrad.storage.bell import Bell
 from spillgrad.storage.cache import Cache
 from spillgrad.storage.entry import Entry
@@ -47,6 +48,7 @@ class Account:
         self.waiting_puts = self.waiting_bytes = 0
         self.loads_wait = False  # something is to be loaded and there was no room: `on_room` is to be called
         self.readers = 0
+        self._jobs = 0
         # Failed writes that nobody was told of yet, by the array concerned; None for the files themselves.
         self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
@@ -139,10 +141,22 @@ class Account:
         self.ended = why
         self.changed.notify_all()
 
-    def fail(self, why: SpillError) -> None:
-        """Make the store unusable: an I/O thread failed. Called without the lock."""
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have an I/O thread do something for the store, which lasts at least until then."""
+        self._jobs += 1
+        io_threads.submit(work, self._job_ended)
+
+    def _job_ended(self, error: SpillError | None) -> None:
         with self.lock:
-            self.end(why)
+            self._jobs -= 1
+            if error is not None:
+                self.end(error)
+            self.changed.notify_all()
+
+    def wait_for_io(self) -> None:
+        """Return once nobody reads or writes the files any more."""
+        while self.readers or self._jobs:
+            self.changed.wait()
 
     def clear(self) -> None:
         """Release every entry. Nobody may be reading or writing one."""
@@ -163,7 +177,7 @@ class Account:
         self.entries, self._by_key, self.freed = {}, {}, []
         self._passing = 0
         self._posted.clear()
-        self.readers = self.waiting_puts = self.waiting_bytes = 0
+        self.readers = self._jobs = self.waiting_puts = self.waiting_bytes = 0
         self.closing = True
         self.ended = why
 

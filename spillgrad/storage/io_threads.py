@@ -10,14 +10,14 @@ from spillgrad.errors import SpillError
 # One thread's checksums hide under another's system calls.
 _THREADS = 2
 
-Job = tuple[Callable[[SpillError], None], Callable[[], None]]
+Job = tuple[Callable[[], None], Callable[[SpillError | None], None]]
 _jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
 _starting = threading.Lock()
 _started = False
 
 
-def submit(failed: Callable[[SpillError], None], work: Callable[[], None]) -> None:
-    """Have a thread call `work` after what was submitted before; should it raise, `failed` is called."""
+def submit(work: Callable[[], None], ended: Callable[[SpillError | None], None]) -> None:
+    """Have a thread call `work` after what was submitted before, and then `ended`, with the error if it raised."""
     global _started
     if not _started:
         with _starting:
@@ -25,19 +25,21 @@ def submit(failed: Callable[[SpillError], None], work: Callable[[], None]) -> No
                 for i in range(_THREADS):
                     threading.Thread(target=_work, args=(_jobs,), name=f"spillgrad-io-{i}", daemon=True).start()
                 _started = True
-    _jobs.put((failed, work))
+    _jobs.put((work, ended))
 
 
 def _work(jobs: queue.SimpleQueue[Job]) -> None:
     while True:
-        failed, work = jobs.get()
+        work, ended = jobs.get()
         try:
             work()
         except BaseException as error:
             thread = threading.current_thread()
-            failed(SpillError(f"the {thread.name} thread met {error!r}; make a new store"))
+            ended(SpillError(f"the {thread.name} thread met {error!r}; make a new store"))
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
-        del failed, work  # while it waits it keeps no store alive
+        else:
+            ended(None)
+        del work, ended  # while it waits it keeps no store alive
 
 
 def _forget() -> None:

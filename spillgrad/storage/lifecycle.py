@@ -21,8 +21,9 @@ from spillgrad.storage.worker import Worker
 class Lifecycle:
     """Ends a store exactly once: releases its arrays, then removes its files.
 
-    The writer does so as its last act, when nobody reads any more. A store whose writer never started has no files but
-    its directory, so whoever closes it does so at once.
+    The writer does so as its last act. A store whose writer never started has no files but its directory, so whoever
+    closes it does so at once; and so does whoever closes one whose writer died. Files are closed once no thread reads
+    or writes them: afterwards their descriptors may be those of other files.
     """
 
     def __init__(self, account: Account, segments: SegmentSet, run: RunDirectory) -> None:
@@ -59,7 +60,8 @@ class Lifecycle:
             del failure  # whose traceback holds this frame, and the callers'
 
     def end(self) -> None:
-        """Release everything. Called with the lock held, when nobody reads."""
+        """Release everything once no thread reads or writes. Called with the lock held."""
+        self._account.wait_for_io()
         if self._ended:
             return
         self._ended = True

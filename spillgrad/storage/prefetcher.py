@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Iterable
 
-from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.loader import Loader
@@ -44,7 +43,7 @@ class Prefetcher:
             account.loads_wait = False
             self._loader.begin(entry, pinned=False)
             self._loading += 1
-            io_threads.submit(account.fail, functools.partial(self._load, entry))
+            account.submit(functools.partial(self._load, entry))
 
     def _room_for(self, entry: Entry) -> int:
         """Return the room to wait for: what is put before a step's arrays are asked for would make them leave again."""

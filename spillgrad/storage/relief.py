@@ -22,7 +22,7 @@ def look() -> None:
     now_s = time.monotonic()
     if now_s >= _next_look_s:
         _next_look_s = now_s + _EVERY_S
-        io_threads.submit(_leave_as_it_is, _relieve)
+        io_threads.submit(_relieve, _leave_as_it_is)
 
 
 def _relieve() -> None:
@@ -33,5 +33,5 @@ def _relieve() -> None:
     _next_look_s = max(_next_look_s, ended_s + (ended_s - began_s) / _SHARE)
 
 
-def _leave_as_it_is(why: SpillError) -> None:
+def _leave_as_it_is(why: SpillError | None) -> None:
     """Let a store go on without what failed, which the thread tells."""

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad.errors import SpillError
-from spillgrad.storage import io_threads
 from spillgrad.storage.account import Account
 from spillgrad.storage.codecs import Codec, Lossless
 from spillgrad.storage.entry import Entry
@@ -70,7 +69,6 @@ class Writer:
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[Entry] = collections.deque()
         self._moving = self._moving_bytes = 0
-        self._sampling = 0  # arrays that were written, and are looked at
         self._freed: list[Extent] = []  # places that nobody needs; the thread's own
         self._waits_for_others = False  # what failed is tried again when nothing else is under way
         self.worker = Worker("spillgrad-writer", account, self._loop)
@@ -216,7 +214,7 @@ class Writer:
             if encoded is not None:
                 self._place(encoded)
             elif entry is not None and entry.staged_bytes:
-                io_threads.submit(account.fail, functools.partial(self._encode, entry))
+                self._submit(self._encode, entry)
             elif entry is not None:
                 self._place(entry)
             elif flush is not None:
@@ -224,8 +222,6 @@ class Writer:
             elif not (flushing and self._segments.describe_one()):
                 self._sleep()
         with account.lock:
-            while (account.readers or self._moving or self._sampling) and not account.ended:
-                account.changed.wait()
             self._on_end()
 
     def _sleep(self) -> None:
@@ -305,7 +301,11 @@ class Writer:
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._directory, caught))
             return
-        io_threads.submit(self._account.fail, functools.partial(self._move, entry, extent))
+        self._submit(self._move, entry, extent)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        with self._account.lock:
+            self._account.submit(functools.partial(work, *arguments))
 
     # What an I/O thread does
 
@@ -354,19 +354,14 @@ class Writer:
     def _sample(self, entry: Entry, array: np.ndarray) -> None:
         """Tell what compression would make of an array that was written, if one like it is due."""
         account, shrinks = self._account, cast(ShrinkSamples, self._shrinks)
-        try:
+        with account.lock:
+            due = shrinks.is_due(entry)
+        if due:
+            began_s = time.perf_counter()
+            sampled_bytes, stored_bytes = Lossless().sample(array)
             with account.lock:
-                due = shrinks.is_due(entry)
-            if due:
-                began_s = time.perf_counter()
-                sampled_bytes, stored_bytes = Lossless().sample(array)
-                with account.lock:
-                    shrinks.took(time.perf_counter() - began_s)
-                    account.ledger.shrunk(entry, sampled_bytes, stored_bytes)
-        finally:
-            with account.lock:
-                self._sampling -= 1
-                account.changed.notify_all()
+                shrinks.took(time.perf_counter() - began_s)
+                account.ledger.shrunk(entry, sampled_bytes, stored_bytes)
 
     def _written(
         self,
@@ -383,7 +378,6 @@ class Writer:
             self._moving_bytes -= entry.nbytes
             account.cache.end_write(entry)
             self._unstage(entry)
-            self._sampling += error is None and self._shrinks is not None
             if error is not None:
                 self._write_failed(entry, error)
             elif entry.references > 0 and entry.error is None and unchanged:

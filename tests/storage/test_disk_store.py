@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import ArgumentError, OperandError, SpillError
+from spillgrad.storage import io_threads
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from tests.waiting import wait_until
@@ -531,3 +532,51 @@ def test_room_that_a_caller_asks_for_counts_while_he_uses_it(make_store: MakeSto
 def test_what_is_no_path_is_refused():
     with pytest.raises(OperandError, match="got int as a directory; wanted a path"):
         DiskStore(3, ram_budget=0)
+
+
+def raises_spill_error(call: Callable[[], None]) -> None:
+    with pytest.raises(SpillError):
+        call()
+
+
+class LateArray:
+    """An array elsewhere, which comes when it is told to."""
+
+    shape, dtype, nbytes = (100_000,), np.dtype(np.uint8), 100_000
+
+    def __init__(self) -> None:
+        self.is_asked_for, self.may_come = threading.Event(), threading.Event()
+
+    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        return np.full(self.shape, 7, self.dtype), self._wait
+
+    def _wait(self) -> None:
+        self.is_asked_for.set()
+        assert self.may_come.wait(30)
+
+
+def test_where_the_writer_died_files_are_closed_only_once_nobody_writes_them(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # the writer's death is told
+    store, late = make_store("1MiB", direct_io=False), LateArray()
+    store.put(late)
+    flushing = threading.Thread(target=raises_spill_error, args=(store.flush,))
+    flushing.start()
+    assert late.is_asked_for.wait(30)  # an I/O thread is about to write
+    monkeypatch.setattr(store._writer, "_next", lambda: {}["an error in the writer"])
+    store._account.bell.ring()
+    flushing.join()
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    closing.join(0.5)
+    others = [(tmp_path / f"other {i}").open("w+b") for i in range(50)]  # which get descriptors that were closed
+    late.may_come.set()
+    closing.join()
+    all_ended = threading.Barrier(io_threads._THREADS + 1)  # of what the I/O threads had to do before
+    for _ in range(io_threads._THREADS):
+        io_threads.submit(lambda: all_ended.wait(30), lambda error: None)
+    all_ended.wait(30)
+    assert [os.fstat(file.fileno()).st_size for file in others] == [0] * 50
+    for file in others:
+        file.close()

@@ -21,8 +21,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[Callable[[], No
     found: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     submit = io_threads.submit
 
-    def watched(failed: Callable[..., None], work: Callable[[], None]) -> None:
-        (found.put if work is relief._relieve else lambda work: submit(failed, work))(work)
+    def watched(work: Callable[[], None], ended: Callable[..., None]) -> None:
+        (found.put if work is relief._relieve else lambda work: submit(work, ended))(work)
 
     monkeypatch.setattr(io_threads, "submit", watched)
     monkeypatch.setattr(relief, "_next_look_s", 0.0)
