@@ -10,14 +10,15 @@ import contextlib
 import functools
 import queue
 import threading
-from collections.abc import Hashable
+import weakref
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
 from spillgrad.device_copies import Copies, Source
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.store import Handle, Label, View, changed_error
+from spillgrad.storage.store import Handle, Label, View, changed_error, nobody
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 
@@ -30,7 +31,7 @@ class Stored:
 
     __slots__ = (
         "__weakref__", "array", "cache", "copy", "dtype", "error", "handle", "key", "label", "moving", "nbytes",
-        "ready", "sequence", "shape", "storage", "users", "version", "views",
+        "ready", "sequence", "shape", "storage", "users", "version", "views", "watcher",
     )  # fmt: skip
 
     def __init__(self, cache: "DeviceCache", array: np.ndarray, key: Hashable, label: Label, sequence: int) -> None:
@@ -47,6 +48,7 @@ class Stored:
         self.moving: threading.Event | None = None  # set when the thread that sends or loads it is through
         self.ready: driver.Event | None = None  # when what was copied back is there
         self.copy: Storage | None = None  # over what was copied back: it counts the changes of that
+        self.watcher: Callable[[], Storage | None] = nobody  # what counts the changes of the memory, if it lives
 
     def __repr__(self) -> str:
         return f"<Stored {self.sequence}: {self.label}, {self.dtype.name} {self.shape}>"
@@ -54,10 +56,6 @@ class Stored:
     def memory(self) -> np.ndarray:
         """Return the memory on the device. Raises SpillError when it was changed before it was copied."""
         return self.cache.get(self)
-
-    def watch(self, copy: Storage) -> None:
-        """Keep the storage over what was copied back for as long as that is on the device: it counts changes."""
-        self.cache.watch(self, copy)
 
     def drop(self) -> None:
         """Release one reference; never blocks, so finalizers may call it."""
@@ -182,11 +180,18 @@ class DeviceCache:
         self._fetch_next(stored)
         return array
 
-    def watch(self, stored: Stored, copy: Storage) -> None:
-        """Keep the storage over what was copied back for as long as that is on the device."""
+    def watch(self, stored: Stored, copy: Storage, instead_of: Storage | None) -> Storage:
+        """Have a storage over what was copied back count its changes, for as long as that is on the device.
+
+        Unless another thread was quicker; return the one that does then, as `DiskStore.watch`.
+        """
         with self._lock:
-            if stored.array is copy.array:
-                stored.copy = copy
+            present = stored.watcher()
+            if present is None or present is instead_of:
+                stored.watcher, present = weakref.ref(copy), copy
+                if stored.array is copy.array:
+                    stored.copy = copy
+            return present
 
     def _make_room_behind(self, stored: Stored) -> None:
         """Let go of what backward has used before, of a graph that is kept: it is needed last."""

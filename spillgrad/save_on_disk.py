@@ -45,6 +45,10 @@ class Copy(Storage):
         super().__init__(array)
         self.key = key
 
+    def is_unchanged(self) -> bool:
+        """Return whether nobody changed the array since it was read."""
+        return not self.version
+
 
 class Spilled:
     """What a spilled tensor leaves in the graph: its storage's handle and where in that storage it lies.
@@ -205,6 +209,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         self._min_bytes = parse_bytes(min_bytes)
         self._device_budget = parse_bytes(device_budget)
         self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
+        self._making_device_cache = threading.Lock()
         self._open_store(
             "save_on_disk",
             directory,
@@ -220,10 +225,6 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         self._auto: Automatic | None = None
         if policy == "auto":
             self._policy = self._auto = Automatic(self._store, os.stat(self._store.directory).st_dev)
-        # The storage over the array that the store hands out now: an array must not have two, or a change through one
-        # would go unnoticed by who holds the other.
-        self._storages: weakref.WeakKeyDictionary[Handle | Stored, weakref.ref[Storage]] = weakref.WeakKeyDictionary()
-        self._storages_lock = threading.Lock()
 
     def __enter__(self) -> Any:
         super().__enter__()
@@ -280,9 +281,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         if is_on_device(stored):
             owner = storage if is_kept else None
             there = self._on_device().put(contiguous(stored), key, label, owner, view, MAX_VIEWS)
-            if is_kept:
-                with self._storages_lock:
-                    self._storages.setdefault(there, weakref.ref(storage))
+            _watch_own(there, storage, is_kept)
             return Spilled(self, there, key, array, offset, strides)
         version = storage.version
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
@@ -290,9 +289,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         handle = self._store.put(stored, key=key, label=label, unchanged=lambda: storage.version == version)
         if len(handle.views) < MAX_VIEWS:
             handle.views.append(view)
-        if is_kept:
-            with self._storages_lock:
-                self._storages.setdefault(handle, weakref.ref(storage))
+        _watch_own(handle, storage, is_kept)
         return Spilled(self, handle, key, array, offset, strides)
 
     def unpack_hook(self, packed: Any) -> Tensor:
@@ -328,32 +325,36 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
 
     def _on_device(self) -> "DeviceCache":
         """Return what keeps saved tensors of a device."""
-        with self._storages_lock:
+        with self._making_device_cache:
             if self._device_cache is None:
                 from spillgrad.device_cache import DeviceCache
 
                 self._device_cache = DeviceCache(self._store, self._device_budget)
-            return self._device_cache
+        return self._device_cache
 
     def _memory_of(self, stored: "Handle | Stored", key: Hashable) -> tuple[np.ndarray, Storage]:
         """Return a stored array and the storage over it: the packed one while that is in memory, else a copy's."""
+        # An array has one storage, or a change through one would go unnoticed by who holds the other.
         array = self._store.get(stored) if isinstance(stored, Handle) else stored.memory()
-        with self._storages_lock:
-            known = self._storages.get(stored)
-            storage = None if known is None else known()
-            if storage is None or address_of(storage.array) != address_of(array):
-                storage = copy = Copy(array, key)
-                self._storages[stored] = weakref.ref(storage)
-                if isinstance(stored, Handle):
-                    self._store.watch(stored, array, lambda: not copy.version)
-                else:
-                    stored.watch(copy)
+        storage = stored.watcher()
+        while storage is None or address_of(storage.array) != address_of(array):
+            copy = Copy(array, key)
+            if isinstance(stored, Handle):
+                storage = self._store.watch(stored, array, copy, instead_of=storage)
+            else:
+                storage = stored.cache.watch(stored, copy, instead_of=storage)
         if isinstance(storage, Copy) and storage.version:
             raise SavedTensorError(
                 f"unpack: {stored.label} was modified in place after it was read back for another use; "
                 f"clone() a saved tensor before changing it"
             )
         return array, storage
+
+
+def _watch_own(stored: "Handle | Stored", storage: Storage, is_kept: bool) -> None:
+    """Note that the storage that was packed counts the changes of what is stored, if its memory itself is."""
+    if is_kept and stored.watcher() is None:
+        stored.watcher = weakref.ref(storage)
 
 
 def _key(storage: Storage) -> Hashable:

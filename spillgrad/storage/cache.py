@@ -1,6 +1,7 @@
 """Which stored arrays are in RAM, counted to the byte, and which of them leaves first."""
 
 import collections
+import weakref
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -36,7 +37,7 @@ class Cache:
         """Hold an array as it was put, or `ours`, a copy of it; it is not on disk."""
         entry.array = array
         if ours:
-            self._watch(entry, array)
+            self._lease(entry, array)
         self.reserve(entry.nbytes)
         self.dirty.add(entry)
 
@@ -75,7 +76,7 @@ class Cache:
             lease.pinned = False
         elif entry.array is not array:  # it is memory of the caller's, which is not counted
             self.release(entry)
-            self._watch(entry, array)
+            self._lease(entry, array)
             self.reserve(entry.nbytes)
         self.absent.discard(entry)  # last: what was released may have come to be there
         self.pinned_bytes += entry.nbytes
@@ -152,7 +153,7 @@ class Cache:
 
     def lend(self, entry: Entry, array: np.ndarray, handed_out: bool) -> None:
         """Turn the reservation for an array that was read back into a lease on it."""
-        lease = self._watch(entry, array)
+        lease = self._lease(entry, array)
         if handed_out and not self._is_needed_again(entry):
             lease.pinned = True
         else:
@@ -161,19 +162,36 @@ class Cache:
             entry.array = array
             self.clean.add(entry)
 
-    def find(self, entry: Entry) -> np.ndarray | None:
-        """Return the array of `entry` if it is in RAM.
+    def in_ram(self, entry: Entry) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
+        """Return the array of `entry` if it is in RAM, and what to ask, without the lock, whether it is unchanged."""
+        if entry.array is not None:
+            return entry.array, entry.unchanged
+        lease = entry.lease
+        array = None if lease is None else lease()
+        if lease is None or array is None or lease.unchanged is None:
+            return array, None
+        return array, lease.unchanged() or _nobody_knows
+
+    def watch(self, entry: Entry, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
+        """Have `unchanged`, a bound method, asked before `array`, that of `entry`, is handed out again.
+
+        It is held while the store holds the array. While only callers do, its object may die: then nobody knows.
+        """
+        if entry.array is array:
+            entry.unchanged = unchanged
+        if entry.lease is not None and entry.lease() is array:
+            entry.lease.unchanged = weakref.WeakMethod(unchanged)
+
+    def hand_out(self, entry: Entry) -> None:
+        """Note that a caller gets the array of `entry`, which is in RAM.
 
         What the store made and can read again is the caller's from now on, unless the schedule expects another use.
         """
-        if entry.array is None:
-            return None if entry.lease is None else entry.lease()
-        array = entry.array
-        if entry.lease is not None and entry in self.clean and not self._is_needed_again(entry):
-            self.clean.discard(entry)
-            entry.array = entry.unchanged = None
-            self._pin(entry.lease)
-        return array
+        if entry.array is None or entry.lease is None or entry not in self.clean or self._is_needed_again(entry):
+            return
+        self.clean.discard(entry)
+        entry.array = entry.unchanged = None
+        self._pin(entry.lease)
 
     def forget(self, entry: Entry) -> None:
         """Let go of an array that is not what is on disk any more; it is read anew for whoever wants it next."""
@@ -194,9 +212,9 @@ class Cache:
                 if entry.references > 0 and entry.extent is not None and not entry.loading:
                     self.absent.add(entry)
 
-    def _watch(self, entry: Entry, array: np.ndarray) -> Lease:
+    def _lease(self, entry: Entry, array: np.ndarray) -> Lease:
         lease = entry.lease = Lease(array, self._end)
-        lease.entry, lease.pinned = entry, False
+        lease.entry, lease.pinned, lease.unchanged = entry, False, None
         self._leases[id(lease)] = lease
         return lease
 
@@ -236,3 +254,8 @@ class Cache:
             entry.rank, entry.leaves = rank, not entry.ahead and self.schedule.leaves(rank)
             if kept_in is not None:
                 kept_in.add(entry)
+
+
+def _nobody_knows() -> bool:
+    """Say that an array may be changed: who counted its changes is gone."""
+    return False

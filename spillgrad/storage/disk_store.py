@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,7 +29,17 @@ from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
 from spillgrad.storage.run_directory import RunDirectory, default_directory
 from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
-from spillgrad.storage.store import NO_LABEL, Handle, Label, Remote, StoreStats, changed_error, dense, storable
+from spillgrad.storage.store import (
+    NO_LABEL,
+    Handle,
+    Label,
+    Remote,
+    StoreStats,
+    Watcher,
+    changed_error,
+    dense,
+    storable,
+)
 from spillgrad.storage.sweep import sweep
 from spillgrad.storage.writer import Writer
 
@@ -200,6 +210,8 @@ class DiskStore:
     def get(self, handle: Handle) -> np.ndarray:
         """Return the array of `handle`; see `Store.get`. Reads the disk itself when nobody did it before."""
         account = self._account
+        cache = account.cache
+        checked = None
         while True:
             with account.lock:
                 account.settle("get")
@@ -212,25 +224,32 @@ class DiskStore:
                     self._writer.wait_for_room(entry.nbytes + entry.staging_bytes, entry.label, entry.dtype)
                     if not entry.on_disk_only:
                         continue  # it came meanwhile, or was dropped
-                account.cache.schedule.get(entry)
-                account.ledger.used(entry)
-                unchanged = None if entry.array is None else entry.unchanged
-                array = account.cache.find(entry)
-                if array is None:
-                    account.ledger.misses += 1
-                    self._loader.begin(entry, pinned=True)
-                else:
-                    account.ledger.hits += 1
-                self._prefetcher.start_loads()
-            if array is None:
-                array = self._loader.load(entry)
-            elif unchanged is not None and not unchanged():
-                self._discard_changed(entry, array)
-                array = unchanged = None
-                continue
-            entry.await_arrival()
-            account.look_again()
-            return array
+                array, unchanged = cache.in_ram(entry)
+                if unchanged is None or array is checked:
+                    self._use(entry, array)
+                    break
+            if unchanged():
+                checked = array
+            else:
+                self._discard_changed(entry, cast(np.ndarray, array))
+        if array is None:
+            array = self._loader.load(entry)
+        entry.await_arrival()
+        account.look_again()
+        return array
+
+    def _use(self, entry: Entry, array: np.ndarray | None) -> None:
+        """Note that a caller gets the array of an entry, or begin to load it. Called with the lock held."""
+        account = self._account
+        account.cache.schedule.get(entry)
+        account.ledger.used(entry)
+        if array is None:
+            account.ledger.misses += 1
+            self._loader.begin(entry, pinned=True)
+        else:
+            account.ledger.hits += 1
+            account.cache.hand_out(entry)
+        self._prefetcher.start_loads()
 
     def use(self, handle: Handle) -> None:
         """Note that who has the array of `handle` already uses it now; see `Store.use`."""
@@ -357,14 +376,22 @@ class DiskStore:
             self._account.at_step_end.append(callback)
         self._account.look_again()
 
-    def watch(self, handle: Handle, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
-        """Ask `unchanged` before anybody else gets `array`, got from `handle`, if the store still keeps it."""
+    def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
+        """Have `watcher` say from now on whether `array`, got from `handle`, is unchanged before it is handed out.
+
+        Unless another thread was quicker, and what watches it is no longer `instead_of`; return what does then. While
+        the store holds the array it holds its watcher; where that died before the array, the store reads its own copy.
+        """
         account = self._account
         with account.lock:
-            entry = account.entries.get(handle.sequence)
-            if entry is handle and entry.array is array:
-                entry.unchanged = unchanged
+            present = handle.watcher()
+            if present is instead_of or present is None:
+                handle.watcher, present = weakref.ref(watcher), watcher
+                entry = account.entries.get(handle.sequence)
+                if entry is handle:
+                    account.cache.watch(entry, array, watcher.is_unchanged)
         account.look_again()
+        return present
 
     def drop(self, handle: Handle) -> None:
         """Release one reference; see `Store.drop`. A handle without references is left alone."""

@@ -98,9 +98,10 @@ class Entry(Handle):
 class Lease(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to an array that the store made: its bytes count until the last alias of it dies."""
 
-    __slots__ = ("entry", "pinned")
+    __slots__ = ("entry", "pinned", "unchanged")
     entry: Entry
     pinned: bool  # only callers hold it
+    unchanged: "weakref.WeakMethod[Callable[[], bool]] | None"  # of who counts the changes that callers make
 
 
 class RankedEntries:

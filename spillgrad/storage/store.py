@@ -55,13 +55,26 @@ class Remote(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """What counts the changes of an array that a store handed out."""
+
+    def is_unchanged(self) -> bool:
+        """Return whether the array is what it was when it was handed out. Quick, and takes no lock."""
+        ...
+
+
+def nobody() -> None:
+    """Be the reference to no object."""
+
+
 class Handle:
     """Names one stored array; only the store that made it can use it.
 
-    `views` is for who put it: what it holds when a file is described goes into the file.
+    `views` is for who put it: what it holds when a file is described goes into the file. `watcher()` is what counts the
+    changes of its array in memory, if anything does.
     """
 
-    __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views")
+    __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views", "watcher")
 
     def __init__(self, array: np.ndarray | Remote, sequence: int, label: Label | None) -> None:
         self.shape = array.shape
@@ -70,6 +83,7 @@ class Handle:
         self.sequence = sequence
         self.label = label or NO_LABEL
         self.views: list[View] = []
+        self.watcher: Callable[[], Any] = nobody
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.sequence}: {self.label}, {self.dtype.name} {self.shape}>"

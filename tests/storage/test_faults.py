@@ -307,11 +307,11 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
     handle = store.put(array, unchanged=unchanged)
     store.flush()
     account = store._account
-    found = account.cache.find
+    found = account.cache.in_ram
 
-    def evicted_in_mid_get(entry: object) -> np.ndarray | None:
+    def evicted_in_mid_get(entry: object) -> object:
         result = found(entry)  # type: ignore[arg-type]
-        account.cache.find = found  # type: ignore[method-assign]
+        account.cache.in_ram = found  # type: ignore[method-assign]
         evicting.append(threading.Thread(target=evict))
         evicting[0].start()
         return result
@@ -322,7 +322,7 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
             array[:] = 1
             changed.set()
 
-    account.cache.find = evicted_in_mid_get  # type: ignore[method-assign]
+    account.cache.in_ram = evicted_in_mid_get  # type: ignore[method-assign]
     got = store.get(handle)
     evicting[0].join()
     assert (got == 0).all()

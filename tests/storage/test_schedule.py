@@ -384,3 +384,19 @@ def test_a_step_in_which_lasting_arrays_come_and_go_without_end_is_not_remembere
     assert len(steps.schedule._happened) < 100
     steps.end()
     assert not schedule._plans
+
+
+def test_an_array_that_turns_out_to_be_changed_is_used_once_though_it_is_read_again(
+    make_store: Callable[..., DiskStore],
+):
+    store = make_store("1MiB")
+    array = np.zeros(1000)
+    handle = store.put(array, unchanged=lambda: not array.any())
+    store.flush()
+    array[:] = 1
+    assert not store.get(handle).any()
+    store.drop(handle)
+    store.stats()  # sees to what was dropped, with which the step ends
+    (plan,) = schedule._plans.values()
+    assert plan.used == ((0, array.nbytes),)
+    assert (store.stats().cache_hits, store.stats().cache_misses) == (0, 1)

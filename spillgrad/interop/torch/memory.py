@@ -95,7 +95,7 @@ class Layout(NamedTuple):
 class Version:
     """How often memory was changed in place when this was made; it holds the counter, and not the memory."""
 
-    __slots__ = ("counter", "number")
+    __slots__ = ("__weakref__", "counter", "number")
 
     def __init__(self, tensor: Any) -> None:
         # A counter is what all tensors over a memory share, and assigning other memory leaves it as it is.
@@ -103,7 +103,7 @@ class Version:
         self.counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.number = self.counter._version
 
-    def holds(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether nobody has changed the memory since."""
         return bool(self.counter._version == self.number)
 

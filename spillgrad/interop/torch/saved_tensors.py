@@ -210,7 +210,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape),
             key=key,
             label=Label(None, None, labels.current.module, labels.current.step),
-            unchanged=version.holds,
+            unchanged=version.is_unchanged,
         )
         spilled = self._newest[key] = Spilled(self, handle, key, tensor.device, layout, version, self._newest.get(key))
         if len(handle.views) < MAX_VIEWS:
@@ -242,7 +242,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
                 storage, version = tensor.untyped_storage(), Version(tensor)
                 memory = _memories[handle] = _Memory(origin_of_copy(storage, key), 0, version)
                 if storage.data_ptr() == array.__array_interface__["data"][0]:
-                    self._store.watch(handle, array, version.holds)
+                    self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
 
     def _hold(self, spilled: Spilled, storage: Any) -> None:
@@ -300,5 +300,5 @@ def _without_the_rest(tensor: Any, layout: Layout, storage: Any) -> Any:
 
 
 def _require(version: Version, layout: Layout) -> None:
-    if not version.holds():
+    if not version.is_unchanged():
         raise changed_error(layout.dtype, layout.size, version.counter._version, version.number)
