@@ -37,7 +37,8 @@ from spillgrad.storage.store import (
     StoreStats,
     Watcher,
     changed_error,
-    dense,
+    dense_copy,
+    may_be_kept,
     storable,
 )
 from spillgrad.storage.sweep import sweep
@@ -174,30 +175,34 @@ class DiskStore:
         """
         array = storable(array)
         account = self._account
-        with account.lock:
-            account.settle("put")
-            self._writer.answer_failures()
-            account.cache.schedule.pause()
-            entry = account.known(key)
-            if entry is None:
-                fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
-                entry = account.known(key)  # another thread may have put it meanwhile
-            if entry is None:
-                # Copied only now, where there is room: a copy that waits would be beyond the budget.
-                kept, arrival = dense(array)
-                entry = account.enter(kept, key, label, unchanged if kept is array else None, lasting)
-                entry.arrival = arrival
-                try:
-                    if fits:
-                        account.cache.keep(entry, kept, ours=lasting or kept is not array)
-                        self._writer.wake_if_behind()
-                    else:
-                        self._writer.write_through(entry, kept, ours=kept is not array)
-                except BaseException:
-                    account.release(entry)
-                    raise
-            warning = self._writer.warning()
-            self._tell()
+        fits, copied = True, None
+        while True:
+            with account.lock:
+                if copied is not None:
+                    account.cache.unreserve(array.nbytes)
+                account.settle("put")
+                self._writer.answer_failures()
+                account.cache.schedule.pause()
+                entry = account.known(key)
+                if entry is None and copied is None:
+                    fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
+                    entry = account.known(key)  # another thread may have put it meanwhile
+                if entry is None and (copied is not None or may_be_kept(array)):
+                    kept, arrival = copied or (cast(np.ndarray, array), None)
+                    entry = account.enter(kept, key, label, unchanged if copied is None else None, lasting)
+                    entry.arrival = arrival
+                    self._keep(entry, kept, fits, is_copy=copied is not None)
+                if entry is not None:
+                    warning = self._writer.warning()
+                    self._tell()
+                    break
+                account.cache.reserve(array.nbytes)  # room for the copy, which is made without the lock
+            try:
+                copied = dense_copy(array)
+            except BaseException:
+                with account.lock:
+                    account.cache.unreserve(array.nbytes)
+                raise
         if warning is not None:
             try:
                 warnings.warn(warning, stacklevel=2)
@@ -206,6 +211,18 @@ class DiskStore:
                 raise
         account.look_again()
         return entry
+
+    def _keep(self, entry: Entry, array: np.ndarray, fits: bool, is_copy: bool) -> None:
+        """Hold a new entry's array in RAM, or write it where it does not fit. Called with the lock held."""
+        try:
+            if fits:
+                self._account.cache.keep(entry, array, ours=entry.lasting or is_copy)
+                self._writer.wake_if_behind()
+            else:
+                self._writer.write_through(entry, array, ours=is_copy)
+        except BaseException:
+            self._account.release(entry)
+            raise
 
     def get(self, handle: Handle) -> np.ndarray:
         """Return the array of `handle`; see `Store.get`. Reads the disk itself when nobody did it before."""

@@ -15,8 +15,9 @@ from spillgrad.storage.store import (
     StoreStats,
     changed_error,
     closed_error,
-    dense,
+    dense_copy,
     gone_error,
+    may_be_kept,
     storable,
 )
 
@@ -65,7 +66,7 @@ class MemoryStore:
                 self._deduplicated += array.nbytes
                 return handle
             handle = _Kept(array, self._sequence, label)
-            handle.array, handle.arrival = dense(array)
+            handle.array, handle.arrival = _dense(array)
             handle.key, handle.references = key, 1
             handle.unchanged = unchanged if handle.array is array else None
             self._sequence += 1
@@ -104,7 +105,7 @@ class MemoryStore:
     def replace(self, handle: Handle, array: Remote) -> None:
         self.get(handle)
         kept = cast(_Kept, handle)
-        kept.array, kept.arrival = dense(array)
+        kept.array, kept.arrival = _dense(array)
 
     def begin_step(self) -> None:
         """Do nothing: all is in RAM."""
@@ -167,3 +168,7 @@ class MemoryStore:
                 self._live -= kept.nbytes
         if self._retiring and not self._kept:
             self._closed = True
+
+
+def _dense(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
+    return (cast(np.ndarray, array), None) if may_be_kept(array) else dense_copy(array)

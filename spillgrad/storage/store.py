@@ -231,14 +231,14 @@ def storable(array: np.ndarray | Remote) -> np.ndarray | Remote:
     return array
 
 
-def dense(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
-    """Return `array` itself if a store may keep it as it is, else a C-contiguous, aligned, writeable copy.
+def may_be_kept(array: np.ndarray | Remote) -> bool:
+    """Return whether a store may keep `array` as it is: it is C-contiguous, aligned and writeable."""
+    return isinstance(array, np.ndarray) and array.flags.carray
 
-    And, of a remote one, what returns once the copy is complete.
-    """
-    if not isinstance(array, np.ndarray):
-        return array.fetch()
-    return (array if array.flags.carray else memory.copy(array)), None
+
+def dense_copy(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
+    """Return a copy that a store may keep; and, of a remote array, what returns once the copy is complete."""
+    return (memory.copy(array), None) if isinstance(array, np.ndarray) else array.fetch()
 
 
 class Labelled(Protocol):

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from spillgrad.errors import ArgumentError, OperandError, SpillError
 from spillgrad.storage import io_threads
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
+from spillgrad_kernels import memory
 from tests.waiting import wait_until
 
 MakeStore = Callable[..., DiskStore]
@@ -580,3 +582,52 @@ def test_where_the_writer_died_files_are_closed_only_once_nobody_writes_them(
     assert [os.fstat(file.fileno()).st_size for file in others] == [0] * 50
     for file in others:
         file.close()
+
+
+class HeldUp:
+    """An array elsewhere; whoever copies it meets the test, and goes on when it says so."""
+
+    shape, dtype, nbytes = (1000,), np.dtype(np.uint8), 1000
+
+    def __init__(self) -> None:
+        self.meeting = threading.Barrier(2)
+
+    def fetch(self) -> tuple[np.ndarray, None]:
+        self.meeting.wait(30)
+        self.meeting.wait(30)
+        return np.full(self.shape, 7, self.dtype), None
+
+
+@pytest.mark.parametrize("kind", ["remote", "not contiguous"])
+def test_others_use_the_store_while_an_array_is_copied_into_it(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    store, held_up = make_store("10KiB"), HeldUp()
+    array: Any = held_up
+    if kind == "not contiguous":
+        array = np.full((1000, 2), 7, np.uint8)[:, 0]
+        monkeypatch.setattr(memory, "copy", lambda array: held_up.fetch()[0])
+    handles: list[Handle] = []
+    putting = threading.Thread(target=lambda: handles.append(store.put(array, key="one")))
+    putting.start()
+    held_up.meeting.wait(30)
+    assert store.stats().ram_bytes == 1000  # the copy counts from before it is made
+    if kind == "not contiguous":
+        monkeypatch.undo()
+    other = store.put(np.full((1000, 2), 7, np.uint8)[:, 1], key="one")  # the same, and quicker
+    held_up.meeting.wait(30)
+    putting.join()
+    assert handles == [other]
+    assert (store.get(other) == 7).all()
+    assert store.stats().ram_bytes == 1000
+
+
+def test_a_copy_that_fails_leaves_nothing_counted(make_store: MakeStore):
+    class Refusing(HeldUp):
+        def fetch(self) -> Any:
+            raise MemoryError("none left")
+
+    store = make_store("10KiB")
+    with pytest.raises(MemoryError, match="none left"):
+        store.put(Refusing())
+    assert store.stats().ram_bytes == store.stats().live_bytes == 0
