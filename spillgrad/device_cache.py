@@ -75,7 +75,7 @@ class DeviceCache:
         self._store = store
         self._lock = threading.Lock()
         self._by_key: dict[Hashable, Stored] = {}
-        self._resident: dict[int, Stored] = {}  # by sequence
+        self._resident: list[Stored] = []  # on the device, the oldest first
         self._away: list[Stored] = []  # in the store only, the oldest first
         self._leaving: collections.deque[tuple[Stored, driver.Event]] = collections.deque()
         self._dropped: collections.deque[Stored] = collections.deque()
@@ -117,7 +117,7 @@ class DeviceCache:
         with self._lock:
             if self.resident_bytes <= self.budget_bytes:
                 return None
-            return self._claimed(next((one for one in self._resident.values() if one.moving is None), None))
+            return self._claimed(next((one for one in self._resident if one.moving is None), None))
 
     def _claimed(self, stored: Stored | None) -> Stored | None:
         if stored is not None:
@@ -196,16 +196,18 @@ class DeviceCache:
     def _make_room_behind(self, stored: Stored) -> None:
         """Let go of what backward has used before, of a graph that is kept: it is needed last."""
         with self._lock:
-            for number in sorted(self._resident, reverse=True):
-                used = self._resident[number]
-                if self.resident_bytes <= self.budget_bytes or number <= stored.sequence:
+            place = len(self._resident)
+            while place > 0 and self.resident_bytes > self.budget_bytes:
+                place -= 1
+                used = self._resident[place]
+                if used.sequence <= stored.sequence:
                     return
                 if used.handle is not None and used.moving is None:
                     self._leave(used)
 
     def _begin_load(self, stored: Stored) -> None:
         stored.moving = threading.Event()
-        self._away.remove(stored)
+        _discard(self._away, stored)
         self._count(stored.nbytes)
 
     def _load(self, stored: Stored) -> None:
@@ -249,11 +251,11 @@ class DeviceCache:
 
     def _stay(self, stored: Stored) -> None:
         self._count(stored.nbytes)
-        self._resident[stored.sequence] = stored
+        bisect.insort(self._resident, stored, key=_sequence)
 
     def _leave(self, stored: Stored) -> None:
         """Take an array off the device; what the store has of it counts as away."""
-        if self._resident.pop(stored.sequence, None) is not None:
+        if _discard(self._resident, stored):
             self.resident_bytes -= stored.nbytes
         stored.array = stored.ready = stored.copy = None
         if stored.users and stored.handle is not None:
@@ -282,8 +284,7 @@ class DeviceCache:
                 del self._by_key[stored.key]
             self._leave(stored)
             stored.storage = None
-            if stored in self._away:
-                self._away.remove(stored)
+            _discard(self._away, stored)
             if stored.handle is not None:
                 self._store.drop(stored.handle)
 
@@ -302,7 +303,7 @@ class DeviceCache:
         """Copy to the store what is on the device alone."""
         with self._lock:
             self._tidy()
-            alone = [one for one in self._resident.values() if one.handle is None]
+            alone = [one for one in self._resident if one.handle is None]
         for stored in alone:
             with self._lock:  # one at a time: the store may refuse
                 if stored.array is None or stored.handle is not None or stored.moving is not None:
@@ -313,6 +314,15 @@ class DeviceCache:
 
 def _sequence(stored: Stored) -> int:
     return stored.sequence
+
+
+def _discard(ordered: list[Stored], stored: Stored) -> bool:
+    """Remove one from a list in order; return whether it was there."""
+    place = bisect.bisect_left(ordered, stored.sequence, key=_sequence)
+    if place < len(ordered) and ordered[place] is stored:
+        del ordered[place]
+        return True
+    return False
 
 
 class _Loader:

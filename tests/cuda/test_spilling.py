@@ -222,3 +222,26 @@ def test_threads_share_a_store_and_its_budgets(tmp_path):
         loss.backward()
         np.testing.assert_array_equal(value, 2 * leaf.grad.numpy(force=True))
     assert spill.stats().device_bytes == spill.stats().live_bytes == 0
+
+
+class Compared(int):
+    """A number that counts how often it is compared."""
+
+    times = 0
+
+    def __add__(self, other: int) -> "Compared":
+        return Compared(int(self) + other)
+
+    def __lt__(self, other: int) -> bool:
+        Compared.times += 1
+        return int(self) < int(other)
+
+
+def test_looking_for_room_behind_an_array_looks_at_few_of_those_on_the_device(tmp_path):
+    arrays = 300
+    with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0) as spill:
+        spill._on_device()._sequence = Compared(0)
+        y = [sg.ones(2, device="cuda", requires_grad=True).exp() for _ in range(arrays)]
+    Compared.times = 0
+    y[arrays // 2].sum().backward()
+    assert 0 < Compared.times < 100
