@@ -35,12 +35,14 @@ class Storage:
     """The memory that a tensor and all its views share.
 
     `uid` is never used twice in a process, `version` counts the in-place changes, `array` is the dense memory itself.
+    `earlier_versions` are those of other memory that a tensor over this one had before: `_version` never goes back.
     `aliased` says that more than one tensor has looked at it; `trainable`, that it belongs to a leaf that requires a
     gradient.
     """
 
     # Few storages ever get another value: defaults on the class make tensors cheap.
     version = 0
+    earlier_versions = 0
     aliased = False
     trainable = False
     # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`. Then `view_of`
@@ -184,7 +186,7 @@ class Tensor:
 
     @property
     def _version(self) -> int:
-        return self._storage.version
+        return self._storage.earlier_versions + self._storage.version
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape, or the size of one dimension."""
@@ -479,7 +481,10 @@ class Tensor:
 
     @property
     def data(self) -> "Tensor":
-        """The values without graph, over the same memory; assigning replaces the memory."""
+        """The values without graph, over the same memory; assigning replaces the memory.
+
+        What was saved for backward before is still the former values. `_version` does not go back.
+        """
         return self.detach()
 
     @data.setter
@@ -490,10 +495,12 @@ class Tensor:
             raise DtypeError(
                 f"data: got {value.dtype} for a tensor that requires a gradient; only floating-point tensors can"
             )
-        self._base = None  # it shares no memory with what it viewed any more
+        if value._storage is not self._storage:
+            self._base = None  # it shares no memory with what it viewed any more
+        version = self._version
         self._array, self._storage = value._array, value._storage
         self._storage.aliased = True
-        self._accumulator = None
+        self._storage.earlier_versions += max(version - self._version, 0)
         if self._requires_grad and self._grad_fn is None:
             self._storage.trainable = True
 
@@ -558,6 +565,11 @@ class Tensor:
                 "function returned it: move it with .to(device)"
             )
         if self._grad is not None:
+            if self._grad.shape != grad.shape:  # a sum would broadcast
+                raise GraphError(
+                    f"backward: got a gradient of shape {grad.shape} for a leaf whose .grad is {self._grad.shape}, as "
+                    "before its data was replaced; set .grad to None then"
+                )
             if is_grad_enabled():
                 self._grad = graph.add_gradients(self._grad, grad)
             else:

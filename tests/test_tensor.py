@@ -302,6 +302,32 @@ def test_data_is_the_same_memory_without_graph_and_may_be_replaced():
     assert x.grad.tolist() == [2, 2, 2]
 
 
+def test_the_version_does_not_go_back_when_data_is_replaced():
+    x = sg.ones(2)
+    x.add_(1).add_(1)
+    assert x._version == 2
+    x.data = sg.zeros(2)
+    assert (x._version, x[:]._version, x.detach()._version) == (2, 2, 2)
+    x.add_(1)
+    assert x._version == 3
+    much_changed = sg.zeros(2)
+    for _ in range(5):
+        much_changed.add_(1)
+    x.data = much_changed
+    x.mul_(2)
+    assert x._version == much_changed._version == 6
+
+
+def test_a_gradient_does_not_add_to_one_of_the_shape_before_data_was_replaced():
+    x = sg.ones(2, requires_grad=True)
+    (x * 2).sum().backward()
+    x.data = sg.ones(1)
+    y = (x * 3).sum()
+    with pytest.raises(GraphError, match=r"shape \(1,\) for a leaf whose .grad is \(2,\)"):
+        y.backward()
+    assert x.grad.tolist() == [2, 2]
+
+
 def test_gradients_are_cleared_in_both_dialects():
     x = sg.ones(2, requires_grad=True)
     (x * 2).sum().backward()

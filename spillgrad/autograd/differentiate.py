@@ -24,15 +24,21 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
-    """Return where a gradient of a tensor flows, and what it must look like; the same of an edge. No node: nowhere."""
-    if isinstance(value, GradientEdge) and value.node is not None:
-        return value, value.node.output(value.output_nr)
-    if not isinstance(value, Tensor):
+    """Return where a gradient of a tensor flows, and what it must look like; the same of an edge. No node: nowhere.
+
+    That is what the tensor was when it was computed, whatever its `data` is now.
+    """
+    if isinstance(value, Tensor):
+        edge: Edge = value.gradient_edge()
+    elif isinstance(value, GradientEdge) and value.node is not None:
+        edge = value
+    else:
         raise OperandError(
             f"{name}: all inputs have to be Tensors or GradientEdges, but got {type(value).__name__}; an edge is what "
             "get_gradient_edge() returns"
         )
-    return value.gradient_edge(), value
+    node, output_nr = edge
+    return edge, value if node is None else node.output(output_nr)
 
 
 def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple[list[Edge], list[Tensor]]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.errors import GraphError, ShapeError
 from tests.ops.checks import leaf
 
 
@@ -120,3 +121,24 @@ def test_batched_gradients_need_a_common_first_dimension():
         sg.grad([y, y], x, [sg.ones(2, 2), sg.ones(3, 2)], is_grads_batched=True)
     with pytest.raises(RuntimeError, match=r"gradient of shape \(3,\)"):
         sg.grad(y, x, sg.ones(2, 3), is_grads_batched=True)
+
+
+def test_a_leaf_is_found_in_a_graph_from_before_its_data_was_replaced():
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    y = (x * x).sum()
+    x.data = sg.tensor([7.0, 8.0])
+    z = (x * x).sum()
+    assert sg.autograd.grad(y, x, materialize_grads=True)[0].tolist() == [4, 6]
+    assert sg.autograd.grad(z, x)[0].tolist() == [14, 16]
+
+
+def test_a_gradient_is_for_what_was_computed_whatever_its_data_is_now():
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    y = x * x
+    y.data = sg.ones(1)
+    with pytest.raises(GraphError, match=r"got shape \(2,\)"):
+        y.backward()
+    with pytest.raises(ShapeError, match=r"of shape \(1,\) for a tensor of \(2,\)"):
+        y.backward(sg.ones(1))
+    y.backward(sg.ones(2))
+    assert x.grad.tolist() == [4, 6]

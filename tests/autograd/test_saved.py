@@ -1,5 +1,7 @@
 """Saved values without hooks: which object comes back, and what a change, a free or a second look does."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -155,6 +157,88 @@ def test_a_leaf_whose_data_was_replaced_was_saved_as_it_was():
     assert y.grad_fn._raw_saved_self.data.tolist() == [3.0] and y.grad_fn._saved_self.requires_grad
     y.backward()
     assert x.grad.tolist() == [6.0]
+
+
+def data_of_a_result(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = x * 1
+    y = h * h
+    h.data = sg.tensor([7.0, 8.0])
+    return y, h
+
+
+def data_of_a_leaf(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    y = x * x
+    x.data = sg.tensor([7.0, 8.0])
+    return y, x
+
+
+def data_of_what_needs_no_gradient(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    scale = sg.tensor([4.0, 6.0])
+    y = x * scale
+    scale.data = sg.tensor([7.0, 8.0])
+    return y, scale
+
+
+def data_of_a_view(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = (x * 1)[:]
+    y = h * h
+    h.data = sg.tensor([7.0, 8.0])
+    return y, h
+
+
+def data_of_what_a_view_looks_at(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = x * 1
+    view = h[:]
+    y = view * view
+    h.data = sg.tensor([7.0, 8.0])
+    h.add_(1)
+    return y, view
+
+
+def data_of_what_a_checkpoint_was_given(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = x * 1
+    y = sg.utils.checkpoint.checkpoint(lambda value: value * value, h)
+    h.data = sg.tensor([7.0, 8.0])
+    return y, h
+
+
+REPLACED = {function.__name__: function for function in (
+    data_of_a_result, data_of_a_leaf, data_of_what_needs_no_gradient, data_of_a_view, data_of_what_a_view_looks_at,
+    data_of_what_a_checkpoint_was_given,
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["in RAM", "on disk"])
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_was_saved_before_data_was_replaced_is_the_former_values(tmp_path, where, case):
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    with sg.save_on_disk(tmp_path, ram_budget=0) if where == "on disk" else contextlib.nullcontext():
+        y, _changed = REPLACED[case](x)
+    y.sum().backward()
+    assert x.grad.tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("where", ["in RAM", "on disk"])
+def test_second_derivatives_of_what_data_replaced_are_those_of_the_former_values(tmp_path, where):
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    with sg.save_on_disk(tmp_path, ram_budget=0) if where == "on disk" else contextlib.nullcontext():
+        h = x * 1
+        y = h * h * h
+        h.data = sg.tensor([7.0, 8.0])
+    (first,) = sg.autograd.grad(y.sum(), x, create_graph=True)
+    first.sum().backward()
+    assert (first.tolist(), x.grad.tolist()) == ([12, 27], [12, 18])
+
+
+def test_a_changed_value_is_an_error_though_its_tensor_has_other_data_by_now():
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    h = x * 1
+    y = h * h
+    former = h.data
+    h.data = sg.tensor([7.0, 8.0])
+    former.add_(1)
+    with pytest.raises(SavedTensorError, match="is at version 1; expected version 0"):
+        y.sum().backward()
 
 
 # Freeing
