@@ -23,7 +23,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import address_of, beside, is_on_device, placed, zeros_beside
+from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
@@ -174,11 +174,20 @@ def move(tensor: Tensor, edge: Edge) -> None:
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
-    """Return where a view lies in its base. Raises GraphError for a base that is not dense, or has other memory now."""
+    """Return where a view lies in its base.
+
+    Raises GraphError for a base that is not dense, has other memory now, or is not all that the view looks at.
+    """
     if view.storage is not base.storage:
         raise GraphError("in-place: the view's base got other memory, by assigning its data; make the view again")
     if not base.is_contiguous():
         raise GraphError("in-place: cannot record a change of a view whose base is not contiguous; clone() it first")
+    (first, last), (low, high) = byte_bounds(view.array), byte_bounds(base.array)
+    if view.array.size and not low <= first <= last <= high:
+        raise GraphError(
+            "in-place: cannot record a change of a view that reaches beyond its base, as as_strided() makes them, or "
+            "whose base got other data; clone() it first"
+        )
     start = address_of(view.array) - address_of(base.array)
     return view.shape, view.stride(), start // base.itemsize
 

@@ -398,6 +398,38 @@ def test_a_view_whose_memory_or_base_was_replaced_changes_nothing_else():
         view.mul_(3)
 
 
+def test_a_view_given_data_in_the_same_memory_is_a_view_still():
+    weight = sg.ones(4, requires_grad=True)
+    base = weight * 2
+    view = base[1:3]
+    view.data = view.data
+    view.mul_(3)
+    base.sum().backward()
+    assert (base.tolist(), weight.grad.tolist()) == ([2, 6, 6, 2], [2, 6, 6, 2])
+
+
+def beyond_its_base() -> tuple[sg.Tensor, sg.Tensor]:
+    base = sg.ones(6)[2:4].detach()
+    return base, sg.as_strided(base, (4,), (1,), 0)
+
+
+def beyond_the_data_its_base_was_given() -> tuple[sg.Tensor, sg.Tensor]:
+    memory = sg.ones(8)
+    base = memory[4:].detach()
+    view = base[:4]
+    base.data = memory.data[:4]
+    return base, view
+
+
+@pytest.mark.parametrize("looks", [beyond_its_base, beyond_the_data_its_base_was_given])
+def test_a_view_beyond_its_base_takes_no_recorded_change(looks):
+    weight = sg.full((4,), 3.0, requires_grad=True)
+    base, view = looks()
+    with pytest.raises(GraphError, match="reaches beyond its base"):
+        view.mul_(weight)
+    assert base.tolist() == [1] * base.numel() and not base.requires_grad
+
+
 REFUSALS = {
     "a leaf": lambda x: x.add_(1),
     "a view of a leaf": lambda x: x[0].add_(1),
