@@ -114,6 +114,7 @@ class Tensor:
     # A view knows the tensor it views: an in-place change of one moves the other in the graph.
     _base: "Tensor | None" = None
     _base_fn: Node | None = None
+    _leaf_views: "tuple[weakref.ref[Tensor], ...]" = ()
     _detached = False  # by detach_()
     # Whether backward itself updates this leaf and frees its gradient; see `disk_offload`.
     _updated_in_backward = False
@@ -421,6 +422,14 @@ class Tensor:
         self._requires_grad = bool(value)
         if value and self.is_leaf:
             self._storage.trainable = True
+            if self._base is not None:
+                others = [weakref.ref(view) for view in self._base.leaf_views() if view is not self]
+                self._base._leaf_views = (*others, weakref.ref(self))
+
+    def leaf_views(self) -> "list[Tensor]":
+        """Return the views of this tensor that are leaves of their own and require a gradient."""
+        views = [view() for view in self._leaf_views]
+        return [v for v in views if v is not None and v._base is self and v.requires_grad and v.is_leaf]
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Set `requires_grad` and return the tensor."""

@@ -32,8 +32,8 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and of
 def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
     """Replace the tensor's values by `function(tensor, *arguments, **options)` and record it; return the tensor.
 
-    Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one), ShapeError or
-    DtypeError when the result does not fit into the tensor.
+    Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one, what such a
+    leaf is a view of), ShapeError or DtypeError when the result does not fit into the tensor.
     """
     if not is_recorded(tensor, *arguments, *options.values()):
         if _takes_out(function) and computes_in_place(tensor, arguments, options):
@@ -90,8 +90,14 @@ def refuse(tensor: Tensor, name: str) -> None:
             f"{name}: A view was created in no_grad mode and is being modified inplace with grad mode enabled; make "
             "the view and change it in the same mode"
         )
-    if base.requires_grad and base.grad_fn is None:
+    what = None
+    if base.requires_grad and base.is_leaf:
         what = "leaf Variable" if base is tensor else "view of a leaf Variable"
+    elif tensor.requires_grad and tensor.is_leaf:
+        what = "view of a leaf Variable"
+    elif base.leaf_views():  # the change would be theirs, and they no leaves any more
+        what = "tensor that shares memory with a view of a leaf Variable"
+    if what is not None:
         raise GraphError(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
     if base is tensor:
         return
@@ -274,7 +280,8 @@ def _view_again(view: Tensor, base: Tensor) -> None:
     node = base._grad_fn
     view._base_fn = node
     if node is None:
-        view._grad_fn, view._requires_grad = None, base._requires_grad
+        if view._grad_fn is not None:  # a view that is a leaf remains one
+            view._grad_fn, view._requires_grad = None, base._requires_grad
         return
     source = base.alias((node, base._output_nr))
     move(view, (_StridedRead(source, view, geometry(view, base)), 0))
