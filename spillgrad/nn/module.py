@@ -201,8 +201,9 @@ class Module:
     def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
 
-        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Results
-        that are neither tensors nor tuples or lists of them are not seen.
+        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Tensors
+        among these that get no gradient have zeros there, as in PyTorch. Results that are neither tensors nor tuples or
+        lists of them are not seen.
         """
         return _add_hook(self._backward_hooks, hook, prepend)
 
