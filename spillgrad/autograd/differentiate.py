@@ -145,7 +145,8 @@ def grad(
     count as constants. With `is_grads_batched`, each of `grad_outputs` has a further first dimension, and so has each
     result (materialized zeros too, unlike PyTorch's): one backward for each index, as many times the work.
     Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
-    `materialize_grads` (zeros); ArgumentError for only_inputs=False.
+    `materialize_grads` (zeros; with `create_graph` a leaf that requires a gradient); ArgumentError for
+    only_inputs=False.
     Source: torch.autograd.grad, paddle.grad.
     """
     if materialize_grads and allow_unused is False:
@@ -187,7 +188,8 @@ def grad(
         results = gradients(grad_outputs, keep)
     for i, ((_, like), result) in enumerate(zip(places, results, strict=True)):
         if result is None and materialize_grads:
-            results[i] = Tensor.wrap(filled(like.device, (*batch, *like.shape), like.dtype, 0))
+            zeros = Tensor.wrap(filled(like.device, (*batch, *like.shape), like.dtype, 0))
+            results[i] = zeros.requires_grad_(create_graph)  # so that they can be differentiated as the others can
         elif result is None and not allow_unused:
             raise GraphError(
                 f"grad: the differentiated tensor at index {i} appears to not have been used in the graph; set "

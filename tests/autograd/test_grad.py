@@ -142,3 +142,19 @@ def test_a_gradient_is_for_what_was_computed_whatever_its_data_is_now():
         y.backward(sg.ones(1))
     y.backward(sg.ones(2))
     assert x.grad.tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_zeros_for_what_was_not_used_can_be_differentiated_again(batched):
+    x, unused = leaf([2.0]), leaf([3.0, 1.0])
+    weights = sg.ones(3, 1, dtype="float64") if batched else sg.ones(1, dtype="float64")
+    first, zeros = sg.grad(
+        x * x, [x, unused], weights, create_graph=True, materialize_grads=True, is_grads_batched=batched
+    )
+    assert zeros.requires_grad and zeros.tolist() == ([[0, 0]] * 3 if batched else [0, 0])
+    again = sg.grad(zeros.sum(), [x, unused], materialize_grads=True)
+    assert [g.tolist() for g in again] == [[0], [0, 0]] and not again[0].requires_grad
+    with pytest.raises(GraphError, match="appears to not have been used"):
+        sg.grad(zeros.sum(), x)
+    (first.sum() + zeros.sum()).backward()
+    assert x.grad.tolist() == [6.0 if batched else 2.0]
