@@ -460,7 +460,8 @@ class Module:
         """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
 
         Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
-        missing and unexpected ones; OperandError for what is no dictionary.
+        missing and unexpected ones; OperandError for what is no dictionary. Hooks after loading may change which keys
+        are missing or unexpected: where there are any, these are looked at when all is copied and the hooks have run.
         """
         if not isinstance(state_dict, Mapping):
             raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
@@ -486,30 +487,35 @@ class Module:
                     f"size mismatch for {key}: copying a param with shape {tuple(state[key].shape)} from checkpoint, "
                     f"the shape in current model is {getattr(module, name).shape}."
                 )
-        if strict and unexpected:
-            errors.insert(0, f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
-        if strict and missing:
-            errors.insert(0, f"Missing key(s) in state_dict: {_quoted(missing)}.")
-        if errors:
-            listed = "".join(f"\n\t{error}" for error in errors)
-            raise StateDictError(
-                f"Error(s) in loading state_dict for {type(self).__name__}:{listed}\nNothing was loaded; give the "
-                "state of the same model (strict=False skips missing and unexpected keys)"
-            )
+        hooks = [(module, hook) for _, module in reversed(modules) for hook in list(module._load_post_hooks.values())]
+        result = IncompatibleKeys(missing, unexpected)
+        remedy = "give the state of the same model (strict=False skips missing and unexpected keys)"
+        if errors or not hooks:
+            self._require_loadable(errors, result, strict, f"Nothing was loaded; {remedy}")
         loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
         for key, (module, name) in found.items():
             pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
             if assign or pair not in loaded:
                 module._load(name, state[key], assign)
                 loaded.add(pair)
-        result = IncompatibleKeys(missing, unexpected)
-        for _, module in reversed(modules):
-            for hook in list(module._load_post_hooks.values()):
-                if hook(module, result) is not None:
-                    raise StateDictError(
-                        f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
-                    )
+        for module, hook in hooks:
+            if hook(module, result) is not None:
+                raise StateDictError(
+                    f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
+                )
+        self._require_loadable([], result, strict, f"All other keys were loaded, and hooks left these; {remedy}")
         return result
+
+    def _require_loadable(self, errors: list[str], keys: IncompatibleKeys, strict: bool, then: str) -> None:
+        """Raise StateDictError for errors and, if `strict`, for keys that are missing or unexpected."""
+        listed = list(errors)
+        if strict and keys.unexpected_keys:
+            listed.insert(0, f"Unexpected key(s) in state_dict: {_quoted(keys.unexpected_keys)}.")
+        if strict and keys.missing_keys:
+            listed.insert(0, f"Missing key(s) in state_dict: {_quoted(keys.missing_keys)}.")
+        if listed:
+            lines = "".join(f"\n\t{error}" for error in listed)
+            raise StateDictError(f"Error(s) in loading state_dict for {type(self).__name__}:{lines}\n{then}")
 
     def _load(self, name: str, value: Any, assign: bool) -> None:
         if name == _EXTRA:
@@ -550,7 +556,10 @@ class Module:
         return self._load_pre_hooks.add(hook)
 
     def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place."""
+        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place.
+
+        Strict loading raises for the keys that are in the lists when all hooks have run.
+        """
         return self._load_post_hooks.add(hook)
 
     # -- modes and conversions

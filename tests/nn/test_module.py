@@ -480,16 +480,44 @@ def test_hooks_see_and_change_state_on_its_way():
         model.load_state_dict(state)
 
     def rename(module, state, prefix, metadata, strict, missing, unexpected, errors):
-        assert (module, prefix, strict, missing, unexpected, errors) == (layer, "0.", True, [], [], [])
+        assert (module, prefix, strict, missing, unexpected, errors) == (layer, "0.", False, [], [], [])
         state[prefix + "bias"] = state.pop(prefix + "new")
 
     layer.register_load_state_dict_pre_hook(rename)
     layer.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.append("told"))
-    assert model.load_state_dict(state).missing_keys == ["told"]
+    assert model.load_state_dict(state, strict=False).missing_keys == ["told"]
     assert list(state) == ["0.weight", "0.new"]
     layer.register_load_state_dict_post_hook(lambda module, keys: keys)
     with pytest.raises(StateDictError, match="change the keys in place"):
+        model.load_state_dict(state, strict=False)
+
+
+def test_strict_loading_looks_at_the_keys_that_hooks_after_it_leave():
+    model = nn.Sequential(nn.Linear(2, 1))
+    state = {"0.weight": sg.full((1, 2), 7.0), "1.weight": sg.ones(1)}
+
+    def excuse(module, keys):
+        assert model[0].weight.tolist() == [[7.0, 7.0]]  # all is loaded by then
+        keys.missing_keys.clear()
+        keys.unexpected_keys.clear()
+
+    handle = model.register_load_state_dict_post_hook(excuse)
+    assert model.load_state_dict(state) == ([], [])
+    handle.remove()
+    with sg.no_grad():
+        model[0].weight.zero_()
+    with pytest.raises(StateDictError, match=r'Missing .*: "0\.bias"\.\n\tUnexpected .*: "1\.weight"'):
         model.load_state_dict(state)
+    assert model[0].weight.tolist() == [[0.0, 0.0]]
+
+    whole = {"0.weight": sg.full((1, 2), 7.0), "0.bias": sg.ones(1)}
+    model[0].register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.append("told"))
+    with pytest.raises(StateDictError, match=r'Missing key\(s\) in state_dict: "told"'):
+        model.load_state_dict(whole)
+    assert model.load_state_dict(whole, strict=False) == (["told"], [])
+    with pytest.raises(StateDictError, match=r"size mismatch for 0\.bias"):
+        model.load_state_dict({**whole, "0.weight": sg.zeros(1, 2), "0.bias": sg.ones(2)})
+    assert model[0].weight.tolist() == [[7.0, 7.0]]
 
 
 def test_a_hook_may_be_called_although_forward_raised():
