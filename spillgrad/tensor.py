@@ -474,6 +474,8 @@ class Tensor:
 
     @grad.setter
     def grad(self, value: "Tensor | None") -> None:
+        if value is self:
+            raise GraphError("grad: can't assign a tensor as its own grad, which would keep it alive; use detach()")
         if value is not None:
             if not isinstance(value, Tensor):
                 raise HookTypeError(f"grad: got {type(value).__name__}; wanted a Tensor or None")

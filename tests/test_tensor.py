@@ -281,6 +281,7 @@ def _view_of_what_became_trainable():
         (lambda: (sg.ones(1, requires_grad=True) * 2).requires_grad_(False), GraphError, "flags of leaf variables"),
         (lambda: setattr(sg.ones(2), "grad", sg.ones(3)), GraphError, r"grad: got \(3,\) float32"),
         (lambda: setattr(sg.ones(2), "grad", 3), TypeError, "grad: got int; wanted a Tensor or None"),
+        (lambda: (lambda x: setattr(x, "grad", x))(sg.ones(2)), RuntimeError, "as its own grad"),
         (lambda: setattr(sg.ones(2), "data", 3), TypeError, "data: got int"),
         (lambda: setattr(sg.ones(2, requires_grad=True), "data", sg.tensor([1])), DtypeError, "data: got int64"),
         (lambda: _view_of_what_became_trainable().requires_grad_(False), GraphError, "flags of leaf variables"),
