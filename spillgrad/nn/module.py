@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -155,9 +156,19 @@ class Module:
                 replaced = hook(self, args, kwargs, result)
                 result = result if replaced is None else replaced
         except BaseException:
+            silenced = []  # as text: exceptions would refer to this frame
             for key, hook in list(self._forward_hooks.items()):
                 if key in self._always_called and key not in called:
-                    hook(self, args, kwargs, None)
+                    try:
+                        hook(self, args, kwargs, None)
+                    except Exception as error:
+                        silenced.append(f"{type(error).__name__}: {error}")
+            for what in silenced:
+                warnings.warn(
+                    "module forward hook with ``always_call=True`` raised an exception that was silenced as another "
+                    f"error was raised in forward: {what}",
+                    stacklevel=2,
+                )
             raise
         return result if watch is None else watch.output(result)
 
@@ -190,7 +201,7 @@ class Module:
         """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
 
         With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
-        output where forward, or a hook before it, raises.
+        output where forward, or a hook before it, raises; what it raises itself is then a warning.
         """
         called = hook if with_kwargs else functools.partial(_call_after, hook)
         handle = _add_hook(self._forward_hooks, called, prepend)

@@ -308,6 +308,26 @@ def test_an_always_called_hook_runs_when_a_pre_hook_or_an_interrupt_ended_the_ca
     assert seen == [None]
 
 
+def test_an_always_called_hook_that_raises_does_not_hide_why_forward_failed():
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ValueError("forward")
+
+    def fails(module, args, result):
+        raise OSError("a hook's own")
+
+    seen = []
+    model = Failing()
+    model.register_forward_hook(fails, always_call=True)
+    model.register_forward_hook(lambda module, args, result: seen.append(result), always_call=True)
+    with (
+        pytest.warns(UserWarning, match="silenced as another error was raised in forward: OSError: a hook's own"),
+        pytest.raises(ValueError, match="forward"),
+    ):
+        model(3)
+    assert seen == [None]
+
+
 def test_a_module_without_forward_says_which():
     class Silent(nn.Module):
         pass
