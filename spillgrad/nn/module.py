@@ -167,7 +167,7 @@ class Module:
                 warnings.warn(
                     "module forward hook with ``always_call=True`` raised an exception that was silenced as another "
                     f"error was raised in forward: {what}",
-                    stacklevel=2,
+                    stacklevel=4,  # who called the module
                 )
             raise
         return result if watch is None else watch.output(result)
@@ -274,8 +274,8 @@ class Module:
     def _make_free(self, name: str, registry: str) -> None:
         """Forget what else an attribute is, so that it never means two things."""
         for other in ("_parameters", "_buffers", "_modules"):
-            if other != registry:
-                vars(self).get(other, {}).pop(name, None)
+            if other != registry and name in vars(self).get(other, ()):
+                delattr(self, name)
         vars(self).pop(name, None)
 
     def _misfit(self, name: str, wanted: str, got: object) -> str:

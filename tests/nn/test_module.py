@@ -336,6 +336,29 @@ def test_a_module_without_forward_says_which():
         Silent()(1)
 
 
+@pytest.mark.parametrize("other", [nn.Parameter(sg.ones(1)), nn.Buffer(sg.ones(1)), None, "deleted"])
+def test_a_sub_module_whose_name_something_else_took_has_no_path(other):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+            self.also = (self.inner,)
+
+        def forward(self, x):
+            return self.also[0](x)
+
+    seen = []
+    model = Outer()
+    model.inner.register_forward_hook(lambda *_: seen.append(labels.current.module))
+    model(1)
+    if other == "deleted":
+        del model.inner
+    else:
+        model.inner = other
+    model(1)
+    assert seen == ["inner", ""]
+
+
 def test_a_deep_copy_is_independent_and_keeps_ties():
     model = Tied()
     model(sg.ones(1, 3))
