@@ -354,6 +354,17 @@ def test_the_constructor_takes_data_as_floats_and_shares_arrays_and_tensors():
         sg.Tensor(np.array(["a"]))
 
 
+@pytest.mark.parametrize("number", [None, 0, 1])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_device_has_the_hash_of_what_it_equals(kind, number):
+    device = sg.device(kind, number)
+    by_number = sg.device(f"{kind}:{number or 0}")
+    assert (device == by_number, hash(device) == hash(by_number)) == (True, True)
+    called = "cpu" if (kind, number or 0) == ("cpu", 0) else f"{kind}:{number or 0}"  # as tensors' devices are
+    assert device == called and {device: "found"}[called] == {called: "found"}[device] == "found"
+    assert device != object() and device != kind + ":7" and device != 0
+
+
 def test_a_device_equals_its_name():
     assert sg.device("cpu") == "cpu" == sg.zeros(1).device
     assert sg.device("cpu") != "cuda"
