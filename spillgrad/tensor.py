@@ -606,9 +606,14 @@ class Tensor:
 
         Raises GraphError on anything but such a leaf.
         """
-        if not self._requires_grad or self.grad_fn is not None:
+        if not self.requires_grad:
             raise GraphError(
-                "register_post_accumulate_grad_hook: only leaf tensors that require a gradient accumulate one"
+                "register_post_accumulate_grad_hook: cannot register a hook on a tensor that doesn't require gradient"
+            )
+        if self.grad_fn is not None:
+            raise GraphError(
+                "register_post_accumulate_grad_hook: post accumulate grad hooks cannot be registered on non-leaf "
+                "tensors; use register_hook()"
             )
         return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 

@@ -68,7 +68,8 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
                 grad = Tensor.wrap(moved(np.asarray(grad, like.dtype), like.device))
             if grad.shape != like.shape:
                 raise ShapeError(
-                    f"{name}: got a gradient of shape {grad.shape} for a tensor of {like.shape}; they must match"
+                    f"{name}: Mismatch in shape: grad_output[{i}] has a shape of {grad.shape} and output[{i}] has a "
+                    f"shape of {like.shape}; a gradient is like its output"
                 )
             if grad.device is not like.device:
                 raise DeviceError(

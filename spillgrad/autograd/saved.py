@@ -96,7 +96,7 @@ class SavedTensor:
         if storage.version != version:
             raise SavedTensorError(
                 f"{self.operation}: A saved tensor pack hook is modifying its input in place (slot '{self.slot}'); "
-                "work on a clone() of it"
+                "no in-place operations may change what a pack hook is given: work on a clone() of it"
             )
         self._packed = packed
         self._unpack = unpack_hook

@@ -81,8 +81,8 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
     return True
 
 
-def refuse(tensor: Tensor, name: str) -> None:
-    """Raise GraphError when an in-place change of the tensor cannot be recorded."""
+def refuse(tensor: Tensor, name: str, of_a_leaf: type[Exception] = GraphError) -> None:
+    """Raise GraphError when an in-place change of the tensor cannot be recorded; `of_a_leaf` where leaves forbid it."""
     base = tensor if tensor._base is None else tensor._base
     remedy = "wrap it in no_grad() or work on a clone()"
     if base is not tensor and base.requires_grad and not tensor.requires_grad:
@@ -98,7 +98,7 @@ def refuse(tensor: Tensor, name: str) -> None:
     elif base.leaf_views():  # the change would be theirs, and they no leaves any more
         what = "tensor that shares memory with a view of a leaf Variable"
     if what is not None:
-        raise GraphError(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
+        raise of_a_leaf(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
     if base is tensor:
         return
     _refuse_custom_view(tensor, name)

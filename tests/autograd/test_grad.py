@@ -119,7 +119,7 @@ def test_batched_gradients_need_a_common_first_dimension():
             sg.grad(y, x, given, is_grads_batched=True)
     with pytest.raises(ValueError, match="share a first dimension"):
         sg.grad([y, y], x, [sg.ones(2, 2), sg.ones(3, 2)], is_grads_batched=True)
-    with pytest.raises(RuntimeError, match=r"gradient of shape \(3,\)"):
+    with pytest.raises(RuntimeError, match=r"Mismatch in shape: grad_output\[0\] has a shape of \(3,\)"):
         sg.grad(y, x, sg.ones(2, 3), is_grads_batched=True)
 
 
@@ -138,7 +138,7 @@ def test_a_gradient_is_for_what_was_computed_whatever_its_data_is_now():
     y.data = sg.ones(1)
     with pytest.raises(GraphError, match=r"got shape \(2,\)"):
         y.backward()
-    with pytest.raises(ShapeError, match=r"of shape \(1,\) for a tensor of \(2,\)"):
+    with pytest.raises(ShapeError, match=r"a shape of \(1,\) and output\[0\] has a shape of \(2,\)"):
         y.backward(sg.ones(1))
     y.backward(sg.ones(2))
     assert x.grad.tolist() == [4, 6]

@@ -103,7 +103,8 @@ def roots_without_gradients_are_errors(torch, note):
     note.error("no graph", lambda: plain.sum().backward(), "does not require grad")
     note.error("not a scalar", lambda: (x * 2).backward(), "grad can be implicitly created only for scalar outputs")
     note.error("detached", lambda: (x * 2).detach().sum().backward(), "does not require grad")
-    note.error("shape", lambda: (x * 2).backward(torch.ones(3)))
+    mismatch = "Mismatch in shape: grad_output[0] has a shape of", "and output[0] has a shape of"
+    note.error("shape", lambda: (x * 2).backward(torch.ones(3)), *mismatch)
     note.error("input without", lambda: torch.autograd.grad(x.sum(), plain), "does not require grad")
     other = _leaf(torch, 2)
     note.error("unused", lambda: torch.autograd.grad(x.sum(), other), "appears to not have been used", "allow_unused")
@@ -386,7 +387,7 @@ def inputs_that_do_not_fit(torch, note):
     note.error("none", lambda: torch.autograd.grad(y, [x, None]))
     note.error("empty", lambda: torch.autograd.grad(y, []))
     note.error("backward to a constant", lambda: y.backward(inputs=[torch.ones(2)]))
-    note.error("grad shapes", lambda: torch.autograd.grad(x * 2, x, torch.ones(3, dtype=torch.float64)))
+    note.error("grad shapes", lambda: torch.autograd.grad(x * 2, x, torch.ones(3, dtype=torch.float64)), "Mismatch in")
     note.error("grad counts", lambda: torch.autograd.grad([x * 2], x, [torch.ones(2), torch.ones(2)]))
     note("still works", torch.autograd.grad(y, x))
 

@@ -97,7 +97,9 @@ def a_post_accumulate_hook_sees_the_sum(torch, note):
     x.sum().backward()
     handle.remove()
     x.sum().backward()
-    note.error("of a non-leaf", lambda: (x * 2).register_post_accumulate_grad_hook(lambda t: None), "leaf")
+    note.error("of a non-leaf", lambda: (x * 2).register_post_accumulate_grad_hook(lambda t: None), "non-leaf tensors")
+    constant = x.detach()
+    note.error("constant", lambda: constant.register_post_accumulate_grad_hook(lambda t: None), "require gradient")
 
 
 def a_post_accumulate_hook_may_step_and_forget(torch, note):
