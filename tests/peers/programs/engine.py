@@ -230,11 +230,25 @@ def a_non_leafs_gradient_is_kept_on_request(torch, note):
     note("of a leaf", x.retains_grad)
 
 
+def materialized_zeros_are_differentiated_again(torch, note):
+    x, unused = _leaf(torch, 2), _leaf(torch, 3, seed=1)
+    grad = torch.autograd.grad
+    for create_graph in (False, True):
+        gradient, zeros = grad((x * x).sum(), [x, unused], create_graph=create_graph, materialize_grads=True)
+        note("zeros", zeros, zeros.requires_grad, zeros.is_leaf)
+    note.error("without zeros again", lambda: grad(zeros.sum(), x), "appears to not have been used")
+    note("unused again", grad(zeros.sum(), [x, unused], allow_unused=True))
+    note("zeros again", grad(zeros.sum(), [x, unused], materialize_grads=True))
+    (gradient.sum() + zeros.sum()).backward()
+    note("with others", x.grad, unused.grad)
+
+
 def wrong_gradients_are_refused(torch, note):
     x = _leaf(torch, 2)
     note.error("shape", lambda: setattr(x, "grad", torch.ones(3, dtype=torch.float64)))
     note.error("dtype", lambda: setattr(x, "grad", torch.ones(2, dtype=torch.float32)))
     note.error("type", lambda: setattr(x, "grad", 1.0))
+    note.error("itself", lambda: setattr(x, "grad", x), "as its own grad")
     x.grad = torch.ones(2, dtype=torch.float64)
     x.sum().backward()
     note("accumulates", x.grad)
