@@ -230,6 +230,43 @@ def test_second_derivatives_of_what_data_replaced_are_those_of_the_former_values
     assert (first.tolist(), x.grad.tolist()) == ([12, 27], [12, 18])
 
 
+def step(layer: sg.nn.Linear) -> None:
+    layer.weight.grad = sg.ones(2, 3)
+    sg.optim.SGD(layer.parameters(), lr=0.5).step()
+    layer.weight.grad = None
+
+
+# What changes parameters between forward and backward, and whether backward has what it needs all the same.
+PARAMETERS_CHANGE = {
+    "data": (lambda layer: setattr(layer.weight, "data", sg.zeros(2, 3)), True),
+    "converted data": (lambda layer: layer.double(), True),
+    "no values": (lambda layer: layer.to_empty(device="cpu"), True),
+    "an assigned state": (lambda layer: layer.load_state_dict({"weight": sg.zeros(2, 3)}, assign=True), True),
+    "a vector": (lambda layer: sg.nn.utils.vector_to_parameters(sg.zeros(6), layer.parameters()), False),
+    "a state": (lambda layer: layer.load_state_dict({"weight": sg.zeros(2, 3)}), False),
+    "a step": (step, False),
+    "values of data": (lambda layer: layer.weight.data.zero_(), False),
+}
+
+
+@pytest.mark.parametrize("where", ["in RAM", "on disk"])
+@pytest.mark.parametrize("case", PARAMETERS_CHANGE)
+def test_backward_is_right_or_refused_when_parameters_change_before_it(tmp_path, where, case):
+    change, is_right = PARAMETERS_CHANGE[case]
+    layer = sg.nn.Linear(3, 2, bias=False)
+    weight, x = layer.weight, sg.ones(4, 3, requires_grad=True)
+    wanted = weight.sum(0).tolist()
+    with sg.save_on_disk(tmp_path, ram_budget=0) if where == "on disk" else contextlib.nullcontext():
+        y = layer(x)
+    change(layer)
+    if is_right:
+        y.sum().backward()
+        assert x.grad.tolist() == [wanted] * 4 and weight.grad.tolist() == [[4.0] * 3] * 2
+    else:
+        with pytest.raises(SavedTensorError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
 def test_a_changed_value_is_an_error_though_its_tensor_has_other_data_by_now():
     x = sg.tensor([2.0, 3.0], requires_grad=True)
     h = x * 1
