@@ -16,7 +16,8 @@ Array = np.ndarray
 class Device:
     """A device, equal to its names: `x.device == "cuda"`, `x.device == "cuda:0"`; whether it exists is not asked.
 
-    Made of a type and a number, or of a name that has both.
+    Made of a type and a number, or of a name that has both. In sets and dictionaries it is what tensors' devices are
+    called, "cpu" or "cuda:0": two strings, of which both are its names, cannot have one hash.
     """
 
     __slots__ = ("index", "type")
@@ -33,11 +34,14 @@ class Device:
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
     def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Device | str):
+            return NotImplemented
         type_, _, number = str(other).partition(":")
         return type_ == self.type and (number or "0") == str(self.index or 0)
 
     def __hash__(self) -> int:
-        return hash(self.type)
+        numbered = self.type != "cpu" or self.index
+        return hash(f"{self.type}:{self.index or 0}" if numbered else self.type)
 
 
 CPU = Device("cpu")

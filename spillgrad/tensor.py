@@ -35,12 +35,14 @@ class Storage:
     """The memory that a tensor and all its views share.
 
     `uid` is never used twice in a process, `version` counts the in-place changes, `array` is the dense memory itself.
+    `earlier_versions` are those of other memory that a tensor over this one had before: `_version` never goes back.
     `aliased` says that more than one tensor has looked at it; `trainable`, that it belongs to a leaf that requires a
     gradient.
     """
 
     # Few storages ever get another value: defaults on the class make tensors cheap.
     version = 0
+    earlier_versions = 0
     aliased = False
     trainable = False
     # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`. Then `view_of`
@@ -112,6 +114,7 @@ class Tensor:
     # A view knows the tensor it views: an in-place change of one moves the other in the graph.
     _base: "Tensor | None" = None
     _base_fn: Node | None = None
+    _leaf_views: "tuple[weakref.ref[Tensor], ...]" = ()
     _detached = False  # by detach_()
     # Whether backward itself updates this leaf and frees its gradient; see `disk_offload`.
     _updated_in_backward = False
@@ -184,7 +187,7 @@ class Tensor:
 
     @property
     def _version(self) -> int:
-        return self._storage.version
+        return self._storage.earlier_versions + self._storage.version
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape, or the size of one dimension."""
@@ -419,6 +422,14 @@ class Tensor:
         self._requires_grad = bool(value)
         if value and self.is_leaf:
             self._storage.trainable = True
+            if self._base is not None:
+                others = [weakref.ref(view) for view in self._base.leaf_views() if view is not self]
+                self._base._leaf_views = (*others, weakref.ref(self))
+
+    def leaf_views(self) -> "list[Tensor]":
+        """Return the views of this tensor that are leaves of their own and require a gradient."""
+        views = [view() for view in self._leaf_views]
+        return [v for v in views if v is not None and v._base is self and v.requires_grad and v.is_leaf]
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Set `requires_grad` and return the tensor."""
@@ -463,6 +474,8 @@ class Tensor:
 
     @grad.setter
     def grad(self, value: "Tensor | None") -> None:
+        if value is self:
+            raise GraphError("grad: can't assign a tensor as its own grad, which would keep it alive; use detach()")
         if value is not None:
             if not isinstance(value, Tensor):
                 raise HookTypeError(f"grad: got {type(value).__name__}; wanted a Tensor or None")
@@ -479,7 +492,10 @@ class Tensor:
 
     @property
     def data(self) -> "Tensor":
-        """The values without graph, over the same memory; assigning replaces the memory."""
+        """The values without graph, over the same memory; assigning replaces the memory.
+
+        What was saved for backward before is still the former values. `_version` does not go back.
+        """
         return self.detach()
 
     @data.setter
@@ -490,10 +506,12 @@ class Tensor:
             raise DtypeError(
                 f"data: got {value.dtype} for a tensor that requires a gradient; only floating-point tensors can"
             )
-        self._base = None  # it shares no memory with what it viewed any more
+        if value._storage is not self._storage:
+            self._base = None  # it shares no memory with what it viewed any more
+        version = self._version
         self._array, self._storage = value._array, value._storage
         self._storage.aliased = True
-        self._accumulator = None
+        self._storage.earlier_versions += max(version - self._version, 0)
         if self._requires_grad and self._grad_fn is None:
             self._storage.trainable = True
 
@@ -558,6 +576,11 @@ class Tensor:
                 "function returned it: move it with .to(device)"
             )
         if self._grad is not None:
+            if self._grad.shape != grad.shape:  # a sum would broadcast
+                raise GraphError(
+                    f"backward: got a gradient of shape {grad.shape} for a leaf whose .grad is {self._grad.shape}, as "
+                    "before its data was replaced; set .grad to None then"
+                )
             if is_grad_enabled():
                 self._grad = graph.add_gradients(self._grad, grad)
             else:
@@ -583,9 +606,14 @@ class Tensor:
 
         Raises GraphError on anything but such a leaf.
         """
-        if not self._requires_grad or self.grad_fn is not None:
+        if not self.requires_grad:
             raise GraphError(
-                "register_post_accumulate_grad_hook: only leaf tensors that require a gradient accumulate one"
+                "register_post_accumulate_grad_hook: cannot register a hook on a tensor that doesn't require gradient"
+            )
+        if self.grad_fn is not None:
+            raise GraphError(
+                "register_post_accumulate_grad_hook: post accumulate grad hooks cannot be registered on non-leaf "
+                "tensors; use register_hook()"
             )
         return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 

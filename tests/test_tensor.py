@@ -281,6 +281,7 @@ def _view_of_what_became_trainable():
         (lambda: (sg.ones(1, requires_grad=True) * 2).requires_grad_(False), GraphError, "flags of leaf variables"),
         (lambda: setattr(sg.ones(2), "grad", sg.ones(3)), GraphError, r"grad: got \(3,\) float32"),
         (lambda: setattr(sg.ones(2), "grad", 3), TypeError, "grad: got int; wanted a Tensor or None"),
+        (lambda: (lambda x: setattr(x, "grad", x))(sg.ones(2)), RuntimeError, "as its own grad"),
         (lambda: setattr(sg.ones(2), "data", 3), TypeError, "data: got int"),
         (lambda: setattr(sg.ones(2, requires_grad=True), "data", sg.tensor([1])), DtypeError, "data: got int64"),
         (lambda: _view_of_what_became_trainable().requires_grad_(False), GraphError, "flags of leaf variables"),
@@ -300,6 +301,32 @@ def test_data_is_the_same_memory_without_graph_and_may_be_replaced():
     assert (x.shape, x.requires_grad, x.is_leaf) == ((3,), True, True)
     (x * 2).sum().backward()
     assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_the_version_does_not_go_back_when_data_is_replaced():
+    x = sg.ones(2)
+    x.add_(1).add_(1)
+    assert x._version == 2
+    x.data = sg.zeros(2)
+    assert (x._version, x[:]._version, x.detach()._version) == (2, 2, 2)
+    x.add_(1)
+    assert x._version == 3
+    much_changed = sg.zeros(2)
+    for _ in range(5):
+        much_changed.add_(1)
+    x.data = much_changed
+    x.mul_(2)
+    assert x._version == much_changed._version == 6
+
+
+def test_a_gradient_does_not_add_to_one_of_the_shape_before_data_was_replaced():
+    x = sg.ones(2, requires_grad=True)
+    (x * 2).sum().backward()
+    x.data = sg.ones(1)
+    y = (x * 3).sum()
+    with pytest.raises(GraphError, match=r"shape \(1,\) for a leaf whose .grad is \(2,\)"):
+        y.backward()
+    assert x.grad.tolist() == [2, 2]
 
 
 def test_gradients_are_cleared_in_both_dialects():
@@ -325,6 +352,17 @@ def test_the_constructor_takes_data_as_floats_and_shares_arrays_and_tensors():
     assert sg.Tensor().shape == (0,)
     with pytest.raises(DtypeError, match="dtype: got"):
         sg.Tensor(np.array(["a"]))
+
+
+@pytest.mark.parametrize("number", [None, 0, 1])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_device_has_the_hash_of_what_it_equals(kind, number):
+    device = sg.device(kind, number)
+    by_number = sg.device(f"{kind}:{number or 0}")
+    assert (device == by_number, hash(device) == hash(by_number)) == (True, True)
+    called = "cpu" if (kind, number or 0) == ("cpu", 0) else f"{kind}:{number or 0}"  # as tensors' devices are
+    assert device == called and {device: "found"}[called] == {called: "found"}[device] == "found"
+    assert device != object() and device != kind + ":7" and device != 0
 
 
 def test_a_device_equals_its_name():

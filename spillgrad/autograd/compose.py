@@ -41,7 +41,8 @@ class compose(saved_tensors_hooks):
             packed = outer.pack(between.detach())
             if between.storage.version != version:
                 raise SavedTensorError(
-                    "compose: the outer pack hook is modifying its input in place; work on a clone() of it"
+                    "compose: the outer pack hook is modifying its input in place; no in-place operations may change "
+                    "what a pack hook is given: work on a clone() of it"
                 )
             return packed
 

@@ -24,15 +24,21 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
-    """Return where a gradient of a tensor flows, and what it must look like; the same of an edge. No node: nowhere."""
-    if isinstance(value, GradientEdge) and value.node is not None:
-        return value, value.node.output(value.output_nr)
-    if not isinstance(value, Tensor):
+    """Return where a gradient of a tensor flows, and what it must look like; the same of an edge. No node: nowhere.
+
+    That is what the tensor was when it was computed, whatever its `data` is now.
+    """
+    if isinstance(value, Tensor):
+        edge: Edge = value.gradient_edge()
+    elif isinstance(value, GradientEdge) and value.node is not None:
+        edge = value
+    else:
         raise OperandError(
             f"{name}: all inputs have to be Tensors or GradientEdges, but got {type(value).__name__}; an edge is what "
             "get_gradient_edge() returns"
         )
-    return value.gradient_edge(), value
+    node, output_nr = edge
+    return edge, value if node is None else node.output(output_nr)
 
 
 def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple[list[Edge], list[Tensor]]:
@@ -62,7 +68,8 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
                 grad = Tensor.wrap(moved(np.asarray(grad, like.dtype), like.device))
             if grad.shape != like.shape:
                 raise ShapeError(
-                    f"{name}: got a gradient of shape {grad.shape} for a tensor of {like.shape}; they must match"
+                    f"{name}: Mismatch in shape: grad_output[{i}] has a shape of {grad.shape} and output[{i}] has a "
+                    f"shape of {like.shape}; a gradient is like its output"
                 )
             if grad.device is not like.device:
                 raise DeviceError(
@@ -139,7 +146,8 @@ def grad(
     count as constants. With `is_grads_batched`, each of `grad_outputs` has a further first dimension, and so has each
     result (materialized zeros too, unlike PyTorch's): one backward for each index, as many times the work.
     Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
-    `materialize_grads` (zeros); ArgumentError for only_inputs=False.
+    `materialize_grads` (zeros; with `create_graph` a leaf that requires a gradient); ArgumentError for
+    only_inputs=False.
     Source: torch.autograd.grad, paddle.grad.
     """
     if materialize_grads and allow_unused is False:
@@ -181,7 +189,8 @@ def grad(
         results = gradients(grad_outputs, keep)
     for i, ((_, like), result) in enumerate(zip(places, results, strict=True)):
         if result is None and materialize_grads:
-            results[i] = Tensor.wrap(filled(like.device, (*batch, *like.shape), like.dtype, 0))
+            zeros = Tensor.wrap(filled(like.device, (*batch, *like.shape), like.dtype, 0))
+            results[i] = zeros.requires_grad_(create_graph)  # so that they can be differentiated as the others can
         elif result is None and not allow_unused:
             raise GraphError(
                 f"grad: the differentiated tensor at index {i} appears to not have been used in the graph; set "

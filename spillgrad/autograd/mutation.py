@@ -1,11 +1,12 @@
 """Hooks that let saved tensors be changed in place: backward sees them as they were."""
 
 import weakref
+from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks
-from spillgrad.errors import SavedTensorError
+from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks, stack
+from spillgrad.errors import GraphError, SavedTensorError
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.device_array import address_of, byte_bounds, placed
 
@@ -90,10 +91,15 @@ class allow_mutation_on_saved_tensors(saved_tensors_hooks):
     """Allow in-place changes of what operations inside save for backward: backward sees the values as they were.
 
     A saved tensor costs nothing until it is about to be changed; then one copy is made for all that saved this version
-    of its memory, which goes with the last graph that needs it. Changes and backward may come after the context, too,
-    and contexts nest, which PyTorch refuses. Only writes through `.numpy()` and DLPack go unnoticed, as everywhere.
-    `only`: as in `saved_tensors_hooks`. Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
+    of its memory, which goes with the last graph that needs it. Changes and backward may come after the context, too.
+    Only writes through `.numpy()` and DLPack go unnoticed, as everywhere. `only`: as in `saved_tensors_hooks`.
+    Raises GraphError inside another such context. Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
     """
 
     def __init__(self, *, only: Predicate | None = None) -> None:
         super().__init__(_pack, _unpack, only=only)
+
+    def __enter__(self) -> Any:
+        if any(isinstance(pair.owner, allow_mutation_on_saved_tensors) for pair in stack.pairs):
+            raise GraphError("allow_mutation_on_saved_tensors contexts cannot be nested; the outer one does it all")
+        return super().__enter__()

@@ -6,6 +6,7 @@ moment the last tensor that needs it dies.
 
 import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -296,8 +297,24 @@ def _hook_name(hook: Any) -> str:
     return f"'{getattr(hook, '__name__', type(hook).__name__)}'"
 
 
-# Two threads may finish backward into the same leaf at once.
-_accumulate_lock = threading.Lock()
+# Two threads may finish backward into the same leaf at once. Each leaf has a lock of its own, under this name: its
+# gradient may have to come from disk, for which no other leaf need wait.
+_lock_name = "_accumulating"
+
+
+def _lock_of(leaf: Any) -> Any:
+    """Return the lock for adding to a leaf's gradient; a finalizer or a signal's handler may take it again inside."""
+    lock = leaf.__dict__.get(_lock_name)
+    return leaf.__dict__.setdefault(_lock_name, threading.RLock()) if lock is None else lock
+
+
+def _leave_parents_locks() -> None:
+    # Who held them is not in the child.
+    global _lock_name
+    _lock_name = f"_accumulating_in_{os.getpid()}"
+
+
+os.register_at_fork(after_in_child=_leave_parents_locks)
 
 
 class AccumulateGrad(Node):
@@ -328,7 +345,7 @@ class AccumulateGrad(Node):
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads
         if grad is not None and self.variable.requires_grad:  # it may have been frozen since
-            with _accumulate_lock:
+            with _lock_of(self.variable):
                 self.variable.accumulate_grad(grad)
             hooks: HookDict | None = self.variable._post_accumulate_hooks
             for hook in list((hooks or {}).values()):

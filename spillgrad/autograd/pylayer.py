@@ -19,7 +19,7 @@ from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
 from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.saved import FREED, SavedNone, SavedTensor
 from spillgrad.device import filled
-from spillgrad.errors import GradientMismatchError, GraphError, OperandError, SavedTensorError
+from spillgrad.errors import ArgumentError, GradientMismatchError, GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import view_of
 from spillgrad.ops.inplace import record_change, refuse
@@ -260,7 +260,9 @@ class _Custom:
     _context: ClassVar[type[_Context]]
     _in_place_hint: ClassVar[str]
     _error: ClassVar[type[Exception]]
+    _forward_error: ClassVar[type[Exception]]  # where a leaf cannot be changed in place, or no tensor is returned
     _into_lists: ClassVar[bool]
+    _returns_a_tensor: ClassVar[bool]  # whether forward must
     _none_for_non_tensors: ClassVar[bool]
     _several: ClassVar[Any]  # the types that hold more than one gradient
     _repeats_are_one: ClassVar[bool]  # whether a result that forward returns twice is one tensor, the last output
@@ -311,6 +313,11 @@ class _Custom:
         ctx._forward_done = True
         is_sequence = isinstance(returned, tuple | list)
         values = list(returned) if is_sequence else [returned]
+        if cls._returns_a_tensor and not any(isinstance(value, Tensor) for value in values):
+            raise cls._forward_error(
+                f"{cls.__name__}: At least one output of `PyLayer.forward` is a `Tensor`: got "
+                f"{type(returned).__name__}; return what is to have a gradient, itself or in a tuple or list"
+            )
         outputs = cls._outputs(ctx, node, values, inputs)
         if node is not None:
             cls._save(ctx, node, values, outputs, inputs)
@@ -367,7 +374,7 @@ class _Custom:
         differentiable = value.is_floating_point() and not _among(value, ctx._non_differentiable)
         if in_place:
             if node is not None:
-                refuse(value, f"{cls.__name__} ({cls._in_place_hint})")
+                refuse(value, f"{cls.__name__} ({cls._in_place_hint})", cls._forward_error)
             value.bump_version()
             if node is not None and differentiable:
                 record_change(value, (node, number))
@@ -420,8 +427,9 @@ class Function(_Custom):
 
     _context = FunctionCtx
     _in_place_hint = "forward marks an input as dirty"
-    _error = GraphError
+    _error = _forward_error = GraphError
     _into_lists = False
+    _returns_a_tensor = False
     _none_for_non_tensors = True
     _several = tuple
     _repeats_are_one = True
@@ -497,13 +505,16 @@ class Function(_Custom):
 class PyLayer(_Custom):
     """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
 
-    Tensors in lists and keyword arguments count. Raises ValueError for a wrong number or type of gradients.
+    Tensors in lists and keyword arguments count. Raises ValueError for a wrong number or type of gradients, for a
+    forward that returns no tensor, and for a leaf that it returns without `mark_not_inplace`.
     """
 
     _context = PyLayerContext
     _in_place_hint = "forward returns an input; name it in ctx.mark_not_inplace() unless it was changed in place"
     _error = GradientMismatchError
+    _forward_error = ArgumentError
     _into_lists = True
+    _returns_a_tensor = True
     _none_for_non_tensors = False
     _several = (tuple, list)
     _repeats_are_one = False

@@ -96,7 +96,7 @@ class SavedTensor:
         if storage.version != version:
             raise SavedTensorError(
                 f"{self.operation}: A saved tensor pack hook is modifying its input in place (slot '{self.slot}'); "
-                "work on a clone() of it"
+                "no in-place operations may change what a pack hook is given: work on a clone() of it"
             )
         self._packed = packed
         self._unpack = unpack_hook
@@ -114,8 +114,16 @@ class SavedTensor:
 
     @property
     def _is_leaf(self) -> bool:
-        """Whether the value is a leaf that still has the memory it had: its `data` may have been replaced."""
-        return self._leaf is not None and self._leaf._array is self._array
+        """Whether the value is a leaf that still has the memory it had."""
+        return self._leaf is not None and self._has_its_memory(self._leaf)
+
+    def _has_its_memory(self, original: Any) -> bool:
+        """Return whether the tensor that was saved still has the memory it had: its `data` may have been replaced.
+
+        Or those of what it views, whose place in the graph then tells nothing of its own.
+        """
+        base = original._base
+        return original._array is self._array and (base is None or base._storage is self._storage)
 
     @property
     def unpack_hook(self) -> Any:
@@ -149,7 +157,7 @@ class SavedTensor:
             if self._is_leaf:
                 return self._leaf
             original = self._original() if self._original is not None else None
-            if original is not None:
+            if original is not None and self._has_its_memory(original):
                 if original.gradient_edge() == self._edge:  # it is still where it was in the graph
                     return original
                 if original._detached:
@@ -176,10 +184,12 @@ class SavedTensor:
         return self._connected(value)
 
     def _changed(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> SavedTensorError:
+        earlier = storage.earlier_versions
         return SavedTensorError(
             f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{dtype} {shape}, saved by {self.operation} as '{self.slot}', is at version {storage.version}; expected "
-            f"version {self._version} instead. Clone it before changing it, or use the out-of-place operation"
+            f"{dtype} {shape}, saved by {self.operation} as '{self.slot}', is at version {earlier + storage.version}; "
+            f"expected version {earlier + self._version} instead. Clone it before changing it, or use the out-of-place "
+            "operation"
         )
 
     def _detached(self) -> SavedTensorError:

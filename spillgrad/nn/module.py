@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -155,9 +156,19 @@ class Module:
                 replaced = hook(self, args, kwargs, result)
                 result = result if replaced is None else replaced
         except BaseException:
+            silenced = []  # as text: exceptions would refer to this frame
             for key, hook in list(self._forward_hooks.items()):
                 if key in self._always_called and key not in called:
-                    hook(self, args, kwargs, None)
+                    try:
+                        hook(self, args, kwargs, None)
+                    except Exception as error:
+                        silenced.append(f"{type(error).__name__}: {error}")
+            for what in silenced:
+                warnings.warn(
+                    "module forward hook with ``always_call=True`` raised an exception that was silenced as another "
+                    f"error was raised in forward: {what}",
+                    stacklevel=4,  # who called the module
+                )
             raise
         return result if watch is None else watch.output(result)
 
@@ -190,7 +201,7 @@ class Module:
         """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
 
         With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
-        output where forward, or a hook before it, raises.
+        output where forward, or a hook before it, raises; what it raises itself is then a warning.
         """
         called = hook if with_kwargs else functools.partial(_call_after, hook)
         handle = _add_hook(self._forward_hooks, called, prepend)
@@ -201,8 +212,9 @@ class Module:
     def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
 
-        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Results
-        that are neither tensors nor tuples or lists of them are not seen.
+        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Tensors
+        among these that get no gradient have zeros there, as in PyTorch. Results that are neither tensors nor tuples or
+        lists of them are not seen.
         """
         return _add_hook(self._backward_hooks, hook, prepend)
 
@@ -262,8 +274,8 @@ class Module:
     def _make_free(self, name: str, registry: str) -> None:
         """Forget what else an attribute is, so that it never means two things."""
         for other in ("_parameters", "_buffers", "_modules"):
-            if other != registry:
-                vars(self).get(other, {}).pop(name, None)
+            if other != registry and name in vars(self).get(other, ()):
+                delattr(self, name)
         vars(self).pop(name, None)
 
     def _misfit(self, name: str, wanted: str, got: object) -> str:
@@ -459,7 +471,8 @@ class Module:
         """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
 
         Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
-        missing and unexpected ones; OperandError for what is no dictionary.
+        missing and unexpected ones; OperandError for what is no dictionary. Hooks after loading may change which keys
+        are missing or unexpected: where there are any, these are looked at when all is copied and the hooks have run.
         """
         if not isinstance(state_dict, Mapping):
             raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
@@ -485,30 +498,35 @@ class Module:
                     f"size mismatch for {key}: copying a param with shape {tuple(state[key].shape)} from checkpoint, "
                     f"the shape in current model is {getattr(module, name).shape}."
                 )
-        if strict and unexpected:
-            errors.insert(0, f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
-        if strict and missing:
-            errors.insert(0, f"Missing key(s) in state_dict: {_quoted(missing)}.")
-        if errors:
-            listed = "".join(f"\n\t{error}" for error in errors)
-            raise StateDictError(
-                f"Error(s) in loading state_dict for {type(self).__name__}:{listed}\nNothing was loaded; give the "
-                "state of the same model (strict=False skips missing and unexpected keys)"
-            )
+        hooks = [(module, hook) for _, module in reversed(modules) for hook in list(module._load_post_hooks.values())]
+        result = IncompatibleKeys(missing, unexpected)
+        remedy = "give the state of the same model (strict=False skips missing and unexpected keys)"
+        if errors or not hooks:
+            self._require_loadable(errors, result, strict, f"Nothing was loaded; {remedy}")
         loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
         for key, (module, name) in found.items():
             pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
             if assign or pair not in loaded:
                 module._load(name, state[key], assign)
                 loaded.add(pair)
-        result = IncompatibleKeys(missing, unexpected)
-        for _, module in reversed(modules):
-            for hook in list(module._load_post_hooks.values()):
-                if hook(module, result) is not None:
-                    raise StateDictError(
-                        f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
-                    )
+        for module, hook in hooks:
+            if hook(module, result) is not None:
+                raise StateDictError(
+                    f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
+                )
+        self._require_loadable([], result, strict, f"All other keys were loaded, and hooks left these; {remedy}")
         return result
+
+    def _require_loadable(self, errors: list[str], keys: IncompatibleKeys, strict: bool, then: str) -> None:
+        """Raise StateDictError for errors and, if `strict`, for keys that are missing or unexpected."""
+        listed = list(errors)
+        if strict and keys.unexpected_keys:
+            listed.insert(0, f"Unexpected key(s) in state_dict: {_quoted(keys.unexpected_keys)}.")
+        if strict and keys.missing_keys:
+            listed.insert(0, f"Missing key(s) in state_dict: {_quoted(keys.missing_keys)}.")
+        if listed:
+            lines = "".join(f"\n\t{error}" for error in listed)
+            raise StateDictError(f"Error(s) in loading state_dict for {type(self).__name__}:{lines}\n{then}")
 
     def _load(self, name: str, value: Any, assign: bool) -> None:
         if name == _EXTRA:
@@ -549,7 +567,10 @@ class Module:
         return self._load_pre_hooks.add(hook)
 
     def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place."""
+        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place.
+
+        Strict loading raises for the keys that are in the lists when all hooks have run.
+        """
         return self._load_post_hooks.add(hook)
 
     # -- modes and conversions

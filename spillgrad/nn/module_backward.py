@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.node import OutputMeta
 from spillgrad.autograd.pylayer import Function
+from spillgrad.device import filled
 from spillgrad.errors import GraphError
 from spillgrad.tensor import Tensor
 
@@ -14,8 +16,8 @@ class BackwardHookFunction(Function):
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors."""
-        ctx.set_materialize_grads(False)
+        """Return the tensors; those that require no gradient go on requiring none."""
+        ctx.mark_non_differentiable(*[tensor for tensor in tensors if not tensor.requires_grad])
         return tensors
 
     @staticmethod
@@ -30,8 +32,9 @@ Gradients = tuple[Tensor | None, ...]
 class ModuleBackward:
     """One call of a module with backward hooks: what its gradients are, with None for what is no tensor.
 
-    When the gradients of all results have come together, the pre-hooks see them, then, when those of the positional
-    arguments have, the hooks see both. Where no argument requires a gradient, the hooks see None for each at once.
+    When the gradients of all results have come together, the pre-hooks see them, with None for those that nothing used;
+    then, when those of the positional arguments have, the hooks see both, with zeros for arguments that have none.
+    Where no argument requires a gradient, the hooks see None for each at once.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class ModuleBackward:
         args, node, places = _passed(args)
         if node is not None:
             self._has_input_node = True
-            node.register_hook(lambda grads, _: self._arrived(grads, places))
+            metas = node.outputs
+            node.register_hook(lambda grads, _: self._arrived(grads, places, metas))
         return args
 
     def output(self, result: Any) -> Any:
@@ -62,7 +66,10 @@ class ModuleBackward:
         if node is None:
             return result
         node.register_prehook(lambda grads: self._begins(grads, places, len(values)))
-        return passed[0] if isinstance(result, Tensor) else type(result)(passed)
+        if isinstance(result, Tensor):
+            return passed[0]
+        # Named tuples, for one, take no iterable.
+        return tuple.__new__(type(result), passed) if isinstance(result, tuple) else type(result)(passed)
 
     def _begins(self, grads: Gradients, places: list[int], count: int) -> Gradients | None:
         spread = _spread(grads, places, count)
@@ -81,9 +88,10 @@ class ModuleBackward:
                     )
         return tuple([spread[place] for place in places])
 
-    def _arrived(self, grads: Gradients, places: list[int]) -> Gradients | None:
+    def _arrived(self, grads: Gradients, places: list[int], metas: Sequence[OutputMeta]) -> Gradients | None:
         if self._grad_outputs is None:  # a gradient that did not come through the module's results
             return None
+        grads = tuple([_zeros(meta) if grad is None else grad for grad, meta in zip(grads, metas, strict=True)])
         spread = _spread(grads, places, self._inputs)
         for hook in self._hooks:
             replaced = hook(self._module, spread, self._grad_outputs)
@@ -104,6 +112,10 @@ def _passed(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, list[int]]:
         passed[place] = tensor
         node = tensor.grad_fn if node is None else node
     return tuple(passed), node, places
+
+
+def _zeros(like: OutputMeta) -> Tensor:
+    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 0))
 
 
 def _spread(grads: Gradients, places: list[int], count: int) -> Gradients:

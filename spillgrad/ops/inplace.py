@@ -23,7 +23,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import address_of, beside, is_on_device, placed, zeros_beside
+from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
@@ -32,8 +32,8 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and of
 def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
     """Replace the tensor's values by `function(tensor, *arguments, **options)` and record it; return the tensor.
 
-    Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one), ShapeError or
-    DtypeError when the result does not fit into the tensor.
+    Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one, what such a
+    leaf is a view of), ShapeError or DtypeError when the result does not fit into the tensor.
     """
     if not is_recorded(tensor, *arguments, *options.values()):
         if _takes_out(function) and computes_in_place(tensor, arguments, options):
@@ -81,8 +81,8 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
     return True
 
 
-def refuse(tensor: Tensor, name: str) -> None:
-    """Raise GraphError when an in-place change of the tensor cannot be recorded."""
+def refuse(tensor: Tensor, name: str, of_a_leaf: type[Exception] = GraphError) -> None:
+    """Raise GraphError when an in-place change of the tensor cannot be recorded; `of_a_leaf` where leaves forbid it."""
     base = tensor if tensor._base is None else tensor._base
     remedy = "wrap it in no_grad() or work on a clone()"
     if base is not tensor and base.requires_grad and not tensor.requires_grad:
@@ -90,9 +90,15 @@ def refuse(tensor: Tensor, name: str) -> None:
             f"{name}: A view was created in no_grad mode and is being modified inplace with grad mode enabled; make "
             "the view and change it in the same mode"
         )
-    if base.requires_grad and base.grad_fn is None:
+    what = None
+    if base.requires_grad and base.is_leaf:
         what = "leaf Variable" if base is tensor else "view of a leaf Variable"
-        raise GraphError(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
+    elif tensor.requires_grad and tensor.is_leaf:
+        what = "view of a leaf Variable"
+    elif base.leaf_views():  # the change would be theirs, and they no leaves any more
+        what = "tensor that shares memory with a view of a leaf Variable"
+    if what is not None:
+        raise of_a_leaf(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
     if base is tensor:
         return
     _refuse_custom_view(tensor, name)
@@ -174,11 +180,20 @@ def move(tensor: Tensor, edge: Edge) -> None:
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
-    """Return where a view lies in its base. Raises GraphError for a base that is not dense, or has other memory now."""
+    """Return where a view lies in its base.
+
+    Raises GraphError for a base that is not dense, has other memory now, or is not all that the view looks at.
+    """
     if view.storage is not base.storage:
         raise GraphError("in-place: the view's base got other memory, by assigning its data; make the view again")
     if not base.is_contiguous():
         raise GraphError("in-place: cannot record a change of a view whose base is not contiguous; clone() it first")
+    (first, last), (low, high) = byte_bounds(view.array), byte_bounds(base.array)
+    if view.array.size and not low <= first <= last <= high:
+        raise GraphError(
+            "in-place: cannot record a change of a view that reaches beyond its base, as as_strided() makes them, or "
+            "whose base got other data; clone() it first"
+        )
     start = address_of(view.array) - address_of(base.array)
     return view.shape, view.stride(), start // base.itemsize
 
@@ -265,7 +280,8 @@ def _view_again(view: Tensor, base: Tensor) -> None:
     node = base._grad_fn
     view._base_fn = node
     if node is None:
-        view._grad_fn, view._requires_grad = None, base._requires_grad
+        if view._grad_fn is not None:  # a view that is a leaf remains one
+            view._grad_fn, view._requires_grad = None, base._requires_grad
         return
     source = base.alias((node, base._output_nr))
     move(view, (_StridedRead(source, view, geometry(view, base)), 0))

@@ -4,6 +4,7 @@ While no context is active in any thread, operations are called as ever: their c
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
@@ -26,6 +27,8 @@ _active = _Active()
 _lock = threading.Lock()
 _entered = 0  # contexts, in all threads
 _intercepted: "list[_Intercepted]" = []
+# A child gets operations as they are between two changes, and a lock that nobody holds.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def is_active() -> bool:

@@ -419,6 +419,16 @@ def test_wrong_gradients_of_a_layer_are_a_value_error_that_says_which(case):
     assert isinstance(caught.value, GradientMismatchError) and "ScaleBackward" in str(caught.value)
 
 
+@pytest.mark.parametrize("returned", [None, 1, (), [1, None], np.ones(1), ([sg.ones(1)],)])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_layer_returns_at_least_one_tensor(returned, recorded):
+    x = leaf([1.0]) if recorded else sg.ones(1)
+    with pytest.raises(ValueError, match=r"Scale: At least one output of `PyLayer\.forward` is a `Tensor`"):
+        layer(lambda ctx, v: returned, lambda ctx, g: g).apply(x)
+    y = layer(lambda ctx, v: [returned, v * 3], lambda ctx, g: g * 3).apply(leaf([1.0]))
+    assert y[0] is returned and y[1].tolist() == [3.0]
+
+
 # PyLayer: returned inputs
 
 
@@ -438,9 +448,10 @@ def test_a_returned_input_is_an_in_place_change():
         saved.sum().backward()
 
 
-def test_a_returned_leaf_needs_mark_not_inplace():
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_returned_leaf_needs_mark_not_inplace(error):
     x = leaf([1.0])
-    with pytest.raises(RuntimeError, match=r"Scale .*mark_not_inplace.*a leaf Variable that requires grad"):
+    with pytest.raises(error, match=r"Scale .*mark_not_inplace.*a leaf Variable that requires grad"):
         layer(lambda ctx, v: v, lambda ctx, g: g).apply(x)
     with sg.no_grad():
         assert layer(lambda ctx, v: v, lambda ctx, g: g).apply(x) is x

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.errors import GraphError, ShapeError
 from tests.ops.checks import leaf
 
 
@@ -118,5 +119,42 @@ def test_batched_gradients_need_a_common_first_dimension():
             sg.grad(y, x, given, is_grads_batched=True)
     with pytest.raises(ValueError, match="share a first dimension"):
         sg.grad([y, y], x, [sg.ones(2, 2), sg.ones(3, 2)], is_grads_batched=True)
-    with pytest.raises(RuntimeError, match=r"gradient of shape \(3,\)"):
+    with pytest.raises(RuntimeError, match=r"Mismatch in shape: grad_output\[0\] has a shape of \(3,\)"):
         sg.grad(y, x, sg.ones(2, 3), is_grads_batched=True)
+
+
+def test_a_leaf_is_found_in_a_graph_from_before_its_data_was_replaced():
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    y = (x * x).sum()
+    x.data = sg.tensor([7.0, 8.0])
+    z = (x * x).sum()
+    assert sg.autograd.grad(y, x, materialize_grads=True)[0].tolist() == [4, 6]
+    assert sg.autograd.grad(z, x)[0].tolist() == [14, 16]
+
+
+def test_a_gradient_is_for_what_was_computed_whatever_its_data_is_now():
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    y = x * x
+    y.data = sg.ones(1)
+    with pytest.raises(GraphError, match=r"got shape \(2,\)"):
+        y.backward()
+    with pytest.raises(ShapeError, match=r"a shape of \(1,\) and output\[0\] has a shape of \(2,\)"):
+        y.backward(sg.ones(1))
+    y.backward(sg.ones(2))
+    assert x.grad.tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_zeros_for_what_was_not_used_can_be_differentiated_again(batched):
+    x, unused = leaf([2.0]), leaf([3.0, 1.0])
+    weights = sg.ones(3, 1, dtype="float64") if batched else sg.ones(1, dtype="float64")
+    first, zeros = sg.grad(
+        x * x, [x, unused], weights, create_graph=True, materialize_grads=True, is_grads_batched=batched
+    )
+    assert zeros.requires_grad and zeros.tolist() == ([[0, 0]] * 3 if batched else [0, 0])
+    again = sg.grad(zeros.sum(), [x, unused], materialize_grads=True)
+    assert [g.tolist() for g in again] == [[0], [0, 0]] and not again[0].requires_grad
+    with pytest.raises(GraphError, match="appears to not have been used"):
+        sg.grad(zeros.sum(), x)
+    (first.sum() + zeros.sum()).backward()
+    assert x.grad.tolist() == [6.0 if batched else 2.0]

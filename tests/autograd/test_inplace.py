@@ -398,6 +398,87 @@ def test_a_view_whose_memory_or_base_was_replaced_changes_nothing_else():
         view.mul_(3)
 
 
+def test_a_view_given_data_in_the_same_memory_is_a_view_still():
+    weight = sg.ones(4, requires_grad=True)
+    base = weight * 2
+    view = base[1:3]
+    view.data = view.data
+    view.mul_(3)
+    base.sum().backward()
+    assert (base.tolist(), weight.grad.tolist()) == ([2, 6, 6, 2], [2, 6, 6, 2])
+
+
+def beyond_its_base() -> tuple[sg.Tensor, sg.Tensor]:
+    base = sg.ones(6)[2:4].detach()
+    return base, sg.as_strided(base, (4,), (1,), 0)
+
+
+def beyond_the_data_its_base_was_given() -> tuple[sg.Tensor, sg.Tensor]:
+    memory = sg.ones(8)
+    base = memory[4:].detach()
+    view = base[:4]
+    base.data = memory.data[:4]
+    return base, view
+
+
+@pytest.mark.parametrize("looks", [beyond_its_base, beyond_the_data_its_base_was_given])
+def test_a_view_beyond_its_base_takes_no_recorded_change(looks):
+    weight = sg.full((4,), 3.0, requires_grad=True)
+    base, view = looks()
+    with pytest.raises(GraphError, match="reaches beyond its base"):
+        view.mul_(weight)
+    assert base.tolist() == [1] * base.numel() and not base.requires_grad
+
+
+def as_custom_function(w: sg.Tensor) -> sg.Tensor:
+    class Changes(sg.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x
+
+    return Changes.apply(w)
+
+
+# Changes of a leaf `w` that is a view of `flat`, or of memory beside it.
+CHANGES_AT_A_LEAF = {
+    "the leaf": lambda flat, w: w.sub_(1),
+    "an element of it": lambda flat, w: w.__setitem__(0, 1.0),
+    "a view of it": lambda flat, w: w[:2].mul_(2),
+    "its shape": lambda flat, w: w.unsqueeze_(0),
+    "by a custom function": lambda flat, w: as_custom_function(w),
+    "what it views": lambda flat, w: flat.mul_(leaf([2.0])),
+    "another view": lambda flat, w: flat[:2].mul_(leaf([2.0])),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES_AT_A_LEAF)
+def test_a_leaf_that_is_a_view_takes_no_recorded_change(case):
+    flat = sg.zeros(5, dtype="float64")
+    w = flat[2:].requires_grad_()
+    with pytest.raises(GraphError, match="a view of a leaf Variable that requires grad is being used in an in-place"):
+        CHANGES_AT_A_LEAF[case](flat, w)
+    assert w.is_leaf and w.requires_grad and not flat.requires_grad
+    with sg.no_grad():
+        w.add_(1)
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [2.0] * 3
+    del w
+    flat.mul_(leaf([2.0]))
+    assert flat.requires_grad
+
+
+def test_a_leaf_that_views_a_result_is_one_still_when_that_is_detached():
+    result = leaf([1.0, 2.0]) * 1
+    with sg.no_grad():
+        view = result[:1]
+    view.requires_grad_()
+    result.detach_()
+    assert view.is_leaf and view.requires_grad
+    (view * 3).sum().backward()
+    assert view.grad.tolist() == [3.0]
+
+
 REFUSALS = {
     "a leaf": lambda x: x.add_(1),
     "a view of a leaf": lambda x: x[0].add_(1),

@@ -9,7 +9,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.autograd.graph import allow_mutation_on_saved_tensors, increment_version
-from spillgrad.errors import SavedTensorError
+from spillgrad.errors import GraphError, SavedTensorError
 from tests.ops.checks import leaf
 
 CHANGES: dict[str, Callable[[sg.Tensor], Any]] = {
@@ -148,15 +148,24 @@ def test_a_kept_value_that_was_itself_changed_is_an_error():
         z.sum().backward()
 
 
-def test_contexts_nest_and_select():
+def test_a_context_inside_another_is_an_error():
     x = leaf([1.0, 2.0])
-    with allow_mutation_on_saved_tensors(), allow_mutation_on_saved_tensors(only=lambda saved: saved.op == "mul"):
+    outer = allow_mutation_on_saved_tensors()
+    with outer, sg.autograd.graph.save_on_cpu(only=lambda saved: False):
+        for inner in (outer, allow_mutation_on_saved_tensors(only=lambda saved: saved.op == "mul")):
+            with pytest.raises(GraphError, match="contexts cannot be nested"), inner:
+                pass
         y = x * 1
         z = y * y
-        u = y.exp().log()
         y.zero_()
+    with outer:
+        u = (x * 1).square_()
     (z + u).sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), [3.0, 5.0], rtol=1e-12)
+    np.testing.assert_allclose(x.grad.numpy(), [4.0, 8.0], rtol=1e-12)
+
+
+def test_a_context_takes_what_only_selects():
+    x = leaf([1.0, 2.0])
     with allow_mutation_on_saved_tensors(only=lambda saved: saved.op == "exp"):
         y = x * 1
         z = y * y

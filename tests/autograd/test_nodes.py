@@ -266,7 +266,7 @@ def test_a_post_accumulate_hook_returns_nothing(result, error):
 
 
 def test_only_leaves_accumulate():
-    with pytest.raises(RuntimeError, match="only leaf tensors"):
+    with pytest.raises(RuntimeError, match="cannot be registered on non-leaf tensors"):
         (leaf([1.0]) * 2).register_post_accumulate_grad_hook(print)
 
 

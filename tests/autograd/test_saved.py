@@ -1,5 +1,7 @@
 """Saved values without hooks: which object comes back, and what a change, a free or a second look does."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -155,6 +157,125 @@ def test_a_leaf_whose_data_was_replaced_was_saved_as_it_was():
     assert y.grad_fn._raw_saved_self.data.tolist() == [3.0] and y.grad_fn._saved_self.requires_grad
     y.backward()
     assert x.grad.tolist() == [6.0]
+
+
+def data_of_a_result(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = x * 1
+    y = h * h
+    h.data = sg.tensor([7.0, 8.0])
+    return y, h
+
+
+def data_of_a_leaf(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    y = x * x
+    x.data = sg.tensor([7.0, 8.0])
+    return y, x
+
+
+def data_of_what_needs_no_gradient(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    scale = sg.tensor([4.0, 6.0])
+    y = x * scale
+    scale.data = sg.tensor([7.0, 8.0])
+    return y, scale
+
+
+def data_of_a_view(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = (x * 1)[:]
+    y = h * h
+    h.data = sg.tensor([7.0, 8.0])
+    return y, h
+
+
+def data_of_what_a_view_looks_at(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = x * 1
+    view = h[:]
+    y = view * view
+    h.data = sg.tensor([7.0, 8.0])
+    h.add_(1)
+    return y, view
+
+
+def data_of_what_a_checkpoint_was_given(x: sg.Tensor) -> tuple[sg.Tensor, sg.Tensor]:
+    h = x * 1
+    y = sg.utils.checkpoint.checkpoint(lambda value: value * value, h)
+    h.data = sg.tensor([7.0, 8.0])
+    return y, h
+
+
+REPLACED = {function.__name__: function for function in (
+    data_of_a_result, data_of_a_leaf, data_of_what_needs_no_gradient, data_of_a_view, data_of_what_a_view_looks_at,
+    data_of_what_a_checkpoint_was_given,
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["in RAM", "on disk"])
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_was_saved_before_data_was_replaced_is_the_former_values(tmp_path, where, case):
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    with sg.save_on_disk(tmp_path, ram_budget=0) if where == "on disk" else contextlib.nullcontext():
+        y, _changed = REPLACED[case](x)
+    y.sum().backward()
+    assert x.grad.tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("where", ["in RAM", "on disk"])
+def test_second_derivatives_of_what_data_replaced_are_those_of_the_former_values(tmp_path, where):
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    with sg.save_on_disk(tmp_path, ram_budget=0) if where == "on disk" else contextlib.nullcontext():
+        h = x * 1
+        y = h * h * h
+        h.data = sg.tensor([7.0, 8.0])
+    (first,) = sg.autograd.grad(y.sum(), x, create_graph=True)
+    first.sum().backward()
+    assert (first.tolist(), x.grad.tolist()) == ([12, 27], [12, 18])
+
+
+def step(layer: sg.nn.Linear) -> None:
+    layer.weight.grad = sg.ones(2, 3)
+    sg.optim.SGD(layer.parameters(), lr=0.5).step()
+    layer.weight.grad = None
+
+
+# What changes parameters between forward and backward, and whether backward has what it needs all the same.
+PARAMETERS_CHANGE = {
+    "data": (lambda layer: setattr(layer.weight, "data", sg.zeros(2, 3)), True),
+    "converted data": (lambda layer: layer.double(), True),
+    "no values": (lambda layer: layer.to_empty(device="cpu"), True),
+    "an assigned state": (lambda layer: layer.load_state_dict({"weight": sg.zeros(2, 3)}, assign=True), True),
+    "a vector": (lambda layer: sg.nn.utils.vector_to_parameters(sg.zeros(6), layer.parameters()), False),
+    "a state": (lambda layer: layer.load_state_dict({"weight": sg.zeros(2, 3)}), False),
+    "a step": (step, False),
+    "values of data": (lambda layer: layer.weight.data.zero_(), False),
+}
+
+
+@pytest.mark.parametrize("where", ["in RAM", "on disk"])
+@pytest.mark.parametrize("case", PARAMETERS_CHANGE)
+def test_backward_is_right_or_refused_when_parameters_change_before_it(tmp_path, where, case):
+    change, is_right = PARAMETERS_CHANGE[case]
+    layer = sg.nn.Linear(3, 2, bias=False)
+    weight, x = layer.weight, sg.ones(4, 3, requires_grad=True)
+    wanted = weight.sum(0).tolist()
+    with sg.save_on_disk(tmp_path, ram_budget=0) if where == "on disk" else contextlib.nullcontext():
+        y = layer(x)
+    change(layer)
+    if is_right:
+        y.sum().backward()
+        assert x.grad.tolist() == [wanted] * 4 and weight.grad.tolist() == [[4.0] * 3] * 2
+    else:
+        with pytest.raises(SavedTensorError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_a_changed_value_is_an_error_though_its_tensor_has_other_data_by_now():
+    x = sg.tensor([2.0, 3.0], requires_grad=True)
+    h = x * 1
+    y = h * h
+    former = h.data
+    h.data = sg.tensor([7.0, 8.0])
+    former.add_(1)
+    with pytest.raises(SavedTensorError, match="is at version 1; expected version 0"):
+        y.sum().backward()
 
 
 # Freeing

@@ -1,6 +1,7 @@
 """Hooks on the backward pass of modules; what they see is what PyTorch's see."""
 
 import weakref
+from typing import NamedTuple
 
 import pytest
 
@@ -47,8 +48,54 @@ def test_a_result_that_nothing_used_has_no_gradient():
     model.register_full_backward_hook(lambda module, gi, go: seen.append((shown(gi), shown(go))))
     x, y = leaves()
     model(x, 3.0, y)[0].sum().backward()
-    assert seen == [([[3.0], None, None], [[1.0], None])]
-    assert y.grad is None
+    assert seen == [([[3.0], None, [0.0]], [[1.0], None])]
+    assert y.grad.tolist() == [0.0]
+
+
+def test_what_requires_no_gradient_does_not_with_hooks_either():
+    class Parts(nn.Module):
+        def forward(self, x, y, places):
+            self.required = x.requires_grad, y.requires_grad
+            return x * y, y * 2, y, places
+
+    seen, packed = [], []
+    model = Parts()
+    model.register_full_backward_hook(lambda module, gi, go: seen.append((shown(gi), shown(go))))
+    x, y = sg.tensor([2.0], requires_grad=True), sg.tensor([5.0])
+    with sg.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.tolist()) or t, lambda t: t):
+        results = model(x, y, sg.tensor([3]))
+    assert (model.required, packed) == ((True, False), [[5.0]])
+    assert [result.requires_grad for result in results] == [True, False, False, False]
+    results[0].sum().backward()
+    assert seen == [([[5.0], [0.0], [0]], [[1.0], None, None, None])]
+    assert (x.grad.tolist(), y.grad) == ([5.0], None)
+
+
+class Named(NamedTuple):
+    double: sg.Tensor
+    what: str
+    triple: sg.Tensor
+
+
+class Pair(tuple):
+    def __new__(cls, *parts):
+        return super().__new__(cls, parts)
+
+
+@pytest.mark.parametrize("kind", [tuple, list, lambda parts: Named(*parts), lambda parts: Pair(*parts)])
+def test_results_are_of_the_kind_that_forward_returned(kind):
+    class Parts(nn.Module):
+        def forward(self, x):
+            return kind([x * 2, "text", x * 3])
+
+    seen = []
+    model = Parts()
+    model.register_full_backward_hook(lambda module, gi, go: seen.append((shown(gi), shown(go))))
+    x = sg.tensor([2.0], requires_grad=True)
+    result = model(x)
+    assert type(result) is type(kind([x, "text", x])) and result[1] == "text"
+    (result[0] + result[2]).sum().backward()
+    assert seen == [([[5.0]], [[1.0], None, [1.0]])]
 
 
 def test_hooks_may_replace_gradients_one_after_the_other():

@@ -308,12 +308,55 @@ def test_an_always_called_hook_runs_when_a_pre_hook_or_an_interrupt_ended_the_ca
     assert seen == [None]
 
 
+def test_an_always_called_hook_that_raises_does_not_hide_why_forward_failed():
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ValueError("forward")
+
+    def fails(module, args, result):
+        raise OSError("a hook's own")
+
+    seen = []
+    model = Failing()
+    model.register_forward_hook(fails, always_call=True)
+    model.register_forward_hook(lambda module, args, result: seen.append(result), always_call=True)
+    with (
+        pytest.warns(UserWarning, match="silenced as another error was raised in forward: OSError: a hook's own"),
+        pytest.raises(ValueError, match="forward"),
+    ):
+        model(3)
+    assert seen == [None]
+
+
 def test_a_module_without_forward_says_which():
     class Silent(nn.Module):
         pass
 
     with pytest.raises(NotImplementedError, match="Silent"):
         Silent()(1)
+
+
+@pytest.mark.parametrize("other", [nn.Parameter(sg.ones(1)), nn.Buffer(sg.ones(1)), None, "deleted"])
+def test_a_sub_module_whose_name_something_else_took_has_no_path(other):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+            self.also = (self.inner,)
+
+        def forward(self, x):
+            return self.also[0](x)
+
+    seen = []
+    model = Outer()
+    model.inner.register_forward_hook(lambda *_: seen.append(labels.current.module))
+    model(1)
+    if other == "deleted":
+        del model.inner
+    else:
+        model.inner = other
+    model(1)
+    assert seen == ["inner", ""]
 
 
 def test_a_deep_copy_is_independent_and_keeps_ties():
@@ -480,16 +523,44 @@ def test_hooks_see_and_change_state_on_its_way():
         model.load_state_dict(state)
 
     def rename(module, state, prefix, metadata, strict, missing, unexpected, errors):
-        assert (module, prefix, strict, missing, unexpected, errors) == (layer, "0.", True, [], [], [])
+        assert (module, prefix, strict, missing, unexpected, errors) == (layer, "0.", False, [], [], [])
         state[prefix + "bias"] = state.pop(prefix + "new")
 
     layer.register_load_state_dict_pre_hook(rename)
     layer.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.append("told"))
-    assert model.load_state_dict(state).missing_keys == ["told"]
+    assert model.load_state_dict(state, strict=False).missing_keys == ["told"]
     assert list(state) == ["0.weight", "0.new"]
     layer.register_load_state_dict_post_hook(lambda module, keys: keys)
     with pytest.raises(StateDictError, match="change the keys in place"):
+        model.load_state_dict(state, strict=False)
+
+
+def test_strict_loading_looks_at_the_keys_that_hooks_after_it_leave():
+    model = nn.Sequential(nn.Linear(2, 1))
+    state = {"0.weight": sg.full((1, 2), 7.0), "1.weight": sg.ones(1)}
+
+    def excuse(module, keys):
+        assert model[0].weight.tolist() == [[7.0, 7.0]]  # all is loaded by then
+        keys.missing_keys.clear()
+        keys.unexpected_keys.clear()
+
+    handle = model.register_load_state_dict_post_hook(excuse)
+    assert model.load_state_dict(state) == ([], [])
+    handle.remove()
+    with sg.no_grad():
+        model[0].weight.zero_()
+    with pytest.raises(StateDictError, match=r'Missing .*: "0\.bias"\.\n\tUnexpected .*: "1\.weight"'):
         model.load_state_dict(state)
+    assert model[0].weight.tolist() == [[0.0, 0.0]]
+
+    whole = {"0.weight": sg.full((1, 2), 7.0), "0.bias": sg.ones(1)}
+    model[0].register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.append("told"))
+    with pytest.raises(StateDictError, match=r'Missing key\(s\) in state_dict: "told"'):
+        model.load_state_dict(whole)
+    assert model.load_state_dict(whole, strict=False) == (["told"], [])
+    with pytest.raises(StateDictError, match=r"size mismatch for 0\.bias"):
+        model.load_state_dict({**whole, "0.weight": sg.zeros(1, 2), "0.bias": sg.ones(2)})
+    assert model[0].weight.tolist() == [[7.0, 7.0]]
 
 
 def test_a_hook_may_be_called_although_forward_raised():

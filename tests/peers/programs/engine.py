@@ -103,7 +103,8 @@ def roots_without_gradients_are_errors(torch, note):
     note.error("no graph", lambda: plain.sum().backward(), "does not require grad")
     note.error("not a scalar", lambda: (x * 2).backward(), "grad can be implicitly created only for scalar outputs")
     note.error("detached", lambda: (x * 2).detach().sum().backward(), "does not require grad")
-    note.error("shape", lambda: (x * 2).backward(torch.ones(3)))
+    mismatch = "Mismatch in shape: grad_output[0] has a shape of", "and output[0] has a shape of"
+    note.error("shape", lambda: (x * 2).backward(torch.ones(3)), *mismatch)
     note.error("input without", lambda: torch.autograd.grad(x.sum(), plain), "does not require grad")
     other = _leaf(torch, 2)
     note.error("unused", lambda: torch.autograd.grad(x.sum(), other), "appears to not have been used", "allow_unused")
@@ -229,11 +230,25 @@ def a_non_leafs_gradient_is_kept_on_request(torch, note):
     note("of a leaf", x.retains_grad)
 
 
+def materialized_zeros_are_differentiated_again(torch, note):
+    x, unused = _leaf(torch, 2), _leaf(torch, 3, seed=1)
+    grad = torch.autograd.grad
+    for create_graph in (False, True):
+        gradient, zeros = grad((x * x).sum(), [x, unused], create_graph=create_graph, materialize_grads=True)
+        note("zeros", zeros, zeros.requires_grad, zeros.is_leaf)
+    note.error("without zeros again", lambda: grad(zeros.sum(), x), "appears to not have been used")
+    note("unused again", grad(zeros.sum(), [x, unused], allow_unused=True))
+    note("zeros again", grad(zeros.sum(), [x, unused], materialize_grads=True))
+    (gradient.sum() + zeros.sum()).backward()
+    note("with others", x.grad, unused.grad)
+
+
 def wrong_gradients_are_refused(torch, note):
     x = _leaf(torch, 2)
     note.error("shape", lambda: setattr(x, "grad", torch.ones(3, dtype=torch.float64)))
     note.error("dtype", lambda: setattr(x, "grad", torch.ones(2, dtype=torch.float32)))
     note.error("type", lambda: setattr(x, "grad", 1.0))
+    note.error("itself", lambda: setattr(x, "grad", x), "as its own grad")
     x.grad = torch.ones(2, dtype=torch.float64)
     x.sum().backward()
     note("accumulates", x.grad)
@@ -386,7 +401,7 @@ def inputs_that_do_not_fit(torch, note):
     note.error("none", lambda: torch.autograd.grad(y, [x, None]))
     note.error("empty", lambda: torch.autograd.grad(y, []))
     note.error("backward to a constant", lambda: y.backward(inputs=[torch.ones(2)]))
-    note.error("grad shapes", lambda: torch.autograd.grad(x * 2, x, torch.ones(3, dtype=torch.float64)))
+    note.error("grad shapes", lambda: torch.autograd.grad(x * 2, x, torch.ones(3, dtype=torch.float64)), "Mismatch in")
     note.error("grad counts", lambda: torch.autograd.grad([x * 2], x, [torch.ones(2), torch.ones(2)]))
     note("still works", torch.autograd.grad(y, x))
 

@@ -1,4 +1,6 @@
-"""Hooks on tensors and nodes, and edges of the graph as values."""
+"""Hooks on tensors, nodes and modules, and edges of the graph as values."""
+
+from collections import namedtuple
 
 import numpy as np
 
@@ -7,6 +9,33 @@ from tests.peers.record import name_of
 
 def _leaf(torch, *shape, seed=0):
     return torch.tensor(np.random.default_rng(seed).uniform(0.2, 1.8, shape), requires_grad=True)
+
+
+Parts = namedtuple("Parts", "product constant given")
+
+
+def backward_hooks_of_modules(torch, note):
+    class Module(torch.nn.Module):
+        def forward(self, x, factor, y):
+            note("arguments", x.requires_grad, y.requires_grad)
+            return Parts(x * y * factor, x.detach() * 2, y)
+
+    def call(name, requires_grad):
+        module, packed = Module(), []
+        module.register_full_backward_pre_hook(lambda m, grad_output: note("before", grad_output))
+        module.register_full_backward_hook(lambda m, *gradients: note("after", gradients))
+        x, y = _leaf(torch, 2), _leaf(torch, 2, seed=1).detach().requires_grad_(requires_grad)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+            results = module(x, 3.0, y)
+        note(name, type(results).__name__, [r.requires_grad for r in results], len(packed))
+        results.product.sum().backward()
+        note("gradients", x.grad, y.grad)
+        return module, x, y
+
+    call("one", False)
+    module, x, y = call("both", True)
+    module(x, 3.0, y).given.sum().backward()
+    note("of what was handed on", x.grad, y.grad)
 
 
 def tensor_hooks_see_and_replace_gradients_in_order(torch, note):
@@ -97,7 +126,9 @@ def a_post_accumulate_hook_sees_the_sum(torch, note):
     x.sum().backward()
     handle.remove()
     x.sum().backward()
-    note.error("of a non-leaf", lambda: (x * 2).register_post_accumulate_grad_hook(lambda t: None), "leaf")
+    note.error("of a non-leaf", lambda: (x * 2).register_post_accumulate_grad_hook(lambda t: None), "non-leaf tensors")
+    constant = x.detach()
+    note.error("constant", lambda: constant.register_post_accumulate_grad_hook(lambda t: None), "require gradient")
 
 
 def a_post_accumulate_hook_may_step_and_forget(torch, note):

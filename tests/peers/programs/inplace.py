@@ -1,5 +1,7 @@
 """In-place changes of tensors, views and bases: values, gradients, nodes, and what is refused."""
 
+import functools
+
 import numpy as np
 
 from tests.peers.record import chain, name_of
@@ -92,6 +94,46 @@ def leaves_refuse(torch, note):
     note("without recording", x, x._version)
     x.data.mul_(3)
     note("data", x)
+
+
+def leaves_that_are_views_refuse(torch, note):
+    says = "a view of a leaf Variable that requires grad is being used in an in-place operation"
+    changes = {
+        "itself": lambda w: w.sub_(1),
+        "by a tensor": lambda w: w.mul_(_leaf(torch, 3)),
+        "an element": lambda w: w.__setitem__(0, 1),
+        "a view of it": lambda w: w[:2].add_(1),
+        "its shape": lambda w: w.unsqueeze_(0),
+        "a copy": lambda w: w.copy_(torch.ones(3)),
+    }
+    for name, change in changes.items():
+        flat = torch.zeros(5, dtype=torch.float64)
+        w = flat[2:].requires_grad_()
+        note.error(name, functools.partial(change, w), says)
+        note("leaf", w.is_leaf, w.requires_grad, flat.requires_grad)
+        with torch.no_grad():
+            w.add_(1)
+        (w * w).sum().backward()
+        note("gradient", w.grad, flat)
+
+
+def other_data_leaves_version_and_graph(torch, note):
+    x = _leaf(torch, 3)
+    y = x * 2
+    y.add_(1)
+    y.mul_(2)
+    note("changes", y._version)
+    y.data = torch.ones(3, dtype=torch.float64)
+    note("other data", y, y._version, y.detach()._version, y[:2]._version)
+    y.add_(1)
+    note("one more change", y._version)
+    y.sum().backward()
+    note("gradient", x.grad)
+    x.data = torch.ones(3, dtype=torch.float64)
+    note("a leaf", x._version, x.is_leaf, x.grad, torch.autograd.grad((x * x).sum(), x))
+    z = (x * 3).sum()
+    x.data = torch.zeros(3, dtype=torch.float64)
+    note("in a graph from before", torch.autograd.grad(z, x))
 
 
 def what_does_not_fit_is_refused(torch, note):

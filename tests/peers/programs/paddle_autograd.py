@@ -343,6 +343,29 @@ def a_returned_input_of_a_layer(paddle, note):
     note("same", y is a)
     y.sum().backward()
     note("gradient", x.grad)
+    note.error("a leaf", lambda: _layer(paddle, lambda ctx, x: x, lambda ctx, g: g).apply(x))
+
+
+def what_a_layer_may_return(paddle, note):
+    def returns(value):
+        def act():
+            y = _layer(paddle, lambda ctx, x: value(x), lambda ctx, g: g * 2).apply(x)
+            y[-1].sum().backward()
+
+        return act
+
+    x = _leaf(paddle, 2)
+    for mode in (True, False):
+        x.stop_gradient = mode
+        for name, value in {
+            "nothing": lambda x: None,
+            "a number": lambda x: 1,
+            "an empty tuple": lambda x: (),
+            "numbers": lambda x: [1, None],
+        }.items():
+            note.error(name, returns(value), "At least one output of `PyLayer.forward` is a `Tensor`")
+    note.error("a tensor among others", returns(lambda x: [1, None, x * 1]))
+    note("gradient", x.grad)
 
 
 def hooks_around_layers_and_second_order(paddle, note):

@@ -254,7 +254,8 @@ def wrong_hooks_are_errors(torch, note):
 
     note.error("unpack returns a number", lambda: run(lambda t: t, lambda t: 1.0))
     note.error("unpack returns nothing", lambda: run(lambda t: t, lambda t: None))
-    note.error("pack changes its input", lambda: run(lambda t: t.mul_(2), lambda t: t), "modifying its input")
+    modifying = "modifying its input", "in-place"
+    note.error("pack changes its input", lambda: run(lambda t: t.mul_(2), lambda t: t), *modifying)
     note.error("pack raises", lambda: run(lambda t: 1 / 0, lambda t: t), "division")
     note.error("unpack raises", lambda: run(lambda t: t, lambda t: {}["gone"]), "gone")
     note.error("too many arguments", lambda: run(lambda a, b: a, lambda t: t), "positional argument")
@@ -366,6 +367,7 @@ def raw_hooks_that_misbehave_are_errors(torch, note):
         "in-place",
         registered(lambda t: t.add_(1), lambda t: t),
         "A saved tensor pack hook is modifying its input in place",
+        "in-place operations",
     )
     note.error("raises", registered(lambda t: 1 / 0, lambda t: t), "division")
     note.error("no tensor", registered(lambda t: t, lambda t: 1))
@@ -865,3 +867,9 @@ def allowed_mutations(torch, note):
 
     for function in (twice, result, view, base, item, out_of_order):
         case(function.__name__, function)
+
+    def nested():
+        with allow(), allow():
+            pass
+
+    note.error("nested", nested, "allow_mutation_on_saved_tensors contexts cannot be nested")
