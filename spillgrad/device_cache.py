@@ -22,6 +22,9 @@ from spillgrad.storage.store import Handle, Label, View, changed_error, nobody
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
 
 class Stored:
     """The memory of a storage as it was when it was saved: on the device, in the store, or both.
@@ -57,16 +60,13 @@ class Stored:
         """Return the memory on the device. Raises SpillError when it was changed before it was copied."""
         return self.cache.get(self)
 
-    def drop(self) -> None:
-        """Release one reference; never blocks, so finalizers may call it."""
-        self.cache.drop(self)
-
 
 class DeviceCache:
     """Keeps at most `budget_bytes` of saved memory on the device, and the rest in `store`.
 
     Beyond the budget is what backward uses at the moment. The lock guards all fields; the store, which may wait for the
-    disk, is called without it. What dies is posted to `_dropped`: finalizers take no lock that others hold.
+    disk, is called without it. What dies is appended to `drops`: finalizers take no
+    lock that others hold.
     """
 
     def __init__(self, store: DiskStore, budget_bytes: int) -> None:
@@ -78,7 +78,7 @@ class DeviceCache:
         self._resident: list[Stored] = []  # on the device, the oldest first
         self._away: list[Stored] = []  # in the store only, the oldest first
         self._leaving: collections.deque[tuple[Stored, driver.Event]] = collections.deque()
-        self._dropped: collections.deque[Stored] = collections.deque()
+        self.drops: collections.deque[Stored] = collections.deque()
         self._sequence = 0
         self._copies = Copies()
 
@@ -108,7 +108,7 @@ class DeviceCache:
             while (oldest := self._to_leave()) is not None:
                 self._send(oldest)
         except BaseException:  # the caller gets nothing to drop
-            self.drop(stored)
+            self.drops.append(stored)
             raise
         return stored
 
@@ -275,8 +275,8 @@ class DeviceCache:
             stored, _ = self._leaving.popleft()
             self._is_changed(stored)
             stored.storage = None
-        while self._dropped:
-            stored = self._dropped.popleft()
+        while self.drops:
+            stored = self.drops.popleft()
             stored.users -= 1
             if stored.users:
                 continue
@@ -287,17 +287,6 @@ class DeviceCache:
             _discard(self._away, stored)
             if stored.handle is not None:
                 self._store.drop(stored.handle)
-
-    # From finalizers
-
-    def drop(self, stored: Stored) -> None:
-        """Release one reference; never blocks."""
-        self._dropped.append(stored)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._tidy()
-            finally:
-                self._lock.release()
 
     def flush(self) -> None:
         """Copy to the store what is on the device alone."""

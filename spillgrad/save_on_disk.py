@@ -24,13 +24,19 @@ from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
+from spillgrad.storage.store_lock import is_interrupted
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.device_array import address_of, is_on_device, placed
+from spillgrad_kernels.holder import Holder
 
 if TYPE_CHECKING:
     from spillgrad.device_cache import DeviceCache, Stored
+
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
 
 # Two of the largest tensors that a layer of GPT-2 saves at 4 × 512 tokens: enough to copy one while another is used.
 DEVICE_BUDGET = "64MiB"
@@ -50,13 +56,13 @@ class Copy(Storage):
         return not self.version
 
 
-class Spilled:
+class Spilled(Holder):
     """What a spilled tensor leaves in the graph: its storage's handle and where in that storage it lies.
 
     The storage's bytes are freed when the last such object dies.
     """
 
-    __slots__ = ("__weakref__", "_dtype", "_key", "_offset", "_shape", "_spill", "_strides", "stored")
+    __slots__ = ("__weakref__", "_dtype", "_key", "_offset", "_shape", "_spill", "_strides")
 
     def __init__(
         self,
@@ -67,19 +73,18 @@ class Spilled:
         offset: int,
         strides: tuple[int, ...],
     ) -> None:
+        super().__init__((spill._store if isinstance(stored, Handle) else stored.cache).drops.append, stored)
         self._spill = spill
-        self.stored = stored
         self._key = key
         self._dtype = array.dtype
         self._shape = array.shape
         self._strides = strides
         self._offset = offset
 
-    def __del__(self) -> None:
-        if isinstance(self.stored, Handle):
-            self._spill._store.drop(self.stored)
-        else:
-            self.stored.drop()
+    @property
+    def stored(self) -> "Handle | Stored":
+        """What the memory is stored as."""
+        return self.held  # type: ignore[no-any-return]
 
     def tensor(self) -> Tensor:
         """Return the tensor, over memory it shares with all others of its storage."""
@@ -227,6 +232,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
             self._policy = self._auto = Automatic(self._store, os.stat(self._store.directory).st_dev)
 
     def __enter__(self) -> Any:
+        keep_whole()
         super().__enter__()
         if self._auto is not None:
             self._auto.begin()
@@ -250,7 +256,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         if storage.offloaded:
             return storage.view_of(tensor)
         array = tensor.array
-        if storage.trainable or storage.array.nbytes < self._min_bytes:
+        if storage.trainable or storage.array.nbytes < self._min_bytes or is_interrupted():
             return tensor
         if array.nbytes < self._min_bytes:
             return Tensor.wrap(cast(array, array.dtype))  # a view would keep its whole storage in RAM

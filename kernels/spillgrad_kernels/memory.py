@@ -21,6 +21,9 @@ import numpy as np
 
 from spillgrad_kernels.system_memory import system_memory
 
+# Signal handlers run before or after what is done here, once a store has seen to that.
+SIGNALS_WAIT = True
+
 PAGE_BYTES = mmap.PAGESIZE
 # Below this size malloc's own free lists are as fast, and a page each would be wasted.
 POOLED_MIN_BYTES = 64 * 1024
@@ -41,6 +44,8 @@ _SCARCE_SHARE = 1 / 4
 _PRESSURE_EVERY_S = 0.1
 _PRESSURE_EVERY_BYTES = 32 << 20
 _LENT_PER_LOOK = 1024
+# Sections of the pool take microseconds, and some milliseconds where memory goes back to the system.
+_PATIENCE_S = 0.2
 # glibc keeps what threads freed, in an arena for each of up to eight per core, whatever share of it is free.
 _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 
@@ -69,15 +74,17 @@ class BufferPool:
     and what malloc has free, when that is not enough, when it refuses more memory, and on request. One that would go
     back as another size is wanted becomes that: its pages need not be cleared again.
 
-    Invariant: `live + idle` bytes are mapped, and nothing else. The lock guards the lists and counters. An array's
-    death may come in any thread at any moment, also inside this lock's own section, so it takes no lock: it posts the
-    buffer to `_returned`, which the next allocation drains.
+    Invariant: `live + idle` bytes are mapped, and nothing else, but for what is asked for while a finalizer or a signal
+    handler has come in the middle of a section that the lock guards: that is memory which is not the pool's. The lock
+    guards the lists and counters. An array's death may come in any thread at any moment, so it takes no lock and runs
+    no Python, which a signal handler could interrupt: it appends the lease to `_returned`, which the next allocation
+    drains.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._idle: dict[int, list[mmap.mmap]] = {}
-        self._returned: collections.deque[mmap.mmap] = collections.deque()
+        self._returned: collections.deque[_Lease] = collections.deque()
         self._leases: dict[int, _Lease] = {}
         self._live_bytes = self._idle_bytes = 0
         self._lent = self._lent_bytes = 0  # buffers in all, and bytes in this period
@@ -95,7 +102,10 @@ class BufferPool:
         nbytes = _buffer_bytes(shape, dtype)
         if nbytes == 0:
             return np.empty(shape, dtype)
-        with self._lock:
+        # In a finalizer in the middle of a section of this thread; or one of another thread that waits for this one.
+        if self._is_interrupted() or not self._lock.acquire(timeout=_PATIENCE_S):
+            return np.ndarray(shape, dtype, _new_mapping(nbytes))
+        try:
             if self._returned:
                 self._drain()
             self._lent += 1
@@ -111,31 +121,39 @@ class BufferPool:
             self._live_bytes += nbytes
             if self._live_bytes > self._peak_bytes:
                 self._peak_bytes = self._live_bytes
+        finally:
+            self._lock.release()
         array: np.ndarray = np.ndarray(shape, dtype, block)
-        lease = _Lease(array, self._give_back)
+        lease = _Lease(array, self._returned.append)
         lease.block = block
         self._leases[id(lease)] = lease
         return array
 
     def stats(self) -> MemoryStats:
         """Return the pool's bytes now; what is smaller than `POOLED_MIN_BYTES` is not the pool's."""
+        is_whole = not self._is_interrupted()
         with self._lock:
-            self._drain()
+            if is_whole:
+                self._drain()
             mapped_bytes = self._live_bytes + self._idle_bytes
             peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
 
     def keep_to_peak(self, owner: object) -> None:
         """While `owner` lives, map no more than the largest recent use; idle memory goes back now."""
+        self._frugal.add(owner)
+        if self._is_interrupted():
+            return
         with self._lock:
             self._drain()
-            self._frugal.add(owner)
             self._past_peak_bytes = max(self._past_peak_bytes, self._peak_bytes)
             self._former_peak_bytes = self._peak_bytes = self._live_bytes
             self._trim_all()
 
     def release_idle(self) -> int:
         """Give all idle buffers, and what malloc has free, back to the system; return the buffers' bytes."""
+        if self._is_interrupted():
+            return 0
         with self._lock:
             self._drain()
             return self._trim_all()
@@ -147,26 +165,21 @@ class BufferPool:
         return block
 
     def _map_new(self, nbytes: int) -> mmap.mmap:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         try:
-            return mmap.mmap(-1, nbytes, flags=flags)
-        except OSError:
+            return _new_mapping(nbytes)
+        except MemoryError:
             self._trim_all()
-        try:
-            return mmap.mmap(-1, nbytes, flags=flags)
-        except OSError as error:
-            raise MemoryError(
-                f"memory: the system gave no {nbytes} bytes more ({self._live_bytes} are in use); "
-                "use a smaller batch, or spill with save_on_disk"
-            ) from error
+        return _new_mapping(nbytes)
 
-    def _give_back(self, lease: _Lease) -> None:
-        del self._leases[id(lease)]
-        self._returned.append(lease.block)
+    def _is_interrupted(self) -> bool:
+        """Return whether this thread is in the middle of a section: a finalizer or a signal handler asks."""
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # as `threading.Condition` does
 
     def _drain(self) -> None:
         while self._returned:
-            block = self._returned.popleft()
+            lease = self._returned.popleft()
+            del self._leases[id(lease)]
+            block = lease.block
             nbytes = len(block)
             waiting = self._idle.get(nbytes)
             if waiting is None:
@@ -229,6 +242,15 @@ class BufferPool:
                 blocks.pop().close()
                 self._idle_bytes -= nbytes
         return before - self._idle_bytes
+
+
+def _new_mapping(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(
+            f"memory: the system gave no {nbytes} bytes more; use a smaller batch, or spill with save_on_disk"
+        ) from error
 
 
 @functools.lru_cache(maxsize=8192)

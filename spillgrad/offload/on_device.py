@@ -23,6 +23,9 @@ from spillgrad_kernels.cuda.array import is_own
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
 
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
 # How many tensors ahead are looked at: more than a layer of a transformer has.
 _AHEAD = 16
 # How many that a step used are remembered, and passed over where a step goes another way than the last.

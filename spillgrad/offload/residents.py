@@ -22,6 +22,9 @@ from spillgrad_kernels.device_array import is_on_device
 if TYPE_CHECKING:
     from spillgrad.offload.on_device import OnDevice
 
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
 
 class _Frame:
     """What a module, or an update, has used so far: it may look at it again. Outside of all, nothing is kept."""

@@ -15,9 +15,13 @@ from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of, placed
+from spillgrad_kernels.holder import finalizer, later
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
+
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
 
 
 class OffloadedStorage(Storage):
@@ -28,6 +32,7 @@ class OffloadedStorage(Storage):
 
     offloaded = True
     device = CPU
+    __del__ = finalizer
     # Of a gradient: its norm as it is now, where somebody noted it.
     norm: float | None = None
 
@@ -50,14 +55,12 @@ class OffloadedStorage(Storage):
         """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
         del vars(self)["array"]
         self._residents, self._handle = residents, handle
+        self._drop = later(residents.store.drops.append, handle)
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
         self._lent: bytes | None = None  # the digest of what it was, where others may or may not change it
         self._used_in: int | None = -1
-
-    def __del__(self) -> None:
-        self._residents.store.drop(self._handle)
 
     @property
     def array(self) -> np.ndarray:  # type: ignore[override]

@@ -1,9 +1,10 @@
 """What a store holds and whether it is still open: the state that callers, the writer and the prefetcher share."""
 
 import collections
-import enum
 import threading
+import weakref
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import numpy as np
 
@@ -16,26 +17,20 @@ from spillgrad.storage.journal import Journal
 from spillgrad.storage.ledger import Ledger, StepTraffic
 from spillgrad.storage.segment import Extent
 from spillgrad.storage.store import Handle, Label, closed_error, gone_error
+from spillgrad.storage.store_lock import StoreLock, interrupted_error, own_threads
 
 # The writer gives freed extents back when it is awake anyway, or when there are so many.
 _MANY_FREED = 16
-
-
-class Post(enum.Enum):
-    """What finalizers may post, besides handles to drop."""
-
-    RETIRE = "close as soon as no handle is live"
-    ABANDON = "close now: nobody can get anything any more"
-    ROOM = "an array that was counted is gone"
 
 
 class Account:
     """The entries of a store, their references, the cache, and the flags of its life.
 
     Invariant: an entry is in `entries` while it has references. Everything is guarded by `lock`, and every method is
-    called with it held, unless it says otherwise; `changed` is notified when somebody who waits may go on. What drops
-    handles may be a finalizer inside a locked section of its own thread: it takes no lock but posts, and whoever holds
-    the lock next looks at the posts.
+    called with it held, unless it says otherwise; `changed` is notified when somebody who waits may go on.
+
+    A finalizer may run in any thread between any two lines, so it takes no lock: it appends to `posted` a handle to be
+    dropped. Whoever takes the lock next sees to it, or, where nobody does, the writer, which looks every so often.
     """
 
     def __init__(self, budget_bytes: int, journal: Journal) -> None:
@@ -52,7 +47,6 @@ class Account:
         # Failed writes that nobody was told of yet, by the array concerned; None for the files themselves.
         self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
-        self.on_closing: Callable[[], None] = lambda: None
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
         self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
         self.on_room: Callable[[], None] = lambda: None
@@ -61,38 +55,56 @@ class Account:
         self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
         self.ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
+        # What dropped handles are appended to; and references to a store and to its owner once those are gone.
+        self.posted: collections.deque[Handle | weakref.ref[Any]] = collections.deque()
+        self._store: weakref.ref[Any] = weakref.ref(self)
+        self._owner: weakref.ref[Any] = self._store
+        self._wakers: list[weakref.ref[Any]] = []
         self._retiring = False
-        self._posted: collections.deque[Handle | Post] = collections.deque()
 
-    # Posts
+    # What finalizers leave to others
 
-    def post(self, item: Handle | Post) -> None:
-        """Drop a handle, or do what a `Post` says, now or soon. Called without the lock, from anywhere."""
-        self._posted.append(item)
-        self.look_again()
+    def close_with(self, store: object) -> None:
+        """Close as soon as a store is gone: nobody can get anything any more."""
+        self._store = self._watch(store)
 
-    def look_again(self) -> None:
-        """See to what was posted while the lock was held. Called without it, after every locked section of a caller."""
-        while self._posted:
-            if not self.lock.acquire(blocking=False):
-                # Whoever holds it may release it, in a wait, without looking again: the writer looks.
-                self.bell.ring()
-                return
+    def retire_with(self, owner: object) -> None:
+        """Close as soon as an object is gone and no handle is live."""
+        self._owner = self._watch(owner)
+
+    def _watch(self, watched: object) -> "weakref.ref[Any]":
+        """Return a reference that is posted once an object is gone; then the writer is woken."""
+        self._wakers.append(weakref.ref(watched, self.bell.ring_in_c))  # the newest reference is called first
+        return weakref.ref(watched, self.posted.append)
+
+    def retire(self) -> None:
+        """Close as soon as no handle is live. Called without the lock, from anywhere."""
+        self.posted.append(self._owner)
+        self.look()
+
+    def look(self) -> None:
+        """See to what was posted, unless somebody has the lock. Called without it, from anywhere."""
+        if not self.lock.is_mine() and self.lock.acquire(blocking=False):
             try:
                 self.drain()
             finally:
                 self.lock.release()
 
+    @property
+    def has_posts(self) -> bool:
+        """Whether something was posted, or an array that is counted died. Called without the lock."""
+        return bool(self.posted) or self.cache.has_ended
+
     def drain(self) -> None:
         """See to what was posted."""
-        while self._posted:
-            item = self._posted.popleft()
-            if item is Post.RETIRE:
-                self._retiring = True
-            elif item is Post.ABANDON:
-                self.close()
-            elif item is not Post.ROOM:
+        while self.posted:
+            item = self.posted.popleft()
+            if isinstance(item, Handle):
                 self.release(item)
+            elif item is self._owner:
+                self._retiring = True
+            else:
+                self.close()
         self.cache.settle()
         if self.loads_wait and not self.closing:
             self.on_room()
@@ -100,22 +112,19 @@ class Account:
             self.close()
 
     def _empty_cache(self, budget_bytes: int) -> Cache:
-        return Cache(budget_bytes, on_room=self._wake_waiting_puts, on_lease_end=self._lease_ended)
+        return Cache(budget_bytes, on_room=self._wake_waiting_puts)
 
     def _wake_waiting_puts(self) -> None:
         """Have those who wait for room look again. Called with the lock held, by whoever made some."""
         if self.waiting_puts:
             self.changed.notify_all()
 
-    def _lease_ended(self) -> None:
-        """Called when an array read back died, in any thread, perhaps in a locked section of it."""
-        if self.loads_wait or self.waiting_puts:
-            self.post(Post.ROOM)
-
     # Life
 
     def settle(self, who: str) -> None:
         """See to what was posted, and make sure that the store is open."""
+        if threading.get_ident() in own_threads:  # the collector came there
+            raise interrupted_error()
         self.drain()
         if self.ended is not None:
             raise SpillError(f"{who}: {self.ended}") from self.ended
@@ -134,7 +143,6 @@ class Account:
             self.closing = True
             self.bell.ring()
             self.changed.notify_all()
-            self.on_closing()
 
     def end(self, why: SpillError) -> None:
         """Make the store unusable: a thread died, or this is a forked child."""
@@ -171,18 +179,19 @@ class Account:
 
         Another thread may have held the lock, and been in the middle of anything, when the process forked.
         """
+        self.lock.forget()
         self._make_locks()
         self.cache = self._empty_cache(self.cache.budget_bytes)
         self.ledger.forget(self.cache)
         self.entries, self._by_key, self.freed = {}, {}, []
         self._passing = 0
-        self._posted.clear()
+        self.posted.clear()
         self.readers = self._jobs = self.waiting_puts = self.waiting_bytes = 0
         self.closing = True
         self.ended = why
 
     def _make_locks(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = StoreLock()
         self.changed = threading.Condition(self.lock)
 
     # Entries

@@ -1,6 +1,7 @@
 """Wake a thread from anywhere, finalizers included."""
 
 import queue
+from collections.abc import Callable
 
 
 class Bell:
@@ -11,7 +12,9 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rings: queue.SimpleQueue[object] = queue.SimpleQueue()
+        # Rings too, whatever it is called with: a finalizer in which nothing of Python may run.
+        self.ring_in_c: Callable[[object], None] = self._rings.put
 
     def ring(self) -> None:
         """Wake the sleeper, or keep it from falling asleep once."""

@@ -16,12 +16,14 @@ class Cache:
     Invariant: `ram_bytes` is the sum over arrays kept as they were put (`dirty`, being written, and `clean`, on disk
     as well), reads under way, and arrays that the store made (copies for `put`, and what was read back) and that are
     alive anywhere; what a caller made is the caller's again once the store lets go of it. `absent` holds what is on
-    disk only. `pinned_bytes` is the part of `ram_bytes` that only callers can free. Everything is guarded by the
-    store's lock, but for `_ended`: an array may die in any thread at any moment, so its death takes no lock and is
-    posted there. Whenever `ram_bytes` falls, `on_room` is called, for whoever waits for room.
+    disk only. `pinned_bytes` is the part of `ram_bytes` that only callers can free.
+
+    Everything is guarded by the store's lock, but for `_ended`: an array may die in any thread at any moment, so its
+    death takes no lock and runs no Python, which a signal handler could interrupt; its lease is appended there.
+    Whenever `ram_bytes` falls, `on_room` is called, for whoever waits for room.
     """
 
-    def __init__(self, budget_bytes: int, on_room: Callable[[], None], on_lease_end: Callable[[], None]) -> None:
+    def __init__(self, budget_bytes: int, on_room: Callable[[], None]) -> None:
         self.budget_bytes = budget_bytes
         self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.writing_bytes = 0
         self.schedule = Schedule(budget_bytes, self._rerank)
@@ -31,7 +33,6 @@ class Cache:
         self._leases: dict[int, Lease] = {}
         self._ended: collections.deque[Lease] = collections.deque()
         self._on_room = on_room
-        self._on_lease_end = on_lease_end
 
     def keep(self, entry: Entry, array: np.ndarray, ours: bool = False) -> None:
         """Hold an array as it was put, or `ours`, a copy of it; it is not on disk."""
@@ -200,6 +201,11 @@ class Cache:
         entry.lease = None
         self.absent.add(entry)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether arrays that are counted died."""
+        return bool(self._ended)
+
     def settle(self) -> None:
         """Stop counting arrays that died."""
         while self._ended:
@@ -213,7 +219,7 @@ class Cache:
                     self.absent.add(entry)
 
     def _lease(self, entry: Entry, array: np.ndarray) -> Lease:
-        lease = entry.lease = Lease(array, self._end)
+        lease = entry.lease = Lease(array, self._ended.append)
         lease.entry, lease.pinned, lease.unchanged = entry, False, None
         self._leases[id(lease)] = lease
         return lease
@@ -227,10 +233,6 @@ class Cache:
         cursor = self.schedule.cursor
         is_expected = entry.lasting or (cursor is not None and entry.rank < cursor)
         return is_expected and entry.references > 0 and self.ram_bytes <= self.budget_bytes
-
-    def _end(self, lease: Lease) -> None:
-        self._ended.append(lease)
-        self._on_lease_end()
 
     def _needed_last(self) -> Entry | None:
         """Return the evictable entry needed last, by Belady's rule: one used just now, else the first to leave."""

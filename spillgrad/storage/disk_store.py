@@ -1,5 +1,6 @@
 """The store that spills: newest arrays in RAM, the others in HDF5 files, under a byte-exact budget."""
 
+import collections
 import contextlib
 import functools
 import importlib.metadata
@@ -16,7 +17,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
 from spillgrad.storage import relief
-from spillgrad.storage.account import Account, Post
+from spillgrad.storage.account import Account
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.encryption import Encrypted
@@ -143,16 +144,21 @@ class DiskStore:
             self._lifecycle.end,
             coding,
         )
-        self._lifecycle.watch(self._writer.worker)
         self._account.on_step = self._segments.note_step
         self._account.on_room = self._prefetcher.start_loads
         self._account.ledger.on_phase = relief.look
-        weakref.finalize(self, self._account.post, Post.ABANDON).atexit = False
+        self._account.close_with(self)
+        self._lifecycle.begin(self._writer.worker)
 
     @property
     def directory(self) -> Path:
         """Where this run's files are."""
         return self._directory
+
+    @property
+    def drops(self) -> "collections.deque[Any]":
+        """What a finalizer appends a handle to, to drop it; the store sees to it with the next call, or soon."""
+        return self._account.posted
 
     @property
     def ram_budget(self) -> int:
@@ -209,7 +215,6 @@ class DiskStore:
             except Warning:  # a filter makes it an error: the caller gets no handle
                 self.drop(entry)
                 raise
-        account.look_again()
         return entry
 
     def _keep(self, entry: Entry, array: np.ndarray, fits: bool, is_copy: bool) -> None:
@@ -252,7 +257,6 @@ class DiskStore:
         if array is None:
             array = self._loader.load(entry)
         entry.await_arrival()
-        account.look_again()
         return array
 
     def _use(self, entry: Entry, array: np.ndarray | None) -> None:
@@ -276,7 +280,6 @@ class DiskStore:
             account.cache.schedule.get(account.live_entry("use", handle))
             account.ledger.hits += 1
             self._prefetcher.start_loads()
-        account.look_again()
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
@@ -291,7 +294,6 @@ class DiskStore:
                 account.cache.begin_change(entry, array)
                 if account.waiting_puts:
                     account.changed.notify_all()  # what they wait for can only come later now
-        account.look_again()
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
@@ -305,7 +307,6 @@ class DiskStore:
                 entry = account.live_entry("end_change", handle)
             if entry.changing:
                 self._end_change(entry, changed)
-        account.look_again()
 
     def replace(self, handle: Handle, array: Remote) -> None:
         """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does."""
@@ -320,7 +321,6 @@ class DiskStore:
             account.cache.begin_change(entry, kept)
             entry.arrival = arrival
             self._end_change(entry, changed=True)
-        account.look_again()
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:
@@ -335,13 +335,11 @@ class DiskStore:
         finally:
             with account.lock:
                 account.cache.unreserve(nbytes, pinned=True)
-            account.look_again()
 
     def expect(self, nbytes: int) -> None:
         """Note how many bytes of lasting arrays there will be: what fits beside them is not written before it must."""
         with self._account.lock:
             self._account.cache.schedule.expected_bytes = nbytes
-        self._account.look_again()
 
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""
@@ -350,7 +348,6 @@ class DiskStore:
             self._account.settle("begin_step")
             self._account.cache.schedule.begin_step()
             self._account.ledger.begin_phase("forward")
-        self._account.look_again()
 
     def begin_phase(self, name: str | None) -> None:
         """Note for the journal that a phase of a step begins, "forward", "backward" or "update"; or that none goes on.
@@ -360,7 +357,6 @@ class DiskStore:
         with self._account.lock:
             self._account.ledger.begin_phase(name)
             self._tell()
-        self._account.look_again()
 
     def relabel(self, handle: Handle, label: Label) -> None:
         """Say anew where the array of a handle comes from. Raises SpillError when its handle was dropped."""
@@ -368,14 +364,12 @@ class DiskStore:
             entry = self._account.live_entry("relabel", handle)
             entry.label = label
             self._account.ledger.relabeled(entry)
-        self._account.look_again()
 
     def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
         """Note for the journal that an array was not put, as it stays in RAM."""
         with self._account.lock:
             self._account.ledger.kept(nbytes, label, dtype)
             self._tell()
-        self._account.look_again()
 
     @property
     def ram_bytes(self) -> int:
@@ -391,7 +385,6 @@ class DiskStore:
         """Call back once, at the end of the present step; in any thread, which holds locks: it may only take note."""
         with self._account.lock:
             self._account.at_step_end.append(callback)
-        self._account.look_again()
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
         """Have `watcher` say from now on whether `array`, got from `handle`, is unchanged before it is handed out.
@@ -407,12 +400,12 @@ class DiskStore:
                 entry = account.entries.get(handle.sequence)
                 if entry is handle:
                     account.cache.watch(entry, array, watcher.is_unchanged)
-        account.look_again()
         return present
 
     def drop(self, handle: Handle) -> None:
         """Release one reference; see `Store.drop`. A handle without references is left alone."""
-        self._account.post(handle)
+        self._account.posted.append(handle)
+        self._account.look()
 
     def is_in_ram(self, handle: Handle) -> bool:
         """Return whether `get` would find the array of a handle in RAM now."""
@@ -420,7 +413,6 @@ class DiskStore:
             self._account.settle("is_in_ram")
             entry = self._account.live_entry("is_in_ram", handle)
             in_ram = not (entry.on_disk_only or entry.loading)
-        self._account.look_again()
         return in_ram
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
@@ -429,7 +421,6 @@ class DiskStore:
         with account.lock:
             account.settle("prefetch")
             self._prefetcher.request([account.live_entry("prefetch", handle) for handle in handles])
-        account.look_again()
 
     def flush(self) -> None:
         """Return when every live array is in the files, plain h5py can read them, and the journal says so."""
@@ -438,7 +429,6 @@ class DiskStore:
             account.settle("flush")
             self._writer.flush()
         self._lifecycle.write_journal()
-        account.look_again()
 
     def stats(self) -> StoreStats:
         """Return the counters now."""
@@ -446,7 +436,6 @@ class DiskStore:
         with account.lock:
             account.drain()
             stats = account.ledger.stats(*self._segments.disk_usage())
-        account.look_again()
         return stats
 
     def check(self) -> list[SpillCorruptionError]:
@@ -470,12 +459,15 @@ class DiskStore:
                 with account.lock:
                     account.cache.unreserve(entry.nbytes, pinned=True)
                     self._loader.end_read(entry)
-        account.look_again()
         return damaged
 
     def retire(self) -> None:
         """Close as soon as no handle is live; see `Store.retire`."""
-        self._account.post(Post.RETIRE)
+        self._account.retire()
+
+    def retire_with(self, owner: object) -> None:
+        """Close as soon as an object is gone and no handle is live."""
+        self._account.retire_with(owner)
 
     def close(self) -> None:
         """Stop the threads, free everything and remove the files.

@@ -1,59 +1,86 @@
-"""Ctrl-C comes between the things a store does, not within one."""
+"""Signal handlers run between the things a store does, not within one."""
 
 import _thread
 import signal
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-# Code that a KeyboardInterrupt would leave half done: who came next would find a store that counts wrong, or waits for
-# ever. It never takes long, but where it waits for others, and there it can be interrupted.
-_WHOLE = (
-    "spillgrad.storage",
-    "spillgrad.offload.residents",
-    "spillgrad.offload.tensors",
-    "spillgrad.offload.on_device",
-    "spillgrad.device_cache",
-)
-_WAITS = {
-    threading.Condition.wait.__code__,
+# Code in which an exception of a handler would leave things half done: who came next would find a store that counts
+# wrong, or waits for ever. It never takes long, but where it waits for others, and there it can be interrupted. Beside
+# this package it is the modules that say `SIGNALS_WAIT = True`.
+_PACKAGE = "spillgrad.storage"
+_MARK = "SIGNALS_WAIT"
+# A module of this library that is being imported, and Numba with it: a handler would find half of it.
+_LIBRARY, _IMPORT = "spillgrad", "<module>"
+# What an exception could not leave: Python prints those of finalizers and forgets them.
+_FINALIZER = "__del__"
+_OF_WEAKREF = (weakref.__name__, "_weakrefset")
+
+_WAIT = threading.Condition.wait.__code__
+_JOINS = {
     threading.Thread.join.__code__,
     getattr(threading.Thread, "_wait_for_tstate_lock", threading.Thread.join).__code__,  # of `join`, up to Python 3.12
 }
 _STARTS = threading.Thread.start.__code__  # a short wait, after which somebody takes note of the thread
 _AGAIN_S = 0.001
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class _Postponing:
+    """A signal's handler, called at a moment that leaves nothing half done."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if _may_be_left(frame):
+            return self._handler(number, frame)
+        # Not a Thread: its locks may be what was interrupted.
+        return _thread.start_new_thread(_come_again, (threading.get_ident(), number))
 
 
 def keep_whole() -> None:
-    """Have Ctrl-C wait for what a store is doing, unless somebody handles it already."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _in_main_thread():
-        signal.signal(signal.SIGINT, _interrupt)
+    """Have the Python handlers of all signals, Ctrl-C's among them, wait for what a store is doing.
+
+    Only the main thread can, and only for the handlers that there are: contexts and steps do it anew.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        if callable(handler) and not isinstance(handler, _Postponing):
+            signal.signal(number, _Postponing(handler))
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, as Python's own handler does, or come again in a moment."""
-    if _may_be_left(frame):
-        signal.default_int_handler(number, frame)
-    # Not a Thread: its locks may be what was interrupted.
-    _thread.start_new_thread(_come_again, (threading.get_ident(),))
-
-
-def _come_again(main_thread: int) -> None:
+def _come_again(main_thread: int, number: int) -> None:
     time.sleep(_AGAIN_S)
-    # As from the keyboard: `interrupt_main` would not wake a thread that now sleeps or reads.
-    signal.pthread_kill(main_thread, signal.SIGINT)
+    # As from outside: `interrupt_main` would not wake a thread that now sleeps or reads.
+    signal.pthread_kill(main_thread, number)
 
 
 def _may_be_left(frame: FrameType | None) -> bool:
     """Return whether the main thread, which is in this frame, waits there, or is in nothing that must be whole."""
-    waits = frame is not None and frame.f_code in _WAITS
+    waits = frame is not None and _waits(frame)
     is_in_store = False
     while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == _FINALIZER or name in _OF_WEAKREF:
+            return False
         waits = waits and frame.f_code is not _STARTS
-        is_in_store = is_in_store or frame.f_globals.get("__name__", "").startswith(_WHOLE)
+        is_imported = frame.f_code.co_name == _IMPORT and name.startswith(_LIBRARY)
+        is_in_store = is_in_store or is_imported or name.startswith(_PACKAGE) or _MARK in frame.f_globals
         frame = frame.f_back
     return waits or not is_in_store
+
+
+def _waits(frame: FrameType) -> bool:
+    """Return whether what runs in a frame waits for another thread, and has given its lock up meanwhile."""
+    if frame.f_code is _WAIT:
+        return not frame.f_locals["self"]._is_owned()
+    return frame.f_code in _JOINS

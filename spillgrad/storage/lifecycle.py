@@ -21,9 +21,8 @@ from spillgrad.storage.worker import Worker
 class Lifecycle:
     """Ends a store exactly once: releases its arrays, then removes its files.
 
-    The writer does so as its last act. A store whose writer never started has no files but its directory, so whoever
-    closes it does so at once; and so does whoever closes one whose writer died. Files are closed once no thread reads
-    or writes them: afterwards their descriptors may be those of other files.
+    The writer does so as its last act; where it died, whoever closes the store does so. Files are closed once no thread
+    reads or writes them: afterwards their descriptors may be those of other files.
     """
 
     def __init__(self, account: Account, segments: SegmentSet, run: RunDirectory) -> None:
@@ -33,14 +32,18 @@ class Lifecycle:
         self._worker: Worker
         self._ended = False
         self._failure: OSError | None = None
-        account.on_closing = self._closing
         account.ledger.journal.ask(self._sample, self._sums)
 
-    def watch(self, worker: Worker) -> None:
-        """Take charge of the writer's thread."""
+    def begin(self, worker: Worker) -> None:
+        """Start the writer's thread. Raises SpillError, and removes the run, when the system gives no thread."""
         self._worker = worker
         _open.add(self)
         _close_at_exit()
+        try:
+            worker.start()
+        except RuntimeError as error:
+            self.close()
+            raise SpillError(f"spill: the system starts no thread for the store ({error}); end some threads") from error
 
     def close(self) -> None:
         """Stop the thread, free everything and remove the files.
@@ -76,6 +79,7 @@ class Lifecycle:
         except OSError as error:  # a finalizer or the writer may be what ends the store: nobody hears them
             self._failure = error
         finally:
+            self._account.lock.forget()
             _open.discard(self)
 
     def _end(self) -> None:
@@ -90,14 +94,13 @@ class Lifecycle:
         Called without the lock.
         """
         account = self._account
-        if not account.ledger.journal.waits:
+        if not account.ledger.journal.waits or account.lock.is_mine():
             return
         written = account.ledger.journal.wanted()
         while account.lock.acquire(timeout=_left_s(deadline_s)):
             try:
                 if account.closing or account.ended:  # the end is about to be written, or nothing more
                     return
-                self._worker.start()
                 account.bell.ring()
             finally:
                 account.lock.release()
@@ -130,10 +133,6 @@ class Lifecycle:
             SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
         )
         self._worker.forget()
-
-    def _closing(self) -> None:
-        if not self._worker.started:
-            self.end()
 
 
 # Strong references: the files of a store that nobody holds any more go too.

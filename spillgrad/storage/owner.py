@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class StoreOwner:
                 f'{who}: got no ram_budget; give bytes, or a size such as "512MiB"{instead if offload else ""}'
             )
         self._store = DiskStore(directory, ram_budget=ram_budget, **options)
-        weakref.finalize(self, self._store.retire).atexit = False
+        self._store.retire_with(self)
         if directory is None and _is_ram_disk(self._store.directory.parent):
             warnings.warn(
                 f"{who}: the temporary directory {self._store.directory.parent} is a RAM disk, so spilling "

@@ -123,7 +123,7 @@ class Plan:
 
 
 _plans: collections.OrderedDict[tuple[tuple[Packed, ...], tuple[Used, ...]], Plan] = collections.OrderedDict()
-_plans_lock = threading.Lock()
+_plans_lock = threading.RLock()
 
 
 def _remember(plan: Plan) -> Plan:
@@ -153,7 +153,7 @@ def _find(packed: list[Packed], used: list[Used]) -> Plan | None:
 def _renew_lock() -> None:
     """In a forked child: who held it is not here."""
     global _plans_lock
-    _plans_lock = threading.Lock()
+    _plans_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

@@ -1,10 +1,11 @@
-"""A thread of a store, which starts when it is first needed."""
+"""A thread of a store."""
 
 import threading
 from collections.abc import Callable
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.account import Account
+from spillgrad.storage.store_lock import own_threads
 
 
 class Worker:
@@ -19,17 +20,11 @@ class Worker:
         self._loop = loop
         self._thread: threading.Thread | None = None
 
-    @property
-    def started(self) -> bool:
-        """Whether there ever was a thread."""
-        return self._thread is not None
-
     def start(self) -> None:
-        """Start the thread unless it was started. Called with the account's lock held."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
+        """Start the thread. Raises RuntimeError when the system gives none."""
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def join(self) -> None:
         """Wait for the thread to end, if it is another one than this."""
@@ -41,9 +36,12 @@ class Worker:
         self._thread = None
 
     def _run(self) -> None:
+        own_threads.add(threading.get_ident())
         try:
             self._loop()
         except BaseException as error:
             with self._account.lock:
                 self._account.end(SpillError(f"the {self._name} thread ended with {error!r}; make a new store"))
             raise
+        finally:
+            own_threads.discard(threading.get_ident())

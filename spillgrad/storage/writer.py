@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ from spillgrad.storage.worker import Worker
 _HIGH_WATER = 0.5
 # After a failed write of a store that may keep all in RAM, the disk is left alone for so long.
 _PAUSE_S = 2.0
+# Where nobody else takes the lock, the writer looks so often for what finalizers posted.
+_LOOK_EVERY_S = 0.02
 # Arrays with a place whose bytes are not all there yet: enough that no I/O thread waits for this one.
 _MOVING_MAX = 4
 
@@ -77,7 +80,6 @@ class Writer:
 
     def wake(self) -> None:
         """Look for something to write."""
-        self.worker.start()
         self._account.bell.ring()
 
     def wake_if_behind(self) -> None:
@@ -225,13 +227,20 @@ class Writer:
             self._on_end()
 
     def _sleep(self) -> None:
-        """Wait for something to do, and tidy up when nothing comes for a while."""
+        """Wait for something to do, looking at what finalizers posted; tidy up when nothing comes for a while."""
         account = self._account
-        if account.ledger.journal.waits or self._freed:
-            if not account.bell.wait(WRITE_EVERY_S):
-                self._tell()
-        elif not account.bell.wait(self._keep_empty_s if self._segments.has_unused() else None):
-            self._segments.remove_unused()
+        is_behind = account.ledger.journal.waits or self._freed
+        patience_s = WRITE_EVERY_S if is_behind else self._keep_empty_s if self._segments.has_unused() else math.inf
+        deadline_s = time.monotonic() + patience_s
+        while not account.has_posts:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 and is_behind:
+                return self._tell()
+            if left_s <= 0:
+                return self._segments.remove_unused()
+            if account.bell.wait(min(left_s, _LOOK_EVERY_S)):
+                return None
+        return None
 
     def _tell(self) -> None:
         """Write the journal, and only then give the places of arrays back that it has as gone.

@@ -103,6 +103,7 @@ class Interleaving:
         with monkeypatch.context() as patched:
             for module in (account, worker, io_threads, journal):
                 patched.setattr(module, "threading", fake)
+            patched.setattr(account, "StoreLock", fake.Lock)
             for module in (bell, io_threads):
                 patched.setattr(module, "queue", queues)
             patched.setattr(io_threads, "_jobs", _Queue(self))
@@ -201,6 +202,7 @@ class _Lock:
     def __init__(self, run: Interleaving) -> None:
         self._run = run
         self._taken = False
+        self._owner: _Thread | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._run._present is not None:  # else no thread runs yet: the test makes the store
@@ -208,15 +210,18 @@ class _Lock:
                 self._run.wait_until(lambda: not self._taken)
             elif self._taken:
                 return False
-        self._taken = True
+        self._taken, self._owner = True, self._run._present
         return True
 
     def release(self) -> None:
         assert self._taken
-        self._taken = False
+        self._taken, self._owner = False, None
 
-    def locked(self) -> bool:
-        return self._taken
+    def forget(self) -> None:
+        pass
+
+    def is_mine(self) -> bool:
+        return self._owner is not None and self._owner is self._run._present
 
     def __enter__(self) -> None:
         self.acquire()

@@ -417,7 +417,7 @@ def test_a_store_nobody_holds_leaves_no_directory(directory: Path):
     store.put(np.ones(10))
     del store
     gc.collect()
-    assert list(directory.iterdir()) == []
+    wait_until(lambda: list(directory.iterdir()) == [])
 
 
 def test_files_that_hold_nothing_are_removed_after_a_while(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch):

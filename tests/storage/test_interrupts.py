@@ -3,14 +3,17 @@
 import signal
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.interrupts import keep_whole
+from spillgrad.storage.store_lock import StoreLock
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,102 @@ def test_who_handles_interrupts_already_goes_on_doing_so():
     keep_whole()
     interrupt()
     assert seen == [signal.SIGINT]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    raise Stop
+
+
+@pytest.fixture
+def stops_at_sigusr1() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, stop)
+    keep_whole()
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def raise_it() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def sleep_until_stopped() -> None:
+    time.sleep(10)
+
+
+def test_what_any_handler_raises_comes_after_what_a_store_does(stops_at_sigusr1: None):
+    done = []
+    work = in_storage("def work(raise_it, done): raise_it(); sum(range(1_000_000)); done.append(True)")
+    with pytest.raises(Stop):
+        work(raise_it, done)
+        sleep_until_stopped()
+    assert done == [True]
+
+
+def test_a_module_of_the_library_that_is_being_imported_is_whole(stops_at_sigusr1: None):
+    done = []
+    names = {"__name__": "spillgrad_kernels.example", "raise_it": raise_it, "done": done}
+    with pytest.raises(Stop):
+        exec(compile("raise_it(); sum(range(1_000_000)); done.append(True)", "example", "exec"), names)
+        sleep_until_stopped()
+    assert done == [True]
+
+
+class Finalized:
+    def __init__(self, finalize: Callable[[], None]) -> None:
+        self.finalize = finalize
+
+    def __del__(self) -> None:
+        self.finalize()
+
+
+def finalize_in_del(finalize: Callable[[], None]) -> None:
+    Finalized(finalize)
+
+
+def finalize_in_a_weak_dictionary(finalize: Callable[[], None]) -> None:
+    key = Finalized(lambda: None)
+    known = weakref.WeakKeyDictionary({key: None})
+    # What the dictionary calls when a key dies is Python too; here it takes long enough for a signal.
+    known.data = type("Slow", (dict,), {"__delitem__": lambda self, key: finalize()})(known.data)
+    del key
+
+
+@pytest.mark.parametrize("die", [finalize_in_del, finalize_in_a_weak_dictionary])
+def test_what_a_handler_raises_is_not_lost_in_a_finalizer(stops_at_sigusr1: None, die: Callable[..., None]):
+    done = []
+
+    def finalize() -> None:
+        raise_it()
+        sum(range(100_000))
+        done.append(True)
+
+    with pytest.raises(Stop):
+        die(finalize)
+        sleep_until_stopped()
+    assert done == [True]
+
+
+def test_what_a_condition_does_with_its_lock_held_is_no_wait(stops_at_sigusr1: None):
+    """A handler that came as `wait` ends, with the store's lock, could not use the store."""
+    work = in_storage(
+        "def work(condition, told):\n    with condition:\n        condition.wait(0.2)\n        told.append(1)"
+    )
+    condition, told = threading.Condition(StoreLock()), list[int]()
+    release = condition._acquire_restore  # type: ignore[attr-defined]
+
+    def interrupted(state: object) -> None:
+        release(state)
+        raise_it()
+
+    condition._acquire_restore = interrupted  # type: ignore[attr-defined]
+    with pytest.raises(Stop):
+        work(condition, told)
+        sleep_until_stopped()
+    assert told == [1]
 
 
 class InterruptingKey:

@@ -622,10 +622,13 @@ def test_looking_waits_for_no_store_that_is_closed_or_forked(tmp_path: Path):
     assert (ran.stdout, ran.stderr) == ("live\n0\n", "")
 
 
-def test_looking_wakes_no_store_that_has_nothing_to_tell(tmp_path: Path):
+def test_looking_wakes_no_store_that_has_nothing_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = DiskStore(tmp_path, ram_budget=0)
-    write_journals(1.0)
-    assert not store._writer.worker.started
+    rings: list[bool] = []
+    with monkeypatch.context() as watched:
+        watched.setattr(store._account.bell, "ring", lambda: rings.append(True))
+        write_journals(1.0)
+    assert rings == []
     store.close()
 
 
@@ -645,12 +648,24 @@ def test_lines_wait_until_they_are_there(tmp_path: Path):
 
 def test_looking_waits_for_all_stores_no_longer_than_for_one(tmp_path: Path):
     stores = [DiskStore(tmp_path, ram_budget="1GiB") for _ in range(8)]
-    with contextlib.ExitStack() as busy:
+    are_busy, may_end = threading.Event(), threading.Event()
+
+    def be_busy() -> None:
         for store in stores:
-            store.put(np.ones(1000))
-            busy.enter_context(store._account.lock)
-        began_s = time.monotonic()
-        write_journals(0.5)
-        assert 0.5 <= time.monotonic() - began_s < 2.0
+            store._account.lock.acquire()
+            store._account.ledger.journal.note("free", 0)  # of which the journal is to tell
+        are_busy.set()
+        may_end.wait(30)
+        for store in stores:
+            store._account.lock.release()
+
+    thread = threading.Thread(target=be_busy)
+    thread.start()
+    are_busy.wait(30)
+    began_s = time.monotonic()
+    write_journals(0.5)
+    assert 0.5 <= time.monotonic() - began_s < 2.0
+    may_end.set()
+    thread.join()
     for store in stores:
         store.close()

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -32,20 +32,29 @@ from spillgrad.interop.paddle.memory import (
 )
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
+from spillgrad.storage.store_lock import is_interrupted
+from spillgrad_kernels.holder import Holder
+
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
 
 
-class _Stored:
+class _Stored(Holder):
     """A reference to what a store has, which goes with it."""
 
-    __slots__ = ("__weakref__", "handle", "store")
+    __slots__ = ("__weakref__", "store")
 
     def __init__(self, store: DiskStore, handle: Handle) -> None:
-        self.store, self.handle = store, handle
+        super().__init__(store.drops.append, handle)
+        self.store = store
 
-    def __del__(self) -> None:
-        self.store.drop(self.handle)
+    @property
+    def handle(self) -> Handle:
+        """What the store calls it."""
+        return cast(Handle, self.held)
 
 
 class Spilled:
@@ -201,6 +210,7 @@ class save_on_disk(StoreOwner):
         self._handles: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def __enter__(self) -> "save_on_disk":
+        keep_whole()
         _enter()
         _thread.contexts.append(self)
         return self
@@ -242,7 +252,8 @@ class save_on_disk(StoreOwner):
         if tensor.persistable or (tensor.is_leaf and not tensor.stop_gradient):
             return Kept(tensor, by_layer)
         plain = tensor.is_dense() and not tensor.is_dist() and tensor.place.is_cpu_place() and 0 not in tensor.shape
-        if not plain or not (self.only is None or self.only(_Saved(tensor, "", "", ""))):
+        taken = self.only is None or self.only(_Saved(tensor, "", "", ""))
+        if not plain or not taken or is_interrupted():
             return Kept(alias(tensor, by_layer), by_layer)
         layout = Layout.of(tensor)
         if layout.span_bytes < max(1, self._min_bytes):

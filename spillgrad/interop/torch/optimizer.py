@@ -17,12 +17,13 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.owner import MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Label
 from spillgrad_kernels import memory
+from spillgrad_kernels.holder import Holder
 
 
-class _InStore:
+class _InStore(Holder):
     """A tensor of an optimizer's state that a store has, and what it is while it is lent for an update."""
 
-    __slots__ = ("_array", "_device", "_handle", "_layout", "_store", "lent")
+    __slots__ = ("_array", "_device", "_layout", "_store", "lent")
 
     def __init__(self, store: DiskStore, tensor: Any, label: Label) -> None:
         """Copy a tensor to a store. Raises what that raises."""
@@ -34,20 +35,16 @@ class _InStore:
         _as_bytes(array).copy_(source)
         self._array: Any = None
         self.lent: Any = None
-        self._handle = store.put(array, label=label, lasting=True)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):  # the store may have refused it
-            self._store.drop(self._handle)
+        super().__init__(store.drops.append, store.put(array, label=label, lasting=True))
 
     def copy(self) -> Any:
         """Return a copy of the tensor, which nobody else has."""
-        return self._over(_as_bytes(self._store.get(self._handle)).to(self._device, copy=True))
+        return self._over(_as_bytes(self._store.get(self.held)).to(self._device, copy=True))
 
     def lend(self) -> Any:
         """Return the tensor for an update: the store keeps the memory until that is over."""
-        self._array = self._store.get(self._handle)
-        self._store.begin_change(self._handle, self._array)
+        self._array = self._store.get(self.held)
+        self._store.begin_change(self.held, self._array)
         own = _as_bytes(self._array).to(self._device)
         self.lent = self._over(own.clone() if own.data_ptr() % ALIGNMENT_BYTES else own)
         return self.lent
@@ -63,7 +60,7 @@ class _InStore:
             del tensor, storage
             if origin.storage() is not None:
                 return False
-        self._store.end_change(self._handle)
+        self._store.end_change(self.held)
         return True
 
     def _over(self, content: Any) -> Any:

@@ -3,8 +3,8 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -28,14 +28,20 @@ from spillgrad.interop.torch.memory import (
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
+from spillgrad.storage.store_lock import is_interrupted
+from spillgrad_kernels.holder import Holder
+
+# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+SIGNALS_WAIT = True
 
 
-class Spilled:
+class Spilled(Holder):
     """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies."""
 
-    __slots__ = ("__weakref__", "_device", "_earlier", "_key", "_layout", "_spill", "_version", "handle", "held")
+    __slots__ = ("__weakref__", "_device", "_earlier", "_key", "_layout", "_spill", "_version", "waiting")
 
     def __init__(
         self,
@@ -47,17 +53,19 @@ class Spilled:
         version: Version,
         earlier: "Spilled | None",
     ) -> None:
+        super().__init__(spill._store.drops.append, handle)
         self._spill = spill
-        self.handle = handle
         self._key = key
         self._device = device
         self._layout = layout  # in what is stored
         self._version = version
         self._earlier = _nothing if earlier is None else weakref.ref(earlier)  # over the same storage
-        self.held: Any = None  # the storage, if it waits for this node
+        self.waiting: Any = None  # the storage, if it waits for this node
 
-    def __del__(self) -> None:
-        self._spill._store.drop(self.handle)
+    @property
+    def handle(self) -> Handle:
+        """What the store calls it."""
+        return cast(Handle, self.held)
 
     def tensor(self) -> Any:
         """Return the tensor, over memory it shares with all others of its storage."""
@@ -172,11 +180,12 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         )
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
         self._newest: weakref.WeakValueDictionary[Hashable, Spilled] = weakref.WeakValueDictionary()
-        self._held: Callable[[], Spilled | None] = _nothing
-        self._held_by: int | None = None
+        self._waiting: list[weakref.ref[Spilled]] = []
+        self._waiting_of: int | None = None
 
     @torch.compiler.disable
     def __enter__(self) -> "save_on_disk":
+        keep_whole()
         super().__enter__()
         return self
 
@@ -189,7 +198,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
     def pack_hook(self, tensor: Any) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
-        if not taken or not is_plain(tensor) or _stays(tensor):
+        if not taken or not is_plain(tensor) or _stays(tensor) or is_interrupted():
             return Kept(tensor.detach())  # not itself: the node would hold what holds the node
         layout, storage = Layout.of(tensor), tensor.untyped_storage()
         if layout.span_bytes < max(1, self._min_bytes):
@@ -232,7 +241,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         if memory is not None:
             self._store.use(handle)
             return storage, memory
-        if self._held() is not None and self._held_by != _present_node():
+        if self._waiting and self._waiting_of != _present_node():
             self._let_go()
         array = self._store.get(handle)
         tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
@@ -253,15 +262,17 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         node = _present_node()
         if node is None or spilled.handle.nbytes <= self._store.ram_budget:
             return
-        if self._held() is None:
-            torch.autograd.Variable._execution_engine.queue_callback(self._let_go)
-        spilled.held = storage
-        self._held, self._held_by = weakref.ref(spilled), node
+        torch.autograd.Variable._execution_engine.queue_callback(self._let_go)
+        spilled.waiting = storage
+        self._waiting.append(weakref.ref(spilled))
+        self._waiting_of = node
 
     def _let_go(self) -> None:
-        spilled, self._held = self._held(), _nothing
-        if spilled is not None:
-            spilled.held = None
+        references, self._waiting = self._waiting, []
+        for reference in references:
+            spilled = reference()
+            if spilled is not None:
+                spilled.waiting = None
 
 
 def _nothing() -> None:

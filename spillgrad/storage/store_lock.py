@@ -1,0 +1,50 @@
+"""Locks for which no thread waits in vain."""
+
+import threading
+from _thread import RLock
+
+from spillgrad.errors import SpillError
+
+_locks: list["StoreLock"] = []
+# The threads that do what stores wait for, by their numbers.
+own_threads: set[int] = set()
+
+
+class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to Python
+    """A lock that raises where its thread is in the middle of what this one, or that of another store, guards.
+
+    A finalizer that the garbage collector reaches, or a signal handler, may run between any two lines. There it finds
+    things half done; and to wait would be to wait for itself, or for a thread that waits for what it holds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        _locks.append(self)
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        for lock in _locks:
+            if lock.is_mine():
+                raise interrupted_error()
+        return self.acquire()
+
+    def is_mine(self) -> bool:
+        """Return whether this thread has the lock."""
+        return self._is_owned()  # type: ignore[attr-defined,no-any-return]  # what `threading.Condition` asks too
+
+    def forget(self) -> None:
+        """Note that nobody will take the lock any more."""
+        if self in _locks:
+            _locks.remove(self)
+
+
+def is_interrupted() -> bool:
+    """Return whether this thread is in the middle of a store's work, so that it can wait for none."""
+    return threading.get_ident() in own_threads or any(lock.is_mine() for lock in list(_locks))
+
+
+def interrupted_error() -> SpillError:
+    """Return the error for a store that is used where its thread cannot wait."""
+    return SpillError(
+        "spill: a finalizer or a signal handler used a store in the middle of what its thread did with one; "
+        "have it set a flag, and use the store where the flag is read"
+    )

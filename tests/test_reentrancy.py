@@ -1,0 +1,207 @@
+"""Signal handlers and finalizers that come in the middle of anything, and use the library there."""
+
+import contextlib
+import faulthandler
+import gc
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad import storage
+from spillgrad.errors import SpillError
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad_kernels import memory
+
+ARRAY = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)  # of a size that the pool lends
+WANTED = np.tanh(ARRAY) * ARRAY
+
+
+@pytest.fixture(autouse=True)
+def a_deadlock_ends_the_run() -> Iterator[None]:
+    faulthandler.dump_traceback_later(100, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def step(spill: sg.save_on_disk) -> np.ndarray:
+    """Return the gradient of a small step; whoever calls may be in the middle of a backward, without grad mode."""
+    with sg.enable_grad():
+        w, x = sg.from_numpy(np.ones_like(ARRAY)).requires_grad_(), sg.from_numpy(ARRAY.copy())
+        with spill:
+            loss = (w * (x.tanh() * x)).sum() + (w.exp() - w.exp()).sum()
+        loss.backward()
+    assert w.grad is not None
+    return w.grad.numpy()
+
+
+class Stop(Exception):
+    """What the handler of an alarm raises."""
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handle alarms inside."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("budget", [0, ARRAY.nbytes, "1MiB"])
+def test_what_a_signal_handler_raises_always_arrives_and_the_next_step_is_right(tmp_path: Path, budget: int | str):
+    rng = random.Random(0)
+    raised, caught = [], []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raised.append(number)
+        raise Stop
+
+    spill = sg.save_on_disk(tmp_path, ram_budget=budget)
+    np.testing.assert_allclose(step(spill), WANTED, rtol=1e-5)
+    with handled(handler):
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 6e-3))
+                step(spill)
+                while len(raised) == len(caught):
+                    time.sleep(1e-3)
+                pytest.fail("what the handler raised was lost")
+            except Stop as stop:
+                caught.append(stop.with_traceback(None))
+    np.testing.assert_allclose(step(spill), WANTED, rtol=1e-5)
+    gc.collect()
+    stats = spill.stats()
+    assert (stats.live_bytes, stats.kept_bytes) == (0, 0)
+
+
+def test_a_signal_handler_may_use_the_library_at_any_moment(tmp_path: Path):
+    spill, other = (sg.save_on_disk(tmp_path, ram_budget="200KiB") for _ in range(2))
+    found: list[np.ndarray] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        found.append(step(spill if len(found) % 2 else other))
+
+    with handled(handler):
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 11e-3)
+        deadline_s = time.monotonic() + 4
+        while time.monotonic() < deadline_s:
+            np.testing.assert_allclose(step(spill), WANTED, rtol=1e-5)
+    assert len(found) > 10
+    for gradient in found:
+        np.testing.assert_allclose(gradient, WANTED, rtol=1e-5)
+
+
+IN_THE_MIDDLE = (str(Path(storage.__file__).parent), memory.__file__)
+
+
+@contextlib.contextmanager
+def between_lines(action: Callable[[], None], share: float) -> Iterator[None]:
+    """Do something between some lines of storage and of the pool, as the collector or a signal may at any of them."""
+    rng = random.Random(0)
+
+    def trace(frame: FrameType, event: str, value: object) -> Any:
+        if not frame.f_code.co_filename.startswith(IN_THE_MIDDLE):
+            return None
+        if event == "line" and rng.random() < share:
+            action()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def test_a_finalizer_that_the_collector_reaches_may_use_the_library_at_any_moment(tmp_path: Path):
+    spill, other = (sg.save_on_disk(tmp_path, ram_budget="200KiB") for _ in range(2))
+    done: list[np.ndarray] = []
+    refused: list[str] = []
+
+    class Computing:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            try:
+                done.append(step(spill if len(done) % 2 else other))
+            except SpillError as error:
+                refused.append(str(error))
+
+    def collect() -> None:
+        Computing()
+        gc.collect(0)
+
+    with between_lines(collect, 0.01):
+        for _ in range(5):
+            np.testing.assert_allclose(step(spill), WANTED, rtol=1e-5)
+    assert len(done) > 10
+    for gradient in done:
+        np.testing.assert_allclose(gradient, WANTED, rtol=1e-5)
+    # Where the collector came in the middle of a store, and the finalizer would have read from that one.
+    assert all("in the middle of" in reason for reason in refused)
+
+
+def lines_of_python(action: Callable[[], object]) -> list[str]:
+    """Return the functions of this library that Python ran."""
+    ran: list[str] = []
+
+    def note(frame: FrameType, event: str, value: object) -> None:
+        if event == "call" and "spillgrad" in frame.f_code.co_filename and "tests" not in frame.f_code.co_filename:
+            ran.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return ran
+
+
+def test_what_dies_runs_no_python_that_a_signal_handler_could_interrupt(tmp_path: Path):
+    spill = sg.save_on_disk(tmp_path, ram_budget=0)
+    x = sg.tensor(ARRAY)
+    packed = [spill.pack_hook(x)]
+    store = DiskStore(tmp_path, ram_budget=0)
+    read = [store.get(store.put(ARRAY.copy()))]
+    lent = [memory.empty((1 << 20,), np.uint8)]
+    owner = [sg.save_on_disk(tmp_path, ram_budget=0)]
+    for dying in (packed, read, lent):
+        assert lines_of_python(dying.clear) == []
+    assert lines_of_python(owner.clear) == []
+    assert spill.stats().live_bytes == 0
+    store.close()
+
+
+def test_a_store_used_in_the_middle_of_its_own_call_raises_instead_of_waiting_for_itself(tmp_path: Path):
+    store = DiskStore(tmp_path, ram_budget="1MiB")
+    handle = store.put(ARRAY.copy())
+    with store._account.lock:
+        for call in (store.stats, store.flush, lambda: store.get(handle), lambda: store.put(ARRAY)):
+            with pytest.raises(SpillError, match="in the middle of what its thread did"):
+                call()
+        store.drop(handle)
+        assert memory.empty((1 << 20,), np.uint8).nbytes == 1 << 20
+    assert store.stats().live_bytes == 0
+    store.close()
+
+
+def test_memory_asked_for_in_the_middle_of_the_pools_own_work_is_not_the_pools():
+    before = memory.memory_stats().live_bytes
+    with memory.pool._lock:
+        array = memory.empty((1 << 20,), np.uint8)
+        array.fill(1)
+        assert memory.empty_cache() == 0
+    assert memory.memory_stats().live_bytes == before
+    assert array.ctypes.data % memory.PAGE_BYTES == 0
