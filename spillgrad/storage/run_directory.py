@@ -1,7 +1,6 @@
 """The directory of one run, and the lock that tells a live run's files from a dead one's."""
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -18,9 +17,9 @@ LOCK_NAME = ".lock"
 RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
 _SEGMENT_NAME = re.compile(r"segment-\d+\.h5")
 
-# A POSIX lock neither excludes its own process nor survives a close of any descriptor of its file in that process. So
-# the runs of this process are remembered, by (device, inode), and never probed; `registry_lock` makes making one and
-# probing exclusive.
+# Where the kernel has no locks of open files, a lock neither excludes its own process nor survives a close of any
+# descriptor of its file in that process. So the runs of this process are remembered, by (device, inode), and never
+# probed; `registry_lock` makes making one and probing exclusive.
 own_runs: set[tuple[int, int]] = set()
 registry_lock = threading.RLock()  # re-entered when a finalizer closes a store in the middle of a sweep
 
@@ -45,7 +44,7 @@ def is_locked(run: Path) -> bool:
     """Return whether the process of a run lives; its lock is asked for, never taken."""
     with registry_lock:
         try:
-            found = os.stat(run)  # whatever link leads there: closing a lock of one's own would give it up
+            found = os.stat(run)  # whatever link leads there: closing a lock of one's own may give it up
             if (found.st_dev, found.st_ino) in own_runs:
                 return True
             fd = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +83,8 @@ def default_directory() -> Path:
 class RunDirectory:
     """`<directory>/run-<random>`, readable by its owner only, locked while its process lives.
 
-    The lock dies with the process and a fork does not inherit it; a process number could be another's by tomorrow.
+    The lock dies with the process, and a forked child gives its copy up; a process number could be another's by
+    tomorrow.
     """
 
     def __init__(self, directory: Path, remove_parent: bool = False) -> None:
@@ -108,16 +108,16 @@ class RunDirectory:
         try:
             os.mkdir(self.path, 0o700)
             self._identity = identity(self.path)
-            lock_fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock_fd).st_nlink:
+            lock_fd = file_lock.open_file(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            # Not where a neighbour's sweep takes this run for a dead one, or has removed it.
+            if file_lock.lock(lock_fd, required=True) and os.fstat(lock_fd).st_nlink:
                 own_runs.add(self._identity)
                 self._lock_fd = lock_fd
-        except (FileNotFoundError, BlockingIOError):
-            return  # another run removed the parent, or a neighbour's sweep took this run for a dead one
+        except FileNotFoundError:
+            return  # another run removed the parent, or a neighbour's sweep this run
         finally:
             if self._lock_fd < 0 <= lock_fd:
-                os.close(lock_fd)
+                file_lock.close(lock_fd)
 
     def remove(self) -> None:
         """Remove the directory and give the lock up; again, or in a forked child: do nothing.
@@ -130,7 +130,7 @@ class RunDirectory:
             try:
                 remove_run_files(self.path)
             finally:  # what is left is a dead run's: a sweep may try again
-                os.close(self._lock_fd)
+                file_lock.close(self._lock_fd)
                 self._lock_fd = -1
                 own_runs.discard(self._identity)
             if self._remove_parent:

@@ -3,11 +3,10 @@
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 from pathlib import Path
 
-from spillgrad.storage import run_directory
+from spillgrad.storage import file_lock, run_directory
 from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, identity, is_run_file, remove_run_files
 
 
@@ -43,19 +42,20 @@ def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
     try:
         if os.lstat(run).st_uid != os.geteuid() or identity(run) in run_directory.own_runs:
             return None
-        lock_fd = os.open(run / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock_fd = file_lock.open_file(run / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return _sweep_run_without_lock(run, dry_run)
     try:
-        fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not file_lock.lock(lock_fd, required=True):
+            return None  # its process lives
         files = [os.lstat(run / name) for name in os.listdir(run) if is_run_file(name)]
         dead = DeadRun(run, sum(file.st_blocks * 512 for file in files))
         if not dry_run:
             remove_run_files(run)
-    except (BlockingIOError, FileNotFoundError):  # its process lives, or another sweep was faster
+    except FileNotFoundError:  # another sweep was faster
         return None
     finally:
-        os.close(lock_fd)
+        file_lock.close(lock_fd)
     return dead
 
 

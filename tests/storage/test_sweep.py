@@ -1,7 +1,8 @@
 """A dead run's files go, and nobody else's."""
 
-import fcntl
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import SpillError
-from spillgrad.storage import run_directory
+from spillgrad.storage import file_lock, run_directory
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import is_ram_disk
 from spillgrad.storage.run_directory import RunDirectory, default_directory
@@ -74,6 +75,123 @@ def test_the_runs_of_this_process_stay(directory: Path, make_store: Callable[...
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, str(directory)]
     assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_reading_ones_own_directory_gives_up_no_lock(
+    tmp_path: Path, directory: Path, make_store: Callable[..., DiskStore], neighbour_sweeps: Callable[[Path], int]
+):
+    store = make_store(0)
+    handle = store.put(np.arange(10_000))
+    shutil.copytree(store.directory, tmp_path / "copy")
+    assert neighbour_sweeps(directory) == 0
+    assert len(list(store.directory.glob("*.h5"))) == 1
+    assert store.get(handle)[3] == 3
+
+
+FORK_AND_DIE = """
+import os, signal, sys, time
+import numpy as np
+from spillgrad.storage.disk_store import DiskStore
+store = DiskStore(sys.argv[1], ram_budget=0)
+store.put(np.ones(100_000))
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_does_not_keep_the_run_of_a_dead_parent(directory: Path):
+    command = [sys.executable, "-W", "ignore", "-c", FORK_AND_DIE, str(directory)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            assert parent.wait() == -signal.SIGKILL
+            os.kill(child, 0)  # it lives
+            assert len(sweep(directory)) == 1
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+LOCK_AS_FORMER_RELEASES = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("taken", flush=True)
+    sys.stdin.readline()
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_run_and_one_with_a_lock_of_its_process_leave_each_other_alone(
+    directory: Path, make_store: Callable[..., DiskStore]
+):
+    """As releases before this one took."""
+    command = [sys.executable, "-c", LOCK_AS_FORMER_RELEASES]
+    store = make_store(0)
+    refused = subprocess.run([*command, store.directory / ".lock"], capture_output=True, text=True)
+    assert refused.stdout == "BlockingIOError\n"
+    other = directory / "run-0123456789abcdef"
+    other.mkdir()
+    (other / ".lock").touch()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, other / ".lock"], **pipes, text=True) as process:
+        assert process.stdout.readline() == "taken\n"
+        assert run_directory.is_locked(other)
+        assert sweep(directory) == []
+        process.kill()
+    assert not run_directory.is_locked(other)
+    assert [dead.path for dead in sweep(directory)] == [other]
+
+
+WITHOUT_LOCKS_OF_FILES = """
+import ctypes, errno, fcntl, platform, struct, sys, tempfile
+from pathlib import Path
+number = {"x86_64": 72, "aarch64": 25}[platform.machine()]  # of fcntl
+LOAD, EQUAL, RETURN, ALLOW, REFUSE = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000 | errno.EINVAL
+filters = [
+    (LOAD, 0, 0, 0), (EQUAL, 0, 4, number),  # the system call
+    (LOAD, 0, 0, 24), (EQUAL, 1, 0, 36), (EQUAL, 0, 1, 37),  # its second argument: F_OFD_GETLK, F_OFD_SETLK
+    (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW),
+]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in filters))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(filters), ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 == libc.prctl(22, 2, program)  # PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP
+with tempfile.TemporaryFile() as file:
+    try:
+        sys.exit(f"locked: {fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack('hhqqi', fcntl.F_WRLCK, 0, 0, 0, 0))}")
+    except OSError as error:
+        assert error.errno == errno.EINVAL
+
+import numpy as np
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.run_directory import is_locked
+from spillgrad.storage.sweep import sweep
+stores = [DiskStore(sys.argv[1], ram_budget=0) for _ in range(2)]
+handles = [store.put(np.ones(10_000)) for store in stores]
+print(len(sweep(sys.argv[1])), *(is_locked(store.directory) for store in stores), flush=True)
+sys.stdin.readline()
+print(*(store.get(handle).sum() for store, handle in zip(stores, handles)))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls differ")
+def test_a_kernel_without_locks_of_open_files_locks_for_the_process(
+    directory: Path, neighbour_sweeps: Callable[[Path], int]
+):
+    command = [sys.executable, "-c", WITHOUT_LOCKS_OF_FILES, str(directory)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as process:
+        assert process.stdout.readline() == "0 True True\n"
+        assert neighbour_sweeps(directory) == 0
+        assert process.communicate("\n")[0] == "10000.0 10000.0\n"
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize("name", ["run-2024", "run-0123456789abcdef0", "other", "run-0123456789ABCDEF"])
@@ -163,7 +281,7 @@ def neighbour_sweeps() -> Iterator[Callable[[Path], int]]:
 
 @pytest.mark.parametrize(
     ("module", "call", "swept"),
-    [(os, "mkdir", 1), (run_directory, "identity", 1), (os, "open", 1), (fcntl, "lockf", 0)],
+    [(os, "mkdir", 1), (run_directory, "identity", 1), (os, "open", 1), (file_lock, "lock", 0)],
 )
 def test_a_run_that_is_swept_while_it_is_made_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbour_sweeps, module, call: str, swept: int
