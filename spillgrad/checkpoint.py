@@ -59,7 +59,7 @@ def save_checkpoint(
     Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
     JSON cannot hold; SpillError when an offloaded tensor cannot be read.
     """
-    root = Path(directory)
+    root = tensor_files.absolute(directory)
     target = root / f"step-{step:08d}-{secrets.token_hex(4)}"
     max_shard_bytes = parse_bytes(max_shard_size)
     if max_shard_bytes < 1:
@@ -107,7 +107,7 @@ def save_checkpoint(
         raise
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint: {root} cannot be written ({reason(error)}); free space there or give another directory"
+            f"checkpoint: {directory} cannot be written ({reason(error)}); free space there or give another directory"
         ) from error
     _remove(_leftovers(root))
     return target
@@ -131,7 +131,7 @@ def load_checkpoint(
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
     damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
-    current, state = _open(Path(directory))
+    current, state = _open(tensor_files.absolute(directory))
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
     saved = {} if model is None else _read(current, _MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)

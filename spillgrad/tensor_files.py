@@ -270,6 +270,16 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return a path that leads to the same place wherever the process goes. Raises MissingFileError."""
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"checkpoint: got {path}, and the current directory was removed; give an absolute path"
+        ) from error
+
+
 def open_for_reading(path: Path) -> Any:
     """Return a file to read bytes from. Raises MissingFileError, CheckpointError."""
     try:

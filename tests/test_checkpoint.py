@@ -14,6 +14,7 @@ import spillgrad as sg
 from spillgrad import checkpoint, nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
+from spillgrad.models import pretrained
 from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
@@ -155,6 +156,43 @@ def test_a_later_save_replaces_the_former_one(tmp_path):
     assert not first.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", second.name]
     assert Run().load(tmp_path)["step"] == 2
+
+
+def test_a_relative_directory_is_returned_so_that_it_holds_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    where = Run().save("saved", step=1)
+    monkeypatch.chdir("elsewhere")
+    assert where.parent == tmp_path / "saved"
+    assert (where / "model.safetensors").is_file()
+
+
+def test_a_change_of_the_working_directory_while_a_checkpoint_is_written_moves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = Run()
+    run.save("saved", step=1)
+    fsync = os.fsync
+
+    def fsync_elsewhere(descriptor):
+        fsync(descriptor)
+        os.chdir(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(os, "fsync", fsync_elsewhere)
+    where = run.save("saved", step=2)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["checkpoint.json", where.name]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert Run().load(tmp_path / "saved")["step"] == 2
+
+
+def test_a_relative_directory_below_one_that_was_removed_is_named(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for use in (Run().save, checkpoint.load_checkpoint, pretrained.read):
+        with pytest.raises(CheckpointError, match="got saved, and the current directory was removed"):
+            use("saved")
 
 
 @pytest.mark.parametrize("number", range(1, 8))

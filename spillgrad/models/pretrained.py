@@ -22,7 +22,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
     The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to.
     Raises MissingFileError, CheckpointError.
     """
-    file = Path(path)
+    file = tensor_files.absolute(path)
     if file.is_dir():
         file = _file_in(current_version(file) or file)
     if not file.is_file():

@@ -102,7 +102,7 @@ class DiskStore:
         run = _make_run(directory)
         about = {
             **_about_process(),
-            "run": os.path.abspath(run.path),
+            "run": os.fspath(run.path),
             "budget": budget_bytes,
             "codec": codec,
             "encrypt": encrypt,
@@ -496,6 +496,7 @@ def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
         raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
     place = default_directory() if directory is None else Path(directory)
     try:
+        place = place.absolute()  # the process may go to another one while the run lives
         with contextlib.suppress(FileNotFoundError):  # nobody was here yet, or the last run took the directory with it
             sweep(place)
         return RunDirectory(place, remove_parent=directory is None)

@@ -109,7 +109,7 @@ class Journal:
         self._sample: Callable[[], str] = str
         self._sums: Callable[[collections.deque[Line]], Sums] | None = None
         self._sums_bytes = 0  # of the file, beside what happened since it began
-        self._path = directory / JOURNAL_NAME if keep is None else Path(os.path.abspath(keep))
+        self._path = directory / JOURNAL_NAME if keep is None else keep.absolute()
         self.kept = keep is not None
         if self.kept:
             self._keep(directory)

@@ -531,3 +531,31 @@ def test_room_that_a_caller_asks_for_counts_while_he_uses_it(make_store: MakeSto
 def test_what_is_no_path_is_refused():
     with pytest.raises(OperandError, match="got int as a directory; wanted a path"):
         DiskStore(3, ram_budget=0)
+
+
+def test_a_relative_directory_stays_where_the_program_began(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    elsewhere = directory.parent / "elsewhere"
+    elsewhere.mkdir()
+    (directory / "link").symlink_to(elsewhere)
+    monkeypatch.chdir(directory.parent)
+    store = DiskStore(directory.name, ram_budget=0, keep_journal=f"{directory.name}/link/../kept.jsonl")
+    monkeypatch.chdir(elsewhere)
+    handles = [store.put(np.full(10_000, i)) for i in range(3)]
+    assert [store.get(handle)[0] for handle in handles] == [0, 1, 2]
+    store.flush()
+    assert store.directory.parent == directory
+    assert len(list(store.directory.glob("*.h5"))) == 1
+    store.close()
+    (directory / "link").unlink()
+    assert [path.name for path in directory.iterdir()] == []
+    assert [path.name for path in elsewhere.iterdir()] == []
+    (directory.parent / "kept.jsonl").unlink()
+
+
+def test_a_directory_of_no_place_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    gone = directory / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SpillError, match="cannot use spill: No such file or directory"):
+        DiskStore("spill", ram_budget=0)
