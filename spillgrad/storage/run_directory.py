@@ -1,6 +1,7 @@
 """The directory of one run, and the lock that tells a live run's files from a dead one's."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -16,6 +17,8 @@ from spillgrad.storage.journal import JOURNAL_NAME, NEW_JOURNAL_NAME, OLD_JOURNA
 LOCK_NAME = ".lock"
 RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
 _SEGMENT_NAME = re.compile(r"segment-\d+\.h5")
+# Who is disturbed while it makes a directory makes another one, so often.
+_TRIES = 100
 
 # Where the kernel has no locks of open files, a lock neither excludes its own process nor survives a close of any
 # descriptor of its file in that process. So the runs of this process are remembered, by (device, inode), and never
@@ -91,30 +94,32 @@ class RunDirectory:
         self._process = os.getpid()
         self._remove_parent = remove_parent
         self._lock_fd = -1
-        while self._lock_fd < 0:
+        for tries_left in reversed(range(_TRIES)):
             self.path = directory / f"run-{secrets.token_hex(8)}"
-            with registry_lock:
-                self._make()
+            try:
+                with registry_lock:
+                    self._make()
+                break
+            except (FileNotFoundError, FileExistsError, BlockingIOError):
+                # Another run removed the parent meanwhile, or a neighbour's sweep took this run for a dead one. Or no
+                # directory can be made there, as in /proc.
+                if not tries_left:
+                    raise
 
     def _make(self) -> None:
-        """Make the directory and its lock, unless something removes them meanwhile: then `_lock_fd` stays negative."""
+        """Make the directory and its lock."""
         lock_fd = -1
-        try:
-            os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
-        except FileExistsError:  # no directory; or one that another run removed, perhaps made again, meanwhile
-            if os.path.lexists(self.path.parent) and not os.path.isdir(self.path.parent):
-                raise
-            return
+        os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
         try:
             os.mkdir(self.path, 0o700)
             self._identity = identity(self.path)
             lock_fd = file_lock.open_file(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            # Not where a neighbour's sweep takes this run for a dead one, or has removed it.
-            if file_lock.lock(lock_fd, required=True) and os.fstat(lock_fd).st_nlink:
-                own_runs.add(self._identity)
-                self._lock_fd = lock_fd
-        except FileNotFoundError:
-            return  # another run removed the parent, or a neighbour's sweep this run
+            if not file_lock.lock(lock_fd, required=True):
+                raise BlockingIOError(errno.EAGAIN, "somebody else has locked it")
+            if not os.fstat(lock_fd).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "somebody else removed it")
+            own_runs.add(self._identity)
+            self._lock_fd = lock_fd
         finally:
             if self._lock_fd < 0 <= lock_fd:
                 file_lock.close(lock_fd)

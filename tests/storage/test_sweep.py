@@ -303,6 +303,19 @@ def test_a_run_that_is_swept_while_it_is_made_starts_over(
     assert list(tmp_path.iterdir()) == []
 
 
+USE = "import sys; from spillgrad.storage.disk_store import DiskStore; DiskStore(sys.argv[1], ram_budget=0)"
+
+
+@pytest.mark.parametrize("place", ["/proc/self", "/proc/self/fd", "/proc/self/spill", "/sys", "/dev/null"])
+def test_a_directory_in_which_none_can_be_made_is_refused_at_once(place: str):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", USE, place]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"spillgrad.errors.SpillError: spill: cannot use {place}: ")
+    assert last.endswith("; pass a directory that can be written")
+
+
 @pytest.mark.parametrize("call", ["mkdir", "lstat"])
 def test_the_default_directory_is_made_again_when_its_last_run_just_removed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
