@@ -27,7 +27,7 @@ from spillgrad.storage.ledger import StepTraffic
 from spillgrad.storage.lifecycle import Lifecycle
 from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
-from spillgrad.storage.run_directory import RunDirectory, default_directory
+from spillgrad.storage.run_directory import RunDirectory, default_directory, who_may_replace_runs
 from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.store import NO_LABEL, Handle, Label, Remote, StoreStats, changed_error, dense, storable
 from spillgrad.storage.sweep import sweep
@@ -497,6 +497,12 @@ def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
     place = default_directory() if directory is None else Path(directory)
     try:
         place = place.absolute()  # the process may go to another one while the run lives
+        who = who_may_replace_runs(place)
+        if who is not None:
+            warnings.warn(
+                f"spill: {who} remove or replace the runs in it; pass a directory of your own, such as a new one there",
+                stacklevel=5,  # who made the owner of the store
+            )
         with contextlib.suppress(FileNotFoundError):  # nobody was here yet, or the last run took the directory with it
             sweep(place)
         return RunDirectory(place, remove_parent=directory is None)

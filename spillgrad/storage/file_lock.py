@@ -27,10 +27,13 @@ _open: set[int] = set()
 _opening = threading.RLock()  # nothing that takes another lock is done while holding it
 
 
-def open_file(path: Path, flags: int) -> int:
-    """Open a file of mode 0600 that is to be locked, for this process alone. Raises OSError."""
+def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
+    """Open a file of mode 0600 that is to be locked, for this process alone; in an open folder, if that is given.
+
+    Raises OSError.
+    """
     with _opening:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
         _open.add(fd)
     return fd
 

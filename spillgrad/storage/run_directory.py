@@ -133,7 +133,7 @@ class RunDirectory:
             if self._lock_fd < 0 or os.getpid() != self._process:
                 return
             try:
-                remove_run_files(self.path)
+                self._remove_files()
             finally:  # what is left is a dead run's: a sweep may try again
                 file_lock.close(self._lock_fd)
                 self._lock_fd = -1
@@ -142,23 +142,66 @@ class RunDirectory:
                 with contextlib.suppress(OSError):  # other runs are in it
                     os.rmdir(self.path.parent)
 
+    def _remove_files(self) -> None:
+        try:
+            folder = open_run(self.path)
+        except FileNotFoundError:  # somebody removed it before us
+            return
+        except OSError as error:
+            raise _not_removed(self.path, error.strerror) from error
+        try:
+            found = os.fstat(folder)
+            if (found.st_dev, found.st_ino) != self._identity:
+                raise _not_removed(self.path, "another directory is in its place")
+            remove_run_files(self.path, folder)
+        finally:
+            os.close(folder)
 
-def remove_run_files(run: Path) -> None:
-    """Remove a run's files, the lock last: a directory without one holds nothing.
 
-    A file of another name stays, and its directory with it.
+def open_run(run: Path) -> int:
+    """Open a run's directory, to do what is done there wherever it goes. Raises OSError, also for a link to one."""
+    return os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def remove_run_files(run: Path, folder: int) -> None:
+    """Remove the files of a run whose directory is open, the lock last: a directory without one holds nothing.
+
+    A file of another name stays, and its directory with it. So does what others put in the directory's place.
     """
     try:
-        names = os.listdir(run)
+        names = os.listdir(folder)
         ours = [name for name in names if is_run_file(name)]
         for name in sorted(ours, key=lambda name: name == LOCK_NAME):
-            os.unlink(run / name)
+            os.unlink(name, dir_fd=folder)
         if len(ours) == len(names):
             os.rmdir(run)
     except FileNotFoundError:  # somebody removed it before us
         return
     except OSError as error:
-        raise SpillError(f"spill: could not remove {run}: {error.strerror}; remove it by hand") from error
+        raise _not_removed(run, error.strerror) from error
+
+
+def _not_removed(run: Path, why: str | None) -> SpillError:
+    return SpillError(f"spill: could not remove {run}: {why}; remove it by hand")
+
+
+def who_may_replace_runs(directory: Path) -> str | None:
+    """Return who besides this user and root may remove or rename a run in a directory; None where nobody is known to.
+
+    Nothing is refused for that: a folder may be a team's, or a container's, and some file systems know users by other
+    numbers, or let all write. A run's own directory and files are open to nobody else, and made anew, whoever may
+    write around them. Arrays are read by the descriptors that wrote them, and have checksums; what others put in the
+    run's place is neither written over nor removed. So they can hinder a run, no more. A group may be the user's own.
+    """
+    try:
+        found = os.stat(directory)
+    except FileNotFoundError:  # it is still to be made, for this user alone
+        return None
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{directory} belongs to another user, who may"
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        return f"all users may write to {directory}, and so"
+    return None
 
 
 def _forget_runs() -> None:

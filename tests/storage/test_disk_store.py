@@ -552,6 +552,26 @@ def test_a_relative_directory_stays_where_the_program_began(directory: Path, mon
     (directory.parent / "kept.jsonl").unlink()
 
 
+def test_a_store_writes_over_nothing_in_a_directory_put_in_the_place_of_its_run(directory: Path):
+    store = DiskStore(directory, ram_budget=1 << 20)
+    others = directory / "others"
+    others.mkdir()
+    kept = dict.fromkeys(("journal.jsonl", "journal-old.jsonl"), "kept")
+    for name in kept:
+        (others / name).write_text("kept")
+    store.directory.rename(directory / "moved")
+    store.directory.symlink_to(others)
+    handle = store.put(np.arange(10_000))
+    store.flush()
+    assert store.get(handle)[3] == 3
+    with pytest.raises(SpillError, match="could not remove"):
+        store.close()
+    assert {path.name: path.read_text() for path in others.iterdir()} == kept
+    for place in (others, directory / "moved"):
+        shutil.rmtree(place)
+    store.directory.unlink()
+
+
 def test_a_directory_of_no_place_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch):
     gone = directory / "gone"
     gone.mkdir()

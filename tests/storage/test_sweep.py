@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -341,6 +342,71 @@ def test_a_directory_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path):
     with pytest.raises(SpillError, match=r"spill: cannot use .*file.*; pass a directory that can be written") as caught:
         DiskStore(tmp_path / "file" / "spill", ram_budget=0)
     assert "\n" not in str(caught.value)
+
+
+def test_who_may_replace_runs_in_a_directory_is_told_of(tmp_path: Path):
+    tmp_path.chmod(0o777)
+    with pytest.warns(UserWarning, match=f"spill: all users may write to {tmp_path}, and so remove or replace the run"):
+        store = DiskStore(tmp_path, ram_budget=0)
+    try:
+        assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+        handle = store.put(np.arange(10_000))
+        assert {stat.S_IMODE(file.stat().st_mode) for file in store.directory.iterdir()} == {0o600}
+        assert store.get(handle)[3] == 3
+    finally:
+        store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_of_another_user_is_told_of(tmp_path: Path):
+    os.chown(tmp_path, 65534, -1)
+    with pytest.warns(UserWarning, match=f"spill: {tmp_path} belongs to another user, who may remove or replace"):
+        DiskStore(tmp_path, ram_budget=0).close()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o775, 0o1777])
+def test_a_directory_in_which_only_friends_replace_runs_is_taken_in_silence(tmp_path: Path, mode: int):
+    """A group may be the user's own, as where the umask is 002; the sticky bit leaves files to their owners."""
+    tmp_path.chmod(mode)
+    DiskStore(tmp_path, ram_budget=0).close()
+
+
+@pytest.mark.parametrize("replace", [Path.symlink_to, lambda run, others: others.rename(run)], ids=["link", "folder"])
+def test_of_a_directory_put_in_the_place_of_a_run_nothing_is_removed(
+    tmp_path: Path, replace: Callable[[Path, Path], object]
+):
+    place, others = tmp_path / "spill", tmp_path / "others"
+    others.mkdir()
+    (others / "journal.jsonl").write_text("kept")
+    run = RunDirectory(place)
+    run.path.rename(place / "moved")
+    replace(run.path, others)
+    with pytest.raises(SpillError, match=f"could not remove {run.path}: .*; remove it by hand"):
+        run.remove()
+    assert (run.path / "journal.jsonl").read_text() == "kept"
+
+
+def test_a_sweep_removes_nothing_of_a_directory_put_in_the_place_of_a_dead_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    place, others = tmp_path / "spill", tmp_path / "others"
+    run = place / "run-0123456789abcdef"
+    for directory in (run, others):
+        directory.mkdir(parents=True)
+        for name in (".lock", "journal.jsonl"):
+            (directory / name).touch()
+    lock = file_lock.lock
+
+    def lock_late(*arguments: int, **options: bool) -> bool:
+        run.rename(place / "moved")
+        run.symlink_to(others)
+        return lock(*arguments, **options)
+
+    monkeypatch.setattr(file_lock, "lock", lock_late)
+    with pytest.raises(OSError, match="remove it by hand"):
+        sweep(place)
+    assert sorted(path.name for path in others.iterdir()) == [".lock", "journal.jsonl"]
 
 
 def test_without_a_directory_the_temporary_one_is_used_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
