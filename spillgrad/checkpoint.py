@@ -1,21 +1,19 @@
 """Checkpoints of a training run: everything that is needed to go on, bit for bit.
 
-A directory holds `checkpoint.json`, which names the sub-directory of the current version and the checksum of its
-`state.json`; that holds the checksums of the files beside it: the tensors of model and optimizer as safetensors
-(`spillgrad.tensor_files`), and `config.json` where Hugging Face has such a model. A save writes a new sub-directory and
-replaces `checkpoint.json` last, by one rename: a kill or a full disk at any moment leaves the old version valid.
+A version is a sub-directory: the tensors of model and optimizer as safetensors (`spillgrad.tensor_files`),
+`config.json` where Hugging Face has such a model, and `state.json`, with all else and the checksums of those files.
+Which version is current, `spillgrad.checkpoint_directory` says.
 """
 
 import dataclasses
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spillgrad import tensor_files
+from spillgrad import checkpoint_directory, tensor_files
+from spillgrad.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.data.dataset import DataLoader
 from spillgrad.errors import ArgumentError, CheckpointError, OperandError, SpillError, StateDictError
 from spillgrad.generator import GeneratorState, default_generator
@@ -25,15 +23,6 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor, damaged, reason
-
-_FORMAT = "spillgrad checkpoint"
-_VERSION = 1
-_POINTER = "checkpoint.json"
-_STATE = "state.json"
-_CONFIG = "config.json"
-_MODEL = "model"
-_OPTIMIZER = "optimizer"
-_VERSIONS = "step-*-????????"
 
 
 def save_checkpoint(
@@ -56,11 +45,11 @@ def save_checkpoint(
     `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
     can hold. With `trainable_only`, parameters that require no gradient are left out, such as the base of adapters; a
     load leaves those of its model as they are.
+    The former version's files go; what else is in the directory stays. Where they cannot be removed, that is warned of.
     Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
     JSON cannot hold; SpillError when an offloaded tensor cannot be read.
     """
     root = tensor_files.absolute(directory)
-    target = root / f"step-{step:08d}-{secrets.token_hex(4)}"
     max_shard_bytes = parse_bytes(max_shard_size)
     if max_shard_bytes < 1:
         raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
@@ -68,7 +57,7 @@ def save_checkpoint(
     if trainable_only:
         frozen = _frozen(model)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
-    sets = {_MODEL: tensors}
+    sets = {MODEL: tensors}
     state: dict[str, Any] = {
         "step": step,
         "model": type(model).__name__,
@@ -81,36 +70,32 @@ def save_checkpoint(
         "trainable_only": trainable_only,
     }
     if optimizer is not None:
-        state["optimizer"], sets[_OPTIMIZER] = _split_optimizer_state(optimizer)
+        state["optimizer"], sets[OPTIMIZER] = _split_optimizer_state(optimizer)
     _require_json(state)
     try:
-        _make_directory(root)
-        _remove(_leftovers(root))  # before: they may be what fills the disk
-        target.mkdir()
+        checkpoint_directory.make(root)
+        checkpoint_directory.remove_others(root)  # before: they may be what fills the disk
+        version = checkpoint_directory.new_version(root, step)
         try:
+            checkpoint_directory.begin(version)
             checksums: dict[str, str] = {}
             for stem, tensors in sets.items():
-                checksums |= tensor_files.write(target, stem, tensors, max_shard_bytes)
+                checksums |= tensor_files.write(version, stem, tensors, max_shard_bytes)
             if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
-                checksums[_CONFIG] = tensor_files.write_json(target / _CONFIG, model.config.to_hugging_face())
-            state_checksum = tensor_files.write_json(target / _STATE, state | {"checksums": checksums})
-            _sync(target)
-            pointer = {"format": _FORMAT, "version": _VERSION, "current": target.name, "checksum": state_checksum}
-            tensor_files.write_json(root / f"{_POINTER}.new", pointer)
-            os.replace(root / f"{_POINTER}.new", root / _POINTER)
-            _sync(root)
+                checksums[CONFIG] = tensor_files.write_json(version / CONFIG, model.config.to_hugging_face())
+            checkpoint_directory.make_current(version, state | {"checksums": checksums})
         except BaseException:
-            if not _is_current(target):  # an interrupt may come just after the rename
-                shutil.rmtree(target, ignore_errors=True)
+            if not checkpoint_directory.is_current(version):  # an interrupt may come just after the rename
+                checkpoint_directory.remove(version)
             raise
+        checkpoint_directory.remove_others(root)
     except SpillError:  # a tensor of an offloaded model could not be read: that is no fault of this directory
         raise
     except OSError as error:
         raise CheckpointError(
             f"checkpoint: {directory} cannot be written ({reason(error)}); free space there or give another directory"
         ) from error
-    _remove(_leftovers(root))
-    return target
+    return version
 
 
 def load_checkpoint(
@@ -131,9 +116,9 @@ def load_checkpoint(
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
     damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
-    current, state = _open(tensor_files.absolute(directory))
+    current, state = checkpoint_directory.open_current(tensor_files.absolute(directory))
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
-    saved = {} if model is None else _read(current, _MODEL, state) | state.get("model_extra", {})
+    saved = {} if model is None else _read(current, MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
     if scheduler is not None and state["scheduler"] is None:
         raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
@@ -244,7 +229,7 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
     if "optimizer" not in state:
         raise CheckpointError(f"checkpoint: {current.parent} holds no optimizer state; load the model alone")
     entries = {int(number): dict(values) for number, values in state["optimizer"]["state"].items()}
-    for name, tensor in _read(current, _OPTIMIZER, state).items():
+    for name, tensor in _read(current, OPTIMIZER, state).items():
         number, _, key = name.partition(".")
         entries[int(number)][key] = tensor
     return {"state": entries, "param_groups": state["optimizer"]["param_groups"]}
@@ -254,77 +239,8 @@ def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
     """Return a set of tensors, still in their files, whose checksums are right."""
     for name in state["checksums"]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
-            _verify(current, name, state)
+            checkpoint_directory.verify(current, name, state["checksums"])
     path = tensor_files.find(current, stem)
     if path is None:
         raise damaged(current, f"it lacks {stem}.safetensors")
     return dict(tensor_files.read(path))
-
-
-def _open(root: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the current version's sub-directory and its verified state."""
-    if not root.is_dir():
-        raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
-    if not (root / _POINTER).is_file():
-        raise CheckpointError(f"checkpoint: {root} holds no {_POINTER}; give a directory that a run has saved to")
-    pointer = tensor_files.read_json(root / _POINTER)
-    if pointer.get("format") != _FORMAT or not {"version", "current", "checksum"} <= pointer.keys():
-        raise CheckpointError(f"checkpoint: {root / _POINTER} is not one of a {_FORMAT}; give a directory saved to")
-    if pointer["version"] != _VERSION:
-        raise CheckpointError(
-            f"checkpoint: {root} has format version {pointer['version']}, this library reads {_VERSION}; "
-            "use the release that wrote it"
-        )
-    current = root / Path(str(pointer["current"])).name
-    _verify(current, _STATE, {"checksums": {_STATE: pointer["checksum"]}})
-    return current, tensor_files.read_json(current / _STATE)
-
-
-def _verify(current: Path, name: str, state: dict[str, Any]) -> None:
-    path = current / name
-    try:
-        got = tensor_files.checksum(path)
-    except OSError as error:
-        raise damaged(path, reason(error)) from error
-    wanted = state["checksums"].get(name)
-    if got != wanted:
-        raise damaged(path, f"its checksum is {got}, {wanted} was written")
-
-
-def current_version(root: Path) -> Path | None:
-    """Return the sub-directory of the current version, None where there is no checkpoint. Raises CheckpointError."""
-    return _open(root)[0] if (root / _POINTER).is_file() else None
-
-
-def _is_current(version: Path) -> bool:
-    pointer = version.parent / _POINTER
-    return pointer.is_file() and version.name in pointer.read_text(encoding="utf-8", errors="replace")
-
-
-def _leftovers(root: Path) -> list[Path]:
-    """Return the versions that are not the current one: the former, and what killed saves left."""
-    versions = list(root.glob(_VERSIONS))
-    left = [version for version in versions if not _is_current(version)]
-    # A damaged pointer names none of them: then it is not for us to choose.
-    return left if len(left) < len(versions) or not (root / _POINTER).exists() else []
-
-
-def _remove(versions: list[Path]) -> None:
-    for version in versions:
-        shutil.rmtree(version, ignore_errors=True)
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that they are there after a crash too."""
-    made = [directory for directory in (path, *path.parents) if not directory.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for directory in made:
-        _sync(directory.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,7 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.data",
     "spillgrad.models",
     "spillgrad.checkpoint",
+    "spillgrad.checkpoint_directory",
     "spillgrad.serialization",
     "spillgrad.tensor_files",
     "spillgrad.utils",

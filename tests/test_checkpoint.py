@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,16 +187,74 @@ def test_a_change_of_the_working_directory_while_a_checkpoint_is_written_moves_n
 
 
 def test_a_relative_directory_below_one_that_was_removed_is_named(tmp_path, monkeypatch):
-    gone = tmp_path / "gone"
+    run, gone = Run(), tmp_path / "gone"
+    run.train(0, 1)  # the compiler wants a current directory
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    for use in (Run().save, checkpoint.load_checkpoint, pretrained.read):
+    for use in (run.save, checkpoint.load_checkpoint, pretrained.read):
         with pytest.raises(CheckpointError, match="got saved, and the current directory was removed"):
             use("saved")
 
 
-@pytest.mark.parametrize("number", range(1, 8))
+OF_USERS = [
+    "step-1-baseline", "step-100-finetune", "step-00000001-baseline", "step-00000001-deadbeef",
+    "step-00000001-0123456789", "step-1-deadbeef", "old-step-00000001-deadbeef", "step-00000001-DEADBEEF",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_USERS)
+def test_what_a_user_put_beside_the_versions_stays(tmp_path, name):
+    run = Run()
+    for step in (1, 2):
+        run.save(tmp_path, step=step)
+        mine = tmp_path / name
+        mine.mkdir(exist_ok=True)
+        (mine / "model.safetensors").write_text("mine")
+        (mine / "state.json").write_text('{"step": 1}')
+    run.save(tmp_path, step=3)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == {
+        "model.safetensors": "mine",
+        "state.json": '{"step": 1}',
+    }
+
+
+def test_a_copy_of_a_version_a_link_to_one_and_files_within_one_stay(tmp_path):
+    run = Run()
+    root = tmp_path / "saved"
+    first = run.save(root, step=1)
+    (first / "notes.txt").write_text("mine")
+    shutil.copytree(first, root / f"{first.name}-best")
+    shutil.copytree(first, tmp_path / "elsewhere")
+    (root / "step-00000001-00000000").symlink_to(tmp_path / "elsewhere")
+    run.save(root, step=2)
+    run.save(root, step=3)
+    assert [path.name for path in first.iterdir()] == ["notes.txt"]
+    for copy in (root / f"{first.name}-best", tmp_path / "elsewhere"):
+        assert sorted(path.name for path in copy.iterdir()) == [
+            "model.safetensors",
+            "notes.txt",
+            "optimizer.safetensors",
+            "state.json",
+        ]
+
+
+def test_a_former_version_that_cannot_be_removed_is_warned_of(tmp_path):
+    run = Run()
+    first = run.save(tmp_path, step=1)
+    (first / "model.safetensors").unlink()
+    (first / "model.safetensors").mkdir()  # which no save removes
+    with pytest.warns(UserWarning, match=f"{first} could not be removed .*; remove it by hand") as caught:
+        second = run.save(tmp_path, step=2)
+    assert caught[0].filename == __file__
+    assert Run().load(tmp_path)["step"] == 2
+    shutil.rmtree(first)
+    third = run.save(tmp_path, step=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", third.name]
+    assert not second.exists()
+
+
+@pytest.mark.parametrize("number", range(1, 9))
 def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, number):
     run = Run()
     run.save(tmp_path, step=1)
@@ -216,7 +275,7 @@ def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, numb
     )
     ended = subprocess.run([sys.executable, "-c", script], env=_environment(), check=False)
     assert ended.returncode == -signal.SIGKILL
-    if number < 7:  # the seventh is that of the directory, after the rename
+    if number < 8:  # the eighth is that of the directory, after the rename
         other = Run()
         assert other.load(tmp_path)["step"] == 1
         assert other.weights() == before

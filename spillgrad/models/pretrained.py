@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spillgrad import tensor_files
-from spillgrad.checkpoint import current_version, load_into
+from spillgrad.checkpoint import load_into
+from spillgrad.checkpoint_directory import current_version
 from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
