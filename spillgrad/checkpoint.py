@@ -2,7 +2,7 @@
 
 A version is a sub-directory: the tensors of model and optimizer as safetensors (`spillgrad.tensor_files`),
 `config.json` where Hugging Face has such a model, and `state.json`, with all else and the checksums of those files.
-Which version is current, `spillgrad.checkpoint_directory` says.
+Which version is current, and who may save, `spillgrad.checkpoint_directory` says.
 """
 
 import dataclasses
@@ -45,9 +45,10 @@ def save_checkpoint(
     `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
     can hold. With `trainable_only`, parameters that require no gradient are left out, such as the base of adapters; a
     load leaves those of its model as they are.
-    The former version's files go; what else is in the directory stays. Where they cannot be removed, that is warned of.
-    Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
-    JSON cannot hold; SpillError when an offloaded tensor cannot be read.
+    Another process that saves to the directory is waited for, for a few seconds. The former version's files go; what
+    else is in the directory stays. Where they cannot be removed, that is warned of.
+    Raises CheckpointError when it cannot be written, or somebody else is still saving there, the former checkpoint then
+    stays valid; OperandError for what JSON cannot hold; SpillError when an offloaded tensor cannot be read.
     """
     root = tensor_files.absolute(directory)
     max_shard_bytes = parse_bytes(max_shard_size)
@@ -73,22 +74,22 @@ def save_checkpoint(
         state["optimizer"], sets[OPTIMIZER] = _split_optimizer_state(optimizer)
     _require_json(state)
     try:
-        checkpoint_directory.make(root)
-        checkpoint_directory.remove_others(root)  # before: they may be what fills the disk
-        version = checkpoint_directory.new_version(root, step)
-        try:
-            checkpoint_directory.begin(version)
-            checksums: dict[str, str] = {}
-            for stem, tensors in sets.items():
-                checksums |= tensor_files.write(version, stem, tensors, max_shard_bytes)
-            if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
-                checksums[CONFIG] = tensor_files.write_json(version / CONFIG, model.config.to_hugging_face())
-            checkpoint_directory.make_current(version, state | {"checksums": checksums})
-        except BaseException:
-            if not checkpoint_directory.is_current(version):  # an interrupt may come just after the rename
-                checkpoint_directory.remove(version)
-            raise
-        checkpoint_directory.remove_others(root)
+        with checkpoint_directory.only_writer(root):
+            checkpoint_directory.remove_others(root)  # before: they may be what fills the disk
+            version = checkpoint_directory.new_version(root, step)
+            try:
+                checkpoint_directory.begin(version)
+                checksums: dict[str, str] = {}
+                for stem, tensors in sets.items():
+                    checksums |= tensor_files.write(version, stem, tensors, max_shard_bytes)
+                if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
+                    checksums[CONFIG] = tensor_files.write_json(version / CONFIG, model.config.to_hugging_face())
+                checkpoint_directory.make_current(version, state | {"checksums": checksums})
+            except BaseException:
+                if not checkpoint_directory.is_current(version):  # an interrupt may come just after the rename
+                    checkpoint_directory.remove(version)
+                raise
+            checkpoint_directory.remove_others(root)
     except SpillError:  # a tensor of an offloaded model could not be read: that is no fault of this directory
         raise
     except OSError as error:

@@ -4,21 +4,29 @@
 new version is written beside it, its pointer within; by one rename that becomes the directory's, when all is on the
 disk. So a kill or a full disk at any moment leaves the former version valid, and no pointer is ever half written.
 
+`checkpoint.lock` is there while somebody saves: an open file that is locked, by which a second one sees that, and in
+it who. The lock dies with the process.
+
 Versions that are not current go: the former ones, and what killed saves left. They have names that only a save gives,
 and hold a pointer or a `state.json` whose format says whose they are. Of them go the files that a save writes. All
 else that is in the directory, or in a version, is somebody's, and stays.
 """
 
+import contextlib
+import json
 import os
 import re
 import secrets
+import socket
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from spillgrad import tensor_files
 from spillgrad.errors import CheckpointError
+from spillgrad.storage import file_lock
 from spillgrad.tensor_files import damaged, reason
 
 FORMAT = "spillgrad checkpoint"
@@ -28,10 +36,74 @@ CONFIG = "config.json"
 MODEL = "model"
 OPTIMIZER = "optimizer"
 _VERSION = 1
+_LOCK = "checkpoint.lock"
 _VERSION_NAME = re.compile(r"step-(\d{8,}|-\d{7,})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(
     rf"({MODEL}|{OPTIMIZER})(-\d{{5,}}-of-\d{{5,}})?\.safetensors(\.index\.json)?|{CONFIG}|{STATE}|{POINTER}"
 )
+# Who comes while another saves waits for it so long, and looks so often.
+_PATIENCE_S, _MOMENT_S = 5.0, 0.005
+
+
+@contextlib.contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Make the directory, and keep others from saving to it inside; wait for who does so now, for a few seconds.
+
+    Where the file system has no locks, nobody is kept from it. Raises OSError; CheckpointError, that says who saves.
+    """
+    _make(root)
+    fd = _claim(root)
+    try:
+        yield
+    finally:
+        (root / _LOCK).unlink(missing_ok=True)  # while it is locked: who opened it meanwhile sees that it went
+        file_lock.close(fd)
+
+
+def _claim(root: Path) -> int:
+    """Return the lock file, open and locked."""
+    path, deadline_s = root / _LOCK, time.monotonic() + _PATIENCE_S
+    while True:
+        fd = file_lock.open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            if file_lock.lock(fd) and _is_at(fd, path):
+                _sign(fd)
+                claimed, fd = fd, -1
+                return claimed
+            if time.monotonic() > deadline_s:
+                raise CheckpointError(
+                    f"checkpoint: {_holder(fd)} is saving to {root}; wait until it has ended, or give another directory"
+                )
+        finally:
+            if fd >= 0:
+                file_lock.close(fd)
+        time.sleep(_MOMENT_S)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Return whether a file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(fd: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk, which removing old versions may free
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+
+def _holder(fd: int) -> str:
+    """Return who has locked a file, as it says."""
+    try:
+        told = json.loads(os.pread(fd, 4096, 0))
+        process, host = int(told["process"]), str(told["host"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it was locked just now
+        return "another process"
+    if (process, host) == (os.getpid(), socket.gethostname()):
+        return "another thread of this process"
+    return f"process {process} on {host}"
 
 
 def new_version(root: Path, step: int) -> Path:
@@ -155,7 +227,7 @@ def current_version(root: Path) -> Path | None:
     return open_current(root)[0] if (root / POINTER).is_file() else None
 
 
-def make(path: Path) -> None:
+def _make(path: Path) -> None:
     """Make a directory and those above it, so that they are there after a crash too."""
     made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import spillgrad as sg
-from spillgrad import checkpoint, nn
+from spillgrad import checkpoint, checkpoint_directory, nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
 from spillgrad.models import pretrained
@@ -311,6 +313,145 @@ def test_a_run_killed_at_random_moments_leaves_a_whole_checkpoint(tmp_path):
         for tensor in model.state_dict().values():
             assert (tensor.numpy() == step).all()
     checkpoint.save_checkpoint(tmp_path, model)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+KEEP_SAVING = """
+import itertools, sys
+import spillgrad as sg
+directory, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = sg.nn.Linear(300, 200)
+model.register_buffer("step", sg.zeros(1))
+saved = refused = 0
+for step in range(first, first + count):
+    for tensor in (model.weight, model.bias, model.step):
+        tensor.data.fill_(step)
+    try:
+        sg.save_checkpoint(directory, model, step=step)
+        saved += 1
+    except sg.errors.CheckpointError as error:
+        refused += 1
+    if step == first + 1:
+        print("saving", flush=True)
+print(saved, refused, flush=True)
+"""
+
+
+def _saver(directory, first, count=1_000_000):
+    command = [sys.executable, "-c", KEEP_SAVING, str(directory), str(first), str(count)]
+    return subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, text=True)
+
+
+def _load_whole(directory):
+    model = nn.Linear(300, 200)
+    model.register_buffer("step", sg.zeros(1))
+    step = checkpoint.load_checkpoint(directory, model)["step"]
+    for tensor in model.state_dict().values():
+        assert (tensor.numpy() == step).all()
+    return step
+
+
+def test_two_processes_that_save_to_one_directory_both_do(tmp_path):
+    with _saver(tmp_path, 0, 40) as first, _saver(tmp_path, 1000, 40) as second:
+        told = [process.communicate()[0].split() for process in (first, second)]
+    assert told == [["saving", "40", "0"]] * 2
+    assert _load_whole(tmp_path) in (39, 1039)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_processes_killed_while_they_save_to_one_directory_leave_a_whole_checkpoint(tmp_path):
+    random = np.random.default_rng(5)
+    for _ in range(8):
+        with _saver(tmp_path, 0) as first, _saver(tmp_path, 1_000_000) as second:
+            for process in (first, second):
+                assert process.stdout.readline() == "saving\n"
+            for process in random.permutation([first, second]):
+                time.sleep(random.uniform(0, 0.03))
+                process.kill()
+        _load_whole(tmp_path)
+    latest = Run().save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
+SAVE_AND_STOP = """
+import os, signal, sys
+import spillgrad as sg
+sync = os.fsync
+def stopped(descriptor):
+    print(os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    sync(descriptor)
+os.fsync = stopped
+sg.save_checkpoint(sys.argv[1], sg.nn.Linear(4, 4))
+"""
+
+
+def test_who_still_saves_is_named_and_waited_for_no_longer_than_it_lives(tmp_path, monkeypatch):
+    run = Run()
+    run.save(tmp_path, step=1)
+    says = f"process {{}} on {socket.gethostname()} is saving to {tmp_path}; wait until it has ended"
+    with subprocess.Popen([sys.executable, "-c", SAVE_AND_STOP, str(tmp_path)], stdout=-1, env=_environment()) as other:
+        try:
+            assert int(other.stdout.readline()) == other.pid
+            with monkeypatch.context() as patched:
+                patched.setattr(checkpoint_directory, "_PATIENCE_S", 0.05)
+                with pytest.raises(CheckpointError, match=says.format(other.pid)):
+                    run.save(tmp_path, step=2)
+            assert Run().load(tmp_path)["step"] == 1
+            killer = threading.Timer(0.2, other.kill)
+            killer.start()
+            latest = run.save(tmp_path, step=3)
+            killer.join()
+        finally:
+            other.kill()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
+FORK_WHILE_SAVING = """
+import os, signal, sys, time
+import spillgrad as sg
+sync = os.fsync
+def forked(descriptor):
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+os.fsync = forked
+sg.save_checkpoint(sys.argv[1], sg.nn.Linear(4, 4))
+"""
+
+
+def test_a_child_forked_while_its_parent_saved_keeps_nobody_from_it(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", FORK_WHILE_SAVING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment()) as parent:
+        child = int(parent.stdout.readline())
+        try:
+            assert parent.wait() == -signal.SIGKILL
+            os.kill(child, 0)  # it lives
+            latest = Run().save(tmp_path)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
+def test_two_threads_save_one_after_the_other(tmp_path):
+    runs = [Run() for _ in range(2)]
+    failed = []
+
+    def save(run):
+        try:
+            for step in range(20):
+                run.save(tmp_path, step=step)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=save, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert Run().load(tmp_path)["step"] == 19
     assert len(list(tmp_path.iterdir())) == 2
 
 
