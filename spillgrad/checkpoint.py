@@ -114,10 +114,30 @@ def load_checkpoint(
     `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the model); with
     `strict=False` what fits is loaded, and the rest is there. With an optimizer, training is to go on: the random
     state is restored too.
+    What another process saves meanwhile is loaded in place of what it removed.
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
     damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
-    current, state = checkpoint_directory.open_current(tensor_files.absolute(directory))
+    root = tensor_files.absolute(directory)
+    while True:
+        current, state = checkpoint_directory.open_current(root)
+        try:
+            return _load(current, state, model, optimizer, scheduler, data, strict)
+        except CheckpointError:
+            if checkpoint_directory.is_current(current):
+                raise
+
+
+def _load(
+    current: Path,
+    state: dict[str, Any],
+    model: Module | None,
+    optimizer: Optimizer | None,
+    scheduler: LRScheduler | None,
+    data: DataLoader | None,
+    strict: bool,
+) -> dict[str, Any]:
+    directory = current.parent
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
     saved = {} if model is None else _read(current, MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)

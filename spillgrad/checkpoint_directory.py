@@ -193,6 +193,19 @@ def _named(root: Path) -> str | None:
 
 def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
     """Return the current version's sub-directory and its verified state. Raises CheckpointError."""
+    while True:
+        current, checksum = _pointed(root)
+        try:
+            verify(current, STATE, {STATE: checksum})
+            return current, tensor_files.read_json(current / STATE)
+        except CheckpointError:
+            if is_current(current):
+                raise
+            # It went, as a save was quicker: there is another one.
+
+
+def _pointed(root: Path) -> tuple[Path, Any]:
+    """Return the sub-directory that the pointer names, and the checksum of its state. Raises CheckpointError."""
     if not root.is_dir():
         raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
     if not (root / POINTER).is_file():
@@ -205,9 +218,7 @@ def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
             f"checkpoint: {root} has format version {pointer['version']}, this library reads {_VERSION}; "
             "use the release that wrote it"
         )
-    current = root / Path(str(pointer["current"])).name
-    verify(current, STATE, {STATE: pointer["checksum"]})
-    return current, tensor_files.read_json(current / STATE)
+    return root / Path(str(pointer["current"])).name, pointer["checksum"]
 
 
 def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:

@@ -373,6 +373,17 @@ def test_two_processes_killed_while_they_save_to_one_directory_leave_a_whole_che
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
 
 
+def test_a_load_beside_saves_of_another_process_gets_a_whole_checkpoint(tmp_path):
+    with _saver(tmp_path, 0) as process:
+        try:
+            assert process.stdout.readline() == "saving\n"
+            steps = [_load_whole(tmp_path) for _ in range(150)]
+        finally:
+            process.kill()
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 1
+
+
 SAVE_AND_STOP = """
 import os, signal, sys
 import spillgrad as sg
