@@ -5,17 +5,26 @@ A version is a sub-directory: the tensors of model and optimizer as safetensors 
 Which version is current, and who may save, `spillgrad.checkpoint_directory` says.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from spillgrad import checkpoint_directory, tensor_files
 from spillgrad.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.data.dataset import DataLoader
-from spillgrad.errors import ArgumentError, CheckpointError, OperandError, SpillError, StateDictError
+from spillgrad.errors import (
+    ArgumentError,
+    CheckpointError,
+    OperandError,
+    SpillError,
+    SpillgradError,
+    StateDictError,
+)
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
 from spillgrad.optim.lr_scheduler import LRScheduler
@@ -138,6 +147,7 @@ def _load(
     strict: bool,
 ) -> dict[str, Any]:
     directory = current.parent
+    _require_state(current, state)
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
     saved = {} if model is None else _read(current, MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
@@ -145,15 +155,28 @@ def _load(
         raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
     if data is not None and state.get("data") is None:
         raise CheckpointError(f"checkpoint: {directory} does not say where its data stood; load it without them")
-    try:
+    with _of_this_run(directory):
         if scheduler is not None:
+            _require_alike("the schedule", state["scheduler"], scheduler.state_dict())
             scheduler.check_state_dict(state["scheduler"])
         if optimizer is not None and optimizer_state is not None:
             optimizer.check_state_dict(optimizer_state)
+            groups = zip(optimizer_state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
+            for number, pair in enumerate(groups):
+                _require_alike(f"group {number} of the optimizer", *pair)
+        if data is not None:
+            own = data.state_dict()
+            _require_alike("the place in the data", state["data"], own)
+            if missing := own.keys() - state["data"].keys():
+                raise StateDictError(f"the place in the data has no {', '.join(sorted(missing))}")
+    try:
         if model is not None:
             if state.get("trainable_only"):
                 saved = {**{name: _LeftOut(tensor) for name, tensor in _frozen(model).items()}, **saved}
             result |= load_into(model, saved, strict)
+    except StateDictError as error:
+        raise _of_another_run(directory, error) from error
+    with _of_this_run(directory):
         if optimizer is not None and optimizer_state is not None:
             optimizer.load_state_dict(optimizer_state)
             default_generator.set_state(GeneratorState(**state["rng"]))
@@ -161,9 +184,98 @@ def _load(
             scheduler.load_state_dict(state["scheduler"])
         if data is not None:
             data.load_state_dict(state["data"])
-    except StateDictError as error:
-        raise CheckpointError(f"checkpoint: {directory} is of another run: {error}") from error
     return result
+
+
+@contextlib.contextmanager
+def _of_this_run(directory: Path) -> Iterator[None]:
+    """Raise CheckpointError where optimizer, schedule or data cannot take what a checkpoint says of them."""
+    try:
+        yield
+    except StateDictError as error:
+        raise _of_another_run(directory, error) from error
+    except SpillgradError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _of_another_run(directory, f"{type(error).__name__}, {error}") from error
+
+
+def _of_another_run(directory: Path, why: object) -> CheckpointError:
+    return CheckpointError(f"checkpoint: {directory} is of another run: {why}")
+
+
+# What a state has; what it may lack besides.
+_NEEDED: dict[str, Any] = {
+    "step": int, "model": str, "config": dict | None, "extra": dict, "rng": dict, "scheduler": dict | None,
+    "checksums": dict,
+}  # fmt: skip
+_OPTIONAL: dict[str, Any] = {"data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool}
+_PARAMETER = re.compile("[0-9]{1,18}")
+# How deep in one another lists and dicts of an optimizer, a schedule or data may be.
+_DEEPEST = 32
+
+
+def _require_state(current: Path, state: dict[str, Any]) -> None:
+    """Raise CheckpointError for a state that no save writes, whatever its checksum says."""
+    wrong = [f"no {key}" for key in _NEEDED if key not in state]
+    wrong += [
+        f"{key} that is a {type(state[key]).__name__}"
+        for key, kind in (_NEEDED | _OPTIONAL).items()
+        if key in state and not isinstance(state[key], kind)
+    ]
+    if not wrong:
+        rng, optimizer = state["rng"], state.get("optimizer", {"state": {}, "param_groups": []})
+        parts = {
+            "rng": rng.keys() == {"seed", "offset"} and all(type(n) is int and 0 <= n < 1 << 64 for n in rng.values()),
+            "checksums": all(checkpoint_directory.is_file_name(name) for name in state["checksums"]),
+            "optimizer": _is_optimizer_state(optimizer),
+            "depth": all(_is_shallow(state.get(key)) for key in ("optimizer", "scheduler", "data")),
+        }
+        wrong = [f"{part} that no save writes" for part, is_right in parts.items() if not is_right]
+    if wrong:
+        raise damaged(current / checkpoint_directory.STATE, f"it holds {', '.join(wrong)}")
+
+
+def _is_optimizer_state(state: dict[str, Any]) -> bool:
+    entries, groups = state.get("state"), state.get("param_groups")
+    return (
+        isinstance(entries, dict)
+        and all(_PARAMETER.fullmatch(number) and isinstance(entry, dict) for number, entry in entries.items())
+        and isinstance(groups, list)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
+        and all(type(number) is int for group in groups for number in group["params"])
+    )
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            part
+            for each in level
+            if isinstance(each, list | dict)
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+    return not level
+
+
+def _require_alike(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise StateDictError where what was saved is of another kind than one's own: text for a number, say."""
+    for key in saved.keys() & own.keys():
+        if not _is_alike(saved[key], own[key]):
+            raise StateDictError(f"{what} has {key} {str(saved[key])[:80]}, wanted one such as {own[key]}")
+
+
+def _is_alike(saved: Any, own: Any) -> bool:
+    if saved is None or own is None:
+        return True
+    if isinstance(own, int | float):
+        return isinstance(saved, int | float)
+    if isinstance(own, list | tuple):
+        return isinstance(saved, list) and all(any(_is_alike(part, one) for one in own) for part in saved)
+    if isinstance(own, dict):
+        return isinstance(saved, dict) and all(_is_alike(saved[key], own[key]) for key in saved.keys() & own.keys())
+    return not isinstance(own, str) or isinstance(saved, str)
 
 
 def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str, list[Any]]:
@@ -173,6 +285,9 @@ def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str
     anything changes, that lists them all.
     """
     own = model.state_dict(keep_vars=True)
+    values = [name for name, value in saved.items() if not isinstance(value, StoredTensor) and name in own]
+    if wrong := [name for name in values if isinstance(own[name], Tensor)]:
+        raise StateDictError(f"got no tensors for {', '.join(wrong)}; give the state of the same model")
     given = {id(own[name]): value for name, value in saved.items() if name in own and isinstance(own[name], Tensor)}
     state = {name: given[id(tensor)] for name, tensor in own.items() if id(tensor) in given} | dict(saved)
     mismatched = [] if strict else [
@@ -238,8 +353,8 @@ def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[s
 def _require_json(state: dict[str, Any]) -> None:
     for key, value in state.items():
         try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
+            json.dumps({key: value}, indent=1)
+        except (TypeError, ValueError, RecursionError) as error:
             raise OperandError(
                 f"save_checkpoint: {key} holds what JSON cannot ({error}); give numbers, text, lists and dicts"
             ) from error
@@ -252,6 +367,8 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
     entries = {int(number): dict(values) for number, values in state["optimizer"]["state"].items()}
     for name, tensor in _read(current, OPTIMIZER, state).items():
         number, _, key = name.partition(".")
+        if not _PARAMETER.fullmatch(number) or int(number) not in entries:
+            raise damaged(current, f"its {checkpoint_directory.STATE} tells of no {name}")
         entries[int(number)][key] = tensor
     return {"state": entries, "param_groups": state["optimizer"]["param_groups"]}
 
@@ -262,6 +379,6 @@ def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
             checkpoint_directory.verify(current, name, state["checksums"])
     path = tensor_files.find(current, stem)
-    if path is None:
+    if path is None or path.name not in state["checksums"]:
         raise damaged(current, f"it lacks {stem}.safetensors")
     return dict(tensor_files.read(path))

@@ -128,6 +128,11 @@ def make_current(version: Path, state: Mapping[str, Any]) -> None:
     _sync(root)
 
 
+def is_file_name(name: str) -> bool:
+    """Return whether a save makes files of this name; no other file of a version is ever removed."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
 def is_current(version: Path) -> bool:
     """Return whether a version is the one that the directory's pointer names."""
     return _named(version.parent) == version.name
@@ -152,7 +157,7 @@ def remove(version: Path) -> None:
     """Remove the files of a version, and it with them if there are no others; warn if that cannot be done."""
     try:
         names = os.listdir(version)
-        ours = [name for name in names if _FILE_NAME.fullmatch(name)]
+        ours = [name for name in names if is_file_name(name)]
         # Last what says whose they are, for the next save, if this one is killed.
         for name in sorted(ours, key=(POINTER, STATE).__contains__):
             os.unlink(version / name)
@@ -218,7 +223,9 @@ def _pointed(root: Path) -> tuple[Path, Any]:
             f"checkpoint: {root} has format version {pointer['version']}, this library reads {_VERSION}; "
             "use the release that wrote it"
         )
-    return root / Path(str(pointer["current"])).name, pointer["checksum"]
+    if not _VERSION_NAME.fullmatch(str(pointer["current"])):
+        raise damaged(root / POINTER, f"no save makes a {pointer['current']!r:.80}")
+    return root / pointer["current"], pointer["checksum"]
 
 
 def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:

@@ -295,7 +295,7 @@ def open_for_reading(path: Path) -> Any:
         return path.open("rb")
     except FileNotFoundError as error:
         raise MissingFileError(f"load: {path} does not exist; give another copy") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # such as a name with a null byte
         raise damaged(path, reason(error)) from error
 
 
