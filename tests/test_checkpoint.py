@@ -365,7 +365,7 @@ def test_two_processes_that_save_to_one_directory_both_do(tmp_path):
 
 def test_two_processes_killed_while_they_save_to_one_directory_leave_a_whole_checkpoint(tmp_path):
     random = np.random.default_rng(5)
-    for _ in range(8):
+    for _ in range(5):
         with _saver(tmp_path, 0) as first, _saver(tmp_path, 1_000_000) as second:
             for process in (first, second):
                 assert process.stdout.readline() == "saving\n"

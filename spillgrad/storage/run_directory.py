@@ -197,6 +197,8 @@ def who_may_replace_runs(directory: Path) -> str | None:
         found = os.stat(directory)
     except FileNotFoundError:  # it is still to be made, for this user alone
         return None
+    if not stat.S_ISDIR(found.st_mode):
+        return None
     if found.st_uid not in (os.geteuid(), 0):
         return f"{directory} belongs to another user, who may"
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:

@@ -315,6 +315,7 @@ def test_a_directory_in_which_none_can_be_made_is_refused_at_once(place: str):
     last = ended.stderr.splitlines()[-1]
     assert last.startswith(f"spillgrad.errors.SpillError: spill: cannot use {place}: ")
     assert last.endswith("; pass a directory that can be written")
+    assert "Warning" not in ended.stderr
 
 
 @pytest.mark.parametrize("call", ["mkdir", "lstat"])
