@@ -1,23 +1,30 @@
 """Checkpoints of a training run: everything that is needed to go on, bit for bit.
 
-A directory holds `checkpoint.json`, which names the sub-directory of the current version and the checksum of its
-`state.json`; that holds the checksums of the files beside it: the tensors of model and optimizer as safetensors
-(`spillgrad.tensor_files`), and `config.json` where Hugging Face has such a model. A save writes a new sub-directory and
-replaces `checkpoint.json` last, by one rename: a kill or a full disk at any moment leaves the old version valid.
+A version is a sub-directory: the tensors of model and optimizer as safetensors (`spillgrad.tensor_files`),
+`config.json` where Hugging Face has such a model, and `state.json`, with all else and the checksums of those files.
+Which version is current, and who may save, `spillgrad.checkpoint_directory` says.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spillgrad import tensor_files
+from spillgrad import checkpoint_directory, tensor_files
+from spillgrad.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.data.dataset import DataLoader
-from spillgrad.errors import ArgumentError, CheckpointError, OperandError, SpillError, StateDictError
+from spillgrad.errors import (
+    ArgumentError,
+    CheckpointError,
+    OperandError,
+    SpillError,
+    SpillgradError,
+    StateDictError,
+)
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
 from spillgrad.optim.lr_scheduler import LRScheduler
@@ -25,15 +32,6 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor, damaged, reason
-
-_FORMAT = "spillgrad checkpoint"
-_VERSION = 1
-_POINTER = "checkpoint.json"
-_STATE = "state.json"
-_CONFIG = "config.json"
-_MODEL = "model"
-_OPTIMIZER = "optimizer"
-_VERSIONS = "step-*-????????"
 
 
 def save_checkpoint(
@@ -56,11 +54,12 @@ def save_checkpoint(
     `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
     can hold. With `trainable_only`, parameters that require no gradient are left out, such as the base of adapters; a
     load leaves those of its model as they are.
-    Raises CheckpointError when it cannot be written, the former checkpoint then stays valid; OperandError for what
-    JSON cannot hold; SpillError when an offloaded tensor cannot be read.
+    Another process that saves to the directory is waited for, for a few seconds. The former version's files go; what
+    else is in the directory stays. Where they cannot be removed, that is warned of.
+    Raises CheckpointError when it cannot be written, or somebody else is still saving there, the former checkpoint then
+    stays valid; OperandError for what JSON cannot hold; SpillError when an offloaded tensor cannot be read.
     """
-    root = Path(directory)
-    target = root / f"step-{step:08d}-{secrets.token_hex(4)}"
+    root = tensor_files.absolute(directory)
     max_shard_bytes = parse_bytes(max_shard_size)
     if max_shard_bytes < 1:
         raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
@@ -68,7 +67,7 @@ def save_checkpoint(
     if trainable_only:
         frozen = _frozen(model)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
-    sets = {_MODEL: tensors}
+    sets = {MODEL: tensors}
     state: dict[str, Any] = {
         "step": step,
         "model": type(model).__name__,
@@ -81,36 +80,32 @@ def save_checkpoint(
         "trainable_only": trainable_only,
     }
     if optimizer is not None:
-        state["optimizer"], sets[_OPTIMIZER] = _split_optimizer_state(optimizer)
+        state["optimizer"], sets[OPTIMIZER] = _split_optimizer_state(optimizer)
     _require_json(state)
     try:
-        _make_directory(root)
-        _remove(_leftovers(root))  # before: they may be what fills the disk
-        target.mkdir()
-        try:
-            checksums: dict[str, str] = {}
-            for stem, tensors in sets.items():
-                checksums |= tensor_files.write(target, stem, tensors, max_shard_bytes)
-            if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
-                checksums[_CONFIG] = tensor_files.write_json(target / _CONFIG, model.config.to_hugging_face())
-            state_checksum = tensor_files.write_json(target / _STATE, state | {"checksums": checksums})
-            _sync(target)
-            pointer = {"format": _FORMAT, "version": _VERSION, "current": target.name, "checksum": state_checksum}
-            tensor_files.write_json(root / f"{_POINTER}.new", pointer)
-            os.replace(root / f"{_POINTER}.new", root / _POINTER)
-            _sync(root)
-        except BaseException:
-            if not _is_current(target):  # an interrupt may come just after the rename
-                shutil.rmtree(target, ignore_errors=True)
-            raise
+        with checkpoint_directory.only_writer(root):
+            checkpoint_directory.remove_others(root)  # before: they may be what fills the disk
+            version = checkpoint_directory.new_version(root, step)
+            try:
+                checkpoint_directory.begin(version)
+                checksums: dict[str, str] = {}
+                for stem, tensors in sets.items():
+                    checksums |= tensor_files.write(version, stem, tensors, max_shard_bytes)
+                if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
+                    checksums[CONFIG] = tensor_files.write_json(version / CONFIG, model.config.to_hugging_face())
+                checkpoint_directory.make_current(version, state | {"checksums": checksums})
+            except BaseException:
+                if not checkpoint_directory.is_current(version):  # an interrupt may come just after the rename
+                    checkpoint_directory.remove(version)
+                raise
+            checkpoint_directory.remove_others(root)
     except SpillError:  # a tensor of an offloaded model could not be read: that is no fault of this directory
         raise
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint: {root} cannot be written ({reason(error)}); free space there or give another directory"
+            f"checkpoint: {directory} cannot be written ({reason(error)}); free space there or give another directory"
         ) from error
-    _remove(_leftovers(root))
-    return target
+    return version
 
 
 def load_checkpoint(
@@ -128,26 +123,60 @@ def load_checkpoint(
     `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the model); with
     `strict=False` what fits is loaded, and the rest is there. With an optimizer, training is to go on: the random
     state is restored too.
+    What another process saves meanwhile is loaded in place of what it removed.
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
     damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
-    current, state = _open(Path(directory))
+    root = tensor_files.absolute(directory)
+    while True:
+        current, state = checkpoint_directory.open_current(root)
+        try:
+            return _load(current, state, model, optimizer, scheduler, data, strict)
+        except CheckpointError:
+            if checkpoint_directory.is_current(current):
+                raise
+
+
+def _load(
+    current: Path,
+    state: dict[str, Any],
+    model: Module | None,
+    optimizer: Optimizer | None,
+    scheduler: LRScheduler | None,
+    data: DataLoader | None,
+    strict: bool,
+) -> dict[str, Any]:
+    directory = current.parent
+    _require_state(current, state)
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
-    saved = {} if model is None else _read(current, _MODEL, state) | state.get("model_extra", {})
+    saved = {} if model is None else _read(current, MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
     if scheduler is not None and state["scheduler"] is None:
         raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
     if data is not None and state.get("data") is None:
         raise CheckpointError(f"checkpoint: {directory} does not say where its data stood; load it without them")
-    try:
+    with _of_this_run(directory):
         if scheduler is not None:
+            _require_alike("the schedule", state["scheduler"], scheduler.state_dict())
             scheduler.check_state_dict(state["scheduler"])
         if optimizer is not None and optimizer_state is not None:
             optimizer.check_state_dict(optimizer_state)
+            groups = zip(optimizer_state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
+            for number, pair in enumerate(groups):
+                _require_alike(f"group {number} of the optimizer", *pair)
+        if data is not None:
+            own = data.state_dict()
+            _require_alike("the place in the data", state["data"], own)
+            if missing := own.keys() - state["data"].keys():
+                raise StateDictError(f"the place in the data has no {', '.join(sorted(missing))}")
+    try:
         if model is not None:
             if state.get("trainable_only"):
                 saved = {**{name: _LeftOut(tensor) for name, tensor in _frozen(model).items()}, **saved}
             result |= load_into(model, saved, strict)
+    except StateDictError as error:
+        raise _of_another_run(directory, error) from error
+    with _of_this_run(directory):
         if optimizer is not None and optimizer_state is not None:
             optimizer.load_state_dict(optimizer_state)
             default_generator.set_state(GeneratorState(**state["rng"]))
@@ -155,9 +184,98 @@ def load_checkpoint(
             scheduler.load_state_dict(state["scheduler"])
         if data is not None:
             data.load_state_dict(state["data"])
-    except StateDictError as error:
-        raise CheckpointError(f"checkpoint: {directory} is of another run: {error}") from error
     return result
+
+
+@contextlib.contextmanager
+def _of_this_run(directory: Path) -> Iterator[None]:
+    """Raise CheckpointError where optimizer, schedule or data cannot take what a checkpoint says of them."""
+    try:
+        yield
+    except StateDictError as error:
+        raise _of_another_run(directory, error) from error
+    except SpillgradError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _of_another_run(directory, f"{type(error).__name__}, {error}") from error
+
+
+def _of_another_run(directory: Path, why: object) -> CheckpointError:
+    return CheckpointError(f"checkpoint: {directory} is of another run: {why}")
+
+
+# What a state has; what it may lack besides.
+_NEEDED: dict[str, Any] = {
+    "step": int, "model": str, "config": dict | None, "extra": dict, "rng": dict, "scheduler": dict | None,
+    "checksums": dict,
+}  # fmt: skip
+_OPTIONAL: dict[str, Any] = {"data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool}
+_PARAMETER = re.compile("[0-9]{1,18}")
+# How deep in one another lists and dicts of an optimizer, a schedule or data may be.
+_DEEPEST = 32
+
+
+def _require_state(current: Path, state: dict[str, Any]) -> None:
+    """Raise CheckpointError for a state that no save writes, whatever its checksum says."""
+    wrong = [f"no {key}" for key in _NEEDED if key not in state]
+    wrong += [
+        f"{key} that is a {type(state[key]).__name__}"
+        for key, kind in (_NEEDED | _OPTIONAL).items()
+        if key in state and not isinstance(state[key], kind)
+    ]
+    if not wrong:
+        rng, optimizer = state["rng"], state.get("optimizer", {"state": {}, "param_groups": []})
+        parts = {
+            "rng": rng.keys() == {"seed", "offset"} and all(type(n) is int and 0 <= n < 1 << 64 for n in rng.values()),
+            "checksums": all(checkpoint_directory.is_file_name(name) for name in state["checksums"]),
+            "optimizer": _is_optimizer_state(optimizer),
+            "depth": all(_is_shallow(state.get(key)) for key in ("optimizer", "scheduler", "data")),
+        }
+        wrong = [f"{part} that no save writes" for part, is_right in parts.items() if not is_right]
+    if wrong:
+        raise damaged(current / checkpoint_directory.STATE, f"it holds {', '.join(wrong)}")
+
+
+def _is_optimizer_state(state: dict[str, Any]) -> bool:
+    entries, groups = state.get("state"), state.get("param_groups")
+    return (
+        isinstance(entries, dict)
+        and all(_PARAMETER.fullmatch(number) and isinstance(entry, dict) for number, entry in entries.items())
+        and isinstance(groups, list)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
+        and all(type(number) is int for group in groups for number in group["params"])
+    )
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            part
+            for each in level
+            if isinstance(each, list | dict)
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+    return not level
+
+
+def _require_alike(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise StateDictError where what was saved is of another kind than one's own: text for a number, say."""
+    for key in saved.keys() & own.keys():
+        if not _is_alike(saved[key], own[key]):
+            raise StateDictError(f"{what} has {key} {str(saved[key])[:80]}, wanted one such as {own[key]}")
+
+
+def _is_alike(saved: Any, own: Any) -> bool:
+    if saved is None or own is None:
+        return True
+    if isinstance(own, int | float):
+        return isinstance(saved, int | float)
+    if isinstance(own, list | tuple):
+        return isinstance(saved, list) and all(any(_is_alike(part, one) for one in own) for part in saved)
+    if isinstance(own, dict):
+        return isinstance(saved, dict) and all(_is_alike(saved[key], own[key]) for key in saved.keys() & own.keys())
+    return not isinstance(own, str) or isinstance(saved, str)
 
 
 def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str, list[Any]]:
@@ -167,6 +285,9 @@ def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str
     anything changes, that lists them all.
     """
     own = model.state_dict(keep_vars=True)
+    values = [name for name, value in saved.items() if not isinstance(value, StoredTensor) and name in own]
+    if wrong := [name for name in values if isinstance(own[name], Tensor)]:
+        raise StateDictError(f"got no tensors for {', '.join(wrong)}; give the state of the same model")
     given = {id(own[name]): value for name, value in saved.items() if name in own and isinstance(own[name], Tensor)}
     state = {name: given[id(tensor)] for name, tensor in own.items() if id(tensor) in given} | dict(saved)
     mismatched = [] if strict else [
@@ -232,8 +353,8 @@ def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[s
 def _require_json(state: dict[str, Any]) -> None:
     for key, value in state.items():
         try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
+            json.dumps({key: value}, indent=1)
+        except (TypeError, ValueError, RecursionError) as error:
             raise OperandError(
                 f"save_checkpoint: {key} holds what JSON cannot ({error}); give numbers, text, lists and dicts"
             ) from error
@@ -244,8 +365,10 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
     if "optimizer" not in state:
         raise CheckpointError(f"checkpoint: {current.parent} holds no optimizer state; load the model alone")
     entries = {int(number): dict(values) for number, values in state["optimizer"]["state"].items()}
-    for name, tensor in _read(current, _OPTIMIZER, state).items():
+    for name, tensor in _read(current, OPTIMIZER, state).items():
         number, _, key = name.partition(".")
+        if not _PARAMETER.fullmatch(number) or int(number) not in entries:
+            raise damaged(current, f"its {checkpoint_directory.STATE} tells of no {name}")
         entries[int(number)][key] = tensor
     return {"state": entries, "param_groups": state["optimizer"]["param_groups"]}
 
@@ -254,77 +377,8 @@ def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
     """Return a set of tensors, still in their files, whose checksums are right."""
     for name in state["checksums"]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
-            _verify(current, name, state)
+            checkpoint_directory.verify(current, name, state["checksums"])
     path = tensor_files.find(current, stem)
-    if path is None:
+    if path is None or path.name not in state["checksums"]:
         raise damaged(current, f"it lacks {stem}.safetensors")
     return dict(tensor_files.read(path))
-
-
-def _open(root: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the current version's sub-directory and its verified state."""
-    if not root.is_dir():
-        raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
-    if not (root / _POINTER).is_file():
-        raise CheckpointError(f"checkpoint: {root} holds no {_POINTER}; give a directory that a run has saved to")
-    pointer = tensor_files.read_json(root / _POINTER)
-    if pointer.get("format") != _FORMAT or not {"version", "current", "checksum"} <= pointer.keys():
-        raise CheckpointError(f"checkpoint: {root / _POINTER} is not one of a {_FORMAT}; give a directory saved to")
-    if pointer["version"] != _VERSION:
-        raise CheckpointError(
-            f"checkpoint: {root} has format version {pointer['version']}, this library reads {_VERSION}; "
-            "use the release that wrote it"
-        )
-    current = root / Path(str(pointer["current"])).name
-    _verify(current, _STATE, {"checksums": {_STATE: pointer["checksum"]}})
-    return current, tensor_files.read_json(current / _STATE)
-
-
-def _verify(current: Path, name: str, state: dict[str, Any]) -> None:
-    path = current / name
-    try:
-        got = tensor_files.checksum(path)
-    except OSError as error:
-        raise damaged(path, reason(error)) from error
-    wanted = state["checksums"].get(name)
-    if got != wanted:
-        raise damaged(path, f"its checksum is {got}, {wanted} was written")
-
-
-def current_version(root: Path) -> Path | None:
-    """Return the sub-directory of the current version, None where there is no checkpoint. Raises CheckpointError."""
-    return _open(root)[0] if (root / _POINTER).is_file() else None
-
-
-def _is_current(version: Path) -> bool:
-    pointer = version.parent / _POINTER
-    return pointer.is_file() and version.name in pointer.read_text(encoding="utf-8", errors="replace")
-
-
-def _leftovers(root: Path) -> list[Path]:
-    """Return the versions that are not the current one: the former, and what killed saves left."""
-    versions = list(root.glob(_VERSIONS))
-    left = [version for version in versions if not _is_current(version)]
-    # A damaged pointer names none of them: then it is not for us to choose.
-    return left if len(left) < len(versions) or not (root / _POINTER).exists() else []
-
-
-def _remove(versions: list[Path]) -> None:
-    for version in versions:
-        shutil.rmtree(version, ignore_errors=True)
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that they are there after a crash too."""
-    made = [directory for directory in (path, *path.parents) if not directory.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for directory in made:
-        _sync(directory.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,12 +29,14 @@ from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.tensor import Storage, Tensor, native
-from spillgrad.tensor_files import START_BYTES, known_dtype, reason, refuse_pickles
+from spillgrad.tensor_files import START_BYTES, known_layout, reason, refuse_pickles
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of
 
 _VERSION = 1
 _KEY = "spillgrad"
+# Of what a file says, in a message.
+_LONGEST = 200
 
 
 def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
@@ -47,9 +49,12 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     cannot be written.
     """
     writer = _Writer()
-    description = {"version": _VERSION, "value": writer.encode(obj, ())}
-    description |= {"tensors": writer.tensors, "checksums": {n: _checksum(a) for n, a in writer.arrays.items()}}
-    text = json.dumps(description)
+    try:
+        description = {"version": _VERSION, "value": writer.encode(obj, ())}
+        description |= {"tensors": writer.tensors, "checksums": {n: _checksum(a) for n, a in writer.arrays.items()}}
+        text = json.dumps(description)
+    except RecursionError as error:
+        raise ArgumentError("save: got containers within containers too deep to be read again; flatten them") from error
     metadata = {"format": "np", _KEY: text, "checksum": _checksum(text.encode())}
     if not isinstance(f, str | os.PathLike):
         f.write(safetensors.numpy.save(writer.arrays, metadata))
@@ -92,21 +97,29 @@ def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, wei
         return {name: Tensor.wrap(moved(array, device)) for name, array in source.arrays()}
     if _checksum(metadata[_KEY].encode()) != metadata.get("checksum"):
         raise _damaged(source.name, "the checksum of its description differs")
-    description = json.loads(metadata[_KEY])
-    if description["version"] > _VERSION:
+    try:
+        description = json.loads(metadata[_KEY])
+        version, checksums = description["version"], dict(description["checksums"])
+        value, tensors = description["value"], description["tensors"]
+    except _MALFORMED as error:
+        raise _damaged(source.name, f"what it says of itself: {_words(error)}") from error
+    if version != _VERSION:
         raise CheckpointError(
-            f"load: {source.name} has format version {description['version']}, this library reads {_VERSION}; use the "
-            "release that wrote it"
+            f"load: {source.name} has format version {str(version)[:_LONGEST]}, this library reads {_VERSION}; use "
+            "the release that wrote it"
         )
     arrays = {}
     for name, array in source.arrays():
-        if _checksum(array) != description["checksums"].get(name):
+        if _checksum(array) != checksums.get(name):
             raise _damaged(source.name, f"the checksum of '{name}' differs")
         arrays[name] = array
-    missing = description["checksums"].keys() - arrays.keys()
+    missing = checksums.keys() - arrays.keys()
     if missing:
         raise _damaged(source.name, f"it lacks {', '.join(sorted(missing))}")
-    return _decode(description["value"], _rebuilt(description["tensors"], arrays, device))
+    try:
+        return _decode(value, _rebuilt(tensors, arrays, device))
+    except _MALFORMED as error:
+        raise _damaged(source.name, f"what it says of itself: {_words(error)}") from error
 
 
 class _Writer:
@@ -214,38 +227,91 @@ def _where(path: tuple[Any, ...]) -> str:
     return "".join(f"[{key!r}]" for key in path) or "the top"
 
 
-_BUILT: dict[str, Callable[[Any], Any]] = {
-    "float": float,
-    "complex": lambda parts: complex(*map(float, parts)),
-    "bytes": base64.b64decode,
-    "dtype": dtypes.as_dtype,
-    "device": as_device,
-    "generator_state": lambda state: GeneratorState(*state),
-}
+# What reading a description raises that no save wrote, whatever its checksum says.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}, {error}".replace("\n", " ")[:_LONGEST]
+
+
+def _require(holds: object, what: str) -> None:
+    """Raise ValueError for what no save writes."""
+    if not holds:
+        raise ValueError(what)
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
+    """Return what `_Writer.encode` made JSON of. Raises one of `_MALFORMED` for JSON that it does not make."""
     if isinstance(value, list):
         return [_decode(part, tensors) for part in value]
     if not isinstance(value, dict):
         return value
+    _require(len(value) == 1, f"an object of {len(value)} kinds")
     ((kind, content),) = value.items()
     if kind == "tensor":
+        _require(type(content) is int and 0 <= content < len(tensors), f"tensor {content!r} of {len(tensors)}")
         return tensors[content]
     if kind == "dict":
         return {key: _decode(part, tensors) for key, part in content.items()}
-    if kind == "scalar":
-        return np.dtype(dtypes.as_dtype(content[0])).type(_decode(content[1], tensors))
     if kind in _BUILT:
         return _BUILT[kind](content)
-    parts = [_decode(part, tensors) for part in content]
-    if kind == "pairs":
-        return dict(map(tuple, parts))
-    return next(build for known, build in _CONTAINERS.items() if known.__name__ == kind)(parts)
+    _require(isinstance(content, list), f"a {kind} that is no list")
+    if kind == "scalar":
+        dtype, plain = content
+        scalar = np.dtype(dtypes.as_dtype(dtype)).type(_decode(plain, tensors))
+        _require(isinstance(scalar, np.generic), "a scalar of several values")
+        return scalar
+    if kind not in ("pairs", "OrderedDict"):
+        return _COLLECTIONS[kind](_decode(part, tensors) for part in content)
+    _require(all(isinstance(pair, list) and len(pair) == 2 for pair in content), f"a {kind} of other than pairs")
+    pairs = [(_decode(key, tensors), _decode(part, tensors)) for key, part in content]
+    return dict(pairs) if kind == "pairs" else OrderedDict(pairs)
+
+
+_COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def _complex(parts: Any) -> complex:
+    real, imag = map(float, parts)
+    return complex(real, imag)
+
+
+def _device(name: Any) -> Device:
+    _require(isinstance(name, str) and name.partition(":")[0] in ("cpu", "cuda"), f"a device {name!r}")
+    return as_device(name)
+
+
+def _generator_state(state: Any) -> GeneratorState:
+    seed, offset = state
+    _require(type(seed) is type(offset) is int and 0 <= seed < 1 << 64 and offset >= 0, f"a generator at {state!r}")
+    return GeneratorState(seed, offset)
+
+
+_BUILT: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "complex": _complex,
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "dtype": dtypes.as_dtype,
+    "device": _device,
+    "generator_state": _generator_state,
+}
 
 
 def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray], device: Device) -> list[Any]:
-    """Return the arrays that entries describe, and the tensors, on a device; those of one name share its memory."""
+    """Return the arrays that entries describe, and the tensors, on a device; those of one name share its memory.
+
+    Raises one of `_MALFORMED` for entries that no save writes.
+    """
+    for entry in entries:
+        array, kind, shape = arrays[entry["name"]], entry["kind"], entry.get("complex128")
+        _require(kind in ("array", "tensor", "parameter"), f"a tensor that is a {kind}")
+        if shape is not None:
+            _require(array.dtype == dtypes.float64, f"complex numbers of {array.dtype}")
+            _require(all(size >= 0 for size in shape), f"shape {shape}")
+            array = array.view(np.complex128).reshape(shape)
+        if kind != "array" and entry["requires_grad"]:
+            _require(dtypes.is_differentiable(array.dtype), f"gradients of {array.dtype}")
     there = {entry["name"]: moved(arrays[entry["name"]], device) for entry in entries if entry["kind"] != "array"}
     storages: dict[str, Storage] = {}
     objects: list[Any] = []
@@ -287,6 +353,8 @@ class _File:
         try:
             with safetensors.safe_open(self.name, framework="np") as file:
                 for name in file.keys():  # noqa: SIM118 - no mapping
+                    part = file.get_slice(name)
+                    known_layout(part.get_dtype(), part.get_shape(), f"'{name}' in {self.name}")
                     yield name, memory.copy(file.get_tensor(name))
         except (OSError, safetensors.SafetensorError) as error:
             raise _damaged(self.name, reason(error)) from error
@@ -303,13 +371,13 @@ class _Stream:
         except safetensors.SafetensorError as error:
             raise _damaged(name, reason(error)) from error
         length = int.from_bytes(content[:8], "little")
-        self.metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        self.metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each array by its name, over memory of its own."""
         for name, entry in self._entries:
-            values = np.frombuffer(entry["data"], known_dtype(entry["dtype"], f"'{name}' in {self.name}"))
-            yield name, memory.copy(values.reshape(entry["shape"]))
+            dtype, shape = known_layout(entry["dtype"], entry["shape"], f"'{name}' in {self.name}")
+            yield name, memory.copy(np.frombuffer(entry["data"], dtype).reshape(shape))
 
 
 def _checksum(content: Any) -> str:

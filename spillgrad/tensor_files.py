@@ -9,7 +9,8 @@ Source: the safetensors format: 8 bytes of length, a JSON header, the tensors' b
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in NAMES.items()}
 # What is digested while it is in the processor's cache.
 _PIECE_BYTES = 1 << 20
 _ALIGNMENT = 8
+_MAX_DIMENSIONS = 64
 
 
 class StoredTensor:
@@ -179,8 +181,10 @@ def read(path: Path) -> dict[str, StoredTensor]:
 
     Raises CheckpointError for files that are missing, damaged or of another format.
     """
-    if path.name.endswith(".index.json"):
-        return _read_index(path)
+    return _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
+
+
+def _read_file(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_for_reading(path) as file:
             start = file.read(START_BYTES)
@@ -192,21 +196,26 @@ def read(path: Path) -> dict[str, StoredTensor]:
         with safe_open(path, framework="np") as file:
             for name in file.offset_keys():
                 part = file.get_slice(name)
-                dtype = known_dtype(part.get_dtype(), f"'{name}' in {path}")
-                found[name] = StoredTensor(path, dtype, tuple(part.get_shape()), offset)
+                dtype, shape = known_layout(part.get_dtype(), part.get_shape(), f"'{name}' in {path}")
+                found[name] = StoredTensor(path, dtype, shape, offset)
                 offset += found[name].nbytes
     except (OSError, SafetensorError) as error:
         raise damaged(path, reason(error)) from error
     return found
 
 
-def known_dtype(name: str, where: str) -> dtypes.DType:
-    """Return what safetensors calls by this name. Raises CheckpointError for what no tensor has."""
+def known_layout(name: str, shape: Sequence[int], where: str) -> tuple[dtypes.DType, tuple[int, ...]]:
+    """Return the dtype that safetensors calls by a name, and a shape. Raises CheckpointError for what no tensor has."""
     if name not in NAMES:
         raise CheckpointError(
             f"load: {where} has dtype {name}, which no tensor has; convert it to one of {', '.join(NAMES)}"
         )
-    return NAMES[name]
+    dtype = NAMES[name]
+    # What NumPy has no arrays of, even where a size of zero makes them empty.
+    if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) * dtype.itemsize > sys.maxsize:
+        sizes = ", ".join(map(str, shape[:_MAX_DIMENSIONS]))
+        raise CheckpointError(f"load: {where} has shape ({sizes}, …), which no tensor has; use another copy")
+    return dtype, tuple(shape)
 
 
 START_BYTES = 9
@@ -224,13 +233,13 @@ def refuse_pickles(start: bytes, name: str) -> None:
 
 def _read_index(path: Path) -> dict[str, StoredTensor]:
     weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise damaged(path, "it has no weight_map")
-    files = {str(file): read(path.parent / Path(str(file)).name) for file in dict.fromkeys(weight_map.values())}
-    missing = [f"{name} ({file})" for name, file in weight_map.items() if name not in files[str(file)]]
+    files = {file: _read_file(path.parent / Path(file).name) for file in dict.fromkeys(weight_map.values())}
+    missing = [f"{name} ({file})" for name, file in weight_map.items() if name not in files[file]]
     if missing:
         raise damaged(path, f"the files lack tensors it names: {', '.join(missing)}")
-    return {name: files[str(file)][name] for name, file in weight_map.items()}
+    return {name: files[file][name] for name, file in weight_map.items()}
 
 
 def find(folder: Path, stem: str) -> Path | None:
@@ -254,7 +263,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object. Raises CheckpointError when the file holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, reason(error)) from error
     if not isinstance(value, dict):
         raise damaged(path, "it holds no JSON object")
@@ -270,13 +279,23 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return a path that leads to the same place wherever the process goes. Raises MissingFileError."""
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"checkpoint: got {path}, and the current directory was removed; give an absolute path"
+        ) from error
+
+
 def open_for_reading(path: Path) -> Any:
     """Return a file to read bytes from. Raises MissingFileError, CheckpointError."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:
         raise MissingFileError(f"load: {path} does not exist; give another copy") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # such as a name with a null byte
         raise damaged(path, reason(error)) from error
 
 

@@ -28,6 +28,7 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.data",
     "spillgrad.models",
     "spillgrad.checkpoint",
+    "spillgrad.checkpoint_directory",
     "spillgrad.serialization",
     "spillgrad.tensor_files",
     "spillgrad.utils",
@@ -53,8 +54,8 @@ NEVER = {
     **dict.fromkeys(("spillgrad.tensor", "spillgrad.ops", "spillgrad.autograd"), (*LAYERS_ABOVE_TENSORS, *DOORS)),
     **dict.fromkeys(LAYERS_ABOVE_TENSORS, DOORS),
 }
-# Byte counts as text open no store: whoever takes one may read it.
-STORAGE_FREE_FOR_ALL = ("spillgrad.storage.budget",)
+# Byte counts as text and locks of files open no store: whoever needs one may use it.
+STORAGE_FREE_FOR_ALL = ("spillgrad.storage.budget", "spillgrad.storage.file_lock")
 # Only these open the storage room, and only these know another framework.
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad_tools")
 FRAMEWORK_USERS = (

@@ -1,22 +1,30 @@
+import contextlib
 import json
 import os
+import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
 import pytest
+import xxhash
 from safetensors.numpy import load_file
 
 import spillgrad as sg
-from spillgrad import checkpoint, nn
+from spillgrad import checkpoint, checkpoint_directory, nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
+from spillgrad.models import pretrained
 from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
+from tests.crafted import HUGE, altered, deep
 from tests.storage.test_disk_store import in_own_mounts
 
 STEPS = 6
@@ -157,7 +165,102 @@ def test_a_later_save_replaces_the_former_one(tmp_path):
     assert Run().load(tmp_path)["step"] == 2
 
 
-@pytest.mark.parametrize("number", range(1, 8))
+def test_a_relative_directory_is_returned_so_that_it_holds_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    where = Run().save("saved", step=1)
+    monkeypatch.chdir("elsewhere")
+    assert where.parent == tmp_path / "saved"
+    assert (where / "model.safetensors").is_file()
+
+
+def test_a_change_of_the_working_directory_while_a_checkpoint_is_written_moves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = Run()
+    run.save("saved", step=1)
+    fsync = os.fsync
+
+    def fsync_elsewhere(descriptor):
+        fsync(descriptor)
+        os.chdir(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(os, "fsync", fsync_elsewhere)
+    where = run.save("saved", step=2)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["checkpoint.json", where.name]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert Run().load(tmp_path / "saved")["step"] == 2
+
+
+def test_a_relative_directory_below_one_that_was_removed_is_named(tmp_path, monkeypatch):
+    run, gone = Run(), tmp_path / "gone"
+    run.train(0, 1)  # the compiler wants a current directory
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for use in (run.save, checkpoint.load_checkpoint, pretrained.read):
+        with pytest.raises(CheckpointError, match="got saved, and the current directory was removed"):
+            use("saved")
+
+
+OF_USERS = [
+    "step-1-baseline", "step-100-finetune", "step-00000001-baseline", "step-00000001-deadbeef",
+    "step-00000001-0123456789", "step-1-deadbeef", "old-step-00000001-deadbeef", "step-00000001-DEADBEEF",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_USERS)
+def test_what_a_user_put_beside_the_versions_stays(tmp_path, name):
+    run = Run()
+    for step in (1, 2):
+        run.save(tmp_path, step=step)
+        mine = tmp_path / name
+        mine.mkdir(exist_ok=True)
+        (mine / "model.safetensors").write_text("mine")
+        (mine / "state.json").write_text('{"step": 1}')
+    run.save(tmp_path, step=3)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == {
+        "model.safetensors": "mine",
+        "state.json": '{"step": 1}',
+    }
+
+
+def test_a_copy_of_a_version_a_link_to_one_and_files_within_one_stay(tmp_path):
+    run = Run()
+    root = tmp_path / "saved"
+    first = run.save(root, step=1)
+    (first / "notes.txt").write_text("mine")
+    shutil.copytree(first, root / f"{first.name}-best")
+    shutil.copytree(first, tmp_path / "elsewhere")
+    (root / "step-00000001-00000000").symlink_to(tmp_path / "elsewhere")
+    run.save(root, step=2)
+    run.save(root, step=3)
+    assert [path.name for path in first.iterdir()] == ["notes.txt"]
+    for copy in (root / f"{first.name}-best", tmp_path / "elsewhere"):
+        assert sorted(path.name for path in copy.iterdir()) == [
+            "model.safetensors",
+            "notes.txt",
+            "optimizer.safetensors",
+            "state.json",
+        ]
+
+
+def test_a_former_version_that_cannot_be_removed_is_warned_of(tmp_path):
+    run = Run()
+    first = run.save(tmp_path, step=1)
+    (first / "model.safetensors").unlink()
+    (first / "model.safetensors").mkdir()  # which no save removes
+    with pytest.warns(UserWarning, match=f"{first} could not be removed .*; remove it by hand") as caught:
+        second = run.save(tmp_path, step=2)
+    assert caught[0].filename == __file__
+    assert Run().load(tmp_path)["step"] == 2
+    shutil.rmtree(first)
+    third = run.save(tmp_path, step=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", third.name]
+    assert not second.exists()
+
+
+@pytest.mark.parametrize("number", range(1, 9))
 def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, number):
     run = Run()
     run.save(tmp_path, step=1)
@@ -178,7 +281,7 @@ def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, numb
     )
     ended = subprocess.run([sys.executable, "-c", script], env=_environment(), check=False)
     assert ended.returncode == -signal.SIGKILL
-    if number < 7:  # the seventh is that of the directory, after the rename
+    if number < 8:  # the eighth is that of the directory, after the rename
         other = Run()
         assert other.load(tmp_path)["step"] == 1
         assert other.weights() == before
@@ -214,6 +317,156 @@ def test_a_run_killed_at_random_moments_leaves_a_whole_checkpoint(tmp_path):
         for tensor in model.state_dict().values():
             assert (tensor.numpy() == step).all()
     checkpoint.save_checkpoint(tmp_path, model)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+KEEP_SAVING = """
+import itertools, sys
+import spillgrad as sg
+directory, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = sg.nn.Linear(300, 200)
+model.register_buffer("step", sg.zeros(1))
+saved = refused = 0
+for step in range(first, first + count):
+    for tensor in (model.weight, model.bias, model.step):
+        tensor.data.fill_(step)
+    try:
+        sg.save_checkpoint(directory, model, step=step)
+        saved += 1
+    except sg.errors.CheckpointError as error:
+        refused += 1
+    if step == first + 1:
+        print("saving", flush=True)
+print(saved, refused, flush=True)
+"""
+
+
+def _saver(directory, first, count=1_000_000):
+    command = [sys.executable, "-c", KEEP_SAVING, str(directory), str(first), str(count)]
+    return subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, text=True)
+
+
+def _load_whole(directory):
+    model = nn.Linear(300, 200)
+    model.register_buffer("step", sg.zeros(1))
+    step = checkpoint.load_checkpoint(directory, model)["step"]
+    for tensor in model.state_dict().values():
+        assert (tensor.numpy() == step).all()
+    return step
+
+
+def test_two_processes_that_save_to_one_directory_both_do(tmp_path):
+    with _saver(tmp_path, 0, 40) as first, _saver(tmp_path, 1000, 40) as second:
+        told = [process.communicate()[0].split() for process in (first, second)]
+    assert told == [["saving", "40", "0"]] * 2
+    assert _load_whole(tmp_path) in (39, 1039)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_processes_killed_while_they_save_to_one_directory_leave_a_whole_checkpoint(tmp_path):
+    random = np.random.default_rng(5)
+    for _ in range(5):
+        with _saver(tmp_path, 0) as first, _saver(tmp_path, 1_000_000) as second:
+            for process in (first, second):
+                assert process.stdout.readline() == "saving\n"
+            for process in random.permutation([first, second]):
+                time.sleep(random.uniform(0, 0.03))
+                process.kill()
+        _load_whole(tmp_path)
+    latest = Run().save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
+def test_a_load_beside_saves_of_another_process_gets_a_whole_checkpoint(tmp_path):
+    with _saver(tmp_path, 0) as process:
+        try:
+            assert process.stdout.readline() == "saving\n"
+            steps = [_load_whole(tmp_path) for _ in range(150)]
+        finally:
+            process.kill()
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 1
+
+
+SAVE_AND_STOP = """
+import os, signal, sys
+import spillgrad as sg
+sync = os.fsync
+def stopped(descriptor):
+    print(os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    sync(descriptor)
+os.fsync = stopped
+sg.save_checkpoint(sys.argv[1], sg.nn.Linear(4, 4))
+"""
+
+
+def test_who_still_saves_is_named_and_waited_for_no_longer_than_it_lives(tmp_path, monkeypatch):
+    run = Run()
+    run.save(tmp_path, step=1)
+    says = f"process {{}} on {socket.gethostname()} is saving to {tmp_path}; wait until it has ended"
+    with subprocess.Popen([sys.executable, "-c", SAVE_AND_STOP, str(tmp_path)], stdout=-1, env=_environment()) as other:
+        try:
+            assert int(other.stdout.readline()) == other.pid
+            with monkeypatch.context() as patched:
+                patched.setattr(checkpoint_directory, "_PATIENCE_S", 0.05)
+                with pytest.raises(CheckpointError, match=says.format(other.pid)):
+                    run.save(tmp_path, step=2)
+            assert Run().load(tmp_path)["step"] == 1
+            killer = threading.Timer(0.2, other.kill)
+            killer.start()
+            latest = run.save(tmp_path, step=3)
+            killer.join()
+        finally:
+            other.kill()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
+FORK_WHILE_SAVING = """
+import os, signal, sys, time
+import spillgrad as sg
+sync = os.fsync
+def forked(descriptor):
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+os.fsync = forked
+sg.save_checkpoint(sys.argv[1], sg.nn.Linear(4, 4))
+"""
+
+
+def test_a_child_forked_while_its_parent_saved_keeps_nobody_from_it(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", FORK_WHILE_SAVING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment()) as parent:
+        child = int(parent.stdout.readline())
+        try:
+            assert parent.wait() == -signal.SIGKILL
+            os.kill(child, 0)  # it lives
+            latest = Run().save(tmp_path)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
+
+
+def test_two_threads_save_one_after_the_other(tmp_path):
+    runs = [Run() for _ in range(2)]
+    failed = []
+
+    def save(run):
+        try:
+            for step in range(20):
+                run.save(tmp_path, step=step)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=save, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert Run().load(tmp_path)["step"] == 19
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -554,6 +807,238 @@ def test_what_is_no_checkpoint_is_an_error_of_one_line(tmp_path, make, says):
         checkpoint.load_checkpoint(path, nn.Linear(2, 2))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Pass(Run):
+    """A run that is in the middle of a pass through its data."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = DataLoader(TensorDataset(sg.ones(6, 4)), batch_size=2, shuffle=True)
+
+    def save(self, directory, **options):
+        return super().save(directory, data=self.data, **options)
+
+    def load(self, directory):
+        return checkpoint.load_checkpoint(
+            directory, self.model, self.optimizer, scheduler=self.schedule, data=self.data
+        )
+
+    def all(self):
+        """What a load may change."""
+        groups = [{**group, "params": None} for group in self.optimizer.param_groups]
+        tensors = {name: tensor.tolist() for name, tensor in self.model.state_dict().items()}
+        return repr((tensors, len(self.optimizer.state), groups, self.schedule.state_dict(), self.data.state_dict()))
+
+
+def _rewrite(folder, state, **pointed):
+    """Have a version's state, or JSON text, say something else, with the right checksum."""
+    text = state if isinstance(state, str) else json.dumps(state)
+    (folder / "state.json").write_text(text)
+    pointer = json.loads((folder.parent / "checkpoint.json").read_text())
+    checksum = xxhash.xxh3_128_hexdigest(text.encode())
+    (folder.parent / "checkpoint.json").write_text(json.dumps({**pointer, "checksum": checksum, **pointed}))
+
+
+def _put(*path, value=None, gone=False):
+    """Return a function that changes what is at a place of a state, or takes it out."""
+
+    def change(state):
+        place = state
+        for key in path[:-1]:
+            place = place[key]
+        if gone:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
+        return state
+
+    return change
+
+
+STATES = {
+    "a list": lambda _: [],
+    "no JSON": lambda _: "{",
+    "many lists": lambda _: f'{{"step": {"[" * 200_000}1{"]" * 200_000}}}',
+    "more digits than are read": lambda state: json.dumps(state).replace('"step": 3', '"step": ' + "3" * 5000),
+    "nothing": lambda _: {},
+    **{f"no {key}": _put(key, gone=True) for key in ("step", "model", "config", "extra", "rng", "scheduler", "data")},
+    "no checksums": _put("checksums", gone=True),
+    "no optimizer": _put("optimizer", gone=True),
+    "a step in words": _put("step", value="3"),
+    "a step of lists": _put("step", value=[3]),
+    "a step that is broken": _put("step", value=3.5),
+    "a model that is a number": _put("model", value=5),
+    "a config in a list": _put("config", value=[]),
+    "extra of nothing": _put("extra", value=None),
+    "checksums in a list": _put("checksums", value=[]),
+    "checksums of nothing": _put("checksums", value={}),
+    "checksums that are numbers": _put("checksums", "model.safetensors", value=5),
+    "checksums of files elsewhere": _put("checksums", "model./../../../../etc/passwd", value=""),
+    "checksums of files that are not there": _put("checksums", "model-00001-of-00002.safetensors", value=""),
+    "state of modules in a list": _put("model_extra", value=[]),
+    "state of modules for a tensor": _put("model_extra", value={"0.weight": 5}),
+    "state of modules for no module": _put("model_extra", value={"9._extra_state": 5}),
+    "adapters in words": _put("trainable_only", value="yes"),
+    "a generator of nothing": _put("rng", value={}),
+    "a generator in a list": _put("rng", value=[1, 2]),
+    "a generator of more": _put("rng", "more", value=1),
+    "a generator in words": _put("rng", "seed", value="1"),
+    "a generator below zero": _put("rng", "seed", value=-1),
+    "a huge generator": _put("rng", "offset", value=HUGE),
+    "a schedule in a list": _put("scheduler", value=[]),
+    "a schedule of nothing": _put("scheduler", value={}),
+    "a schedule of more": _put("scheduler", "more", value=1),
+    "a schedule of rates in words": _put("scheduler", "base_lrs", value="x"),
+    "a schedule of one rate": _put("scheduler", "base_lrs", value=0.1),
+    "a schedule of rates of rates": _put("scheduler", "base_lrs", value=[[0.1]]),
+    "a schedule at a step in words": _put("scheduler", "last_epoch", value="x"),
+    "a schedule at a step of lists": _put("scheduler", "last_epoch", value=[1]),
+    "a deep schedule": _put("scheduler", "last_epoch", value=deep(100)),
+    "an optimizer in a list": _put("optimizer", value=[]),
+    "an optimizer without state": _put("optimizer", "state", gone=True),
+    "an optimizer without groups": _put("optimizer", "param_groups", gone=True),
+    "an optimizer whose state is a list": _put("optimizer", "state", value=[]),
+    "an optimizer of a named parameter": _put("optimizer", "state", value={"first": {}}),
+    "an optimizer of a parameter below zero": _put("optimizer", "state", value={"-1": {}}),
+    "an optimizer of a huge parameter": _put("optimizer", "state", value={"9" * 5000: {}}),
+    "an optimizer of another parameter": _put("optimizer", "state", "7", value={"step": 1}),
+    "an optimizer of fewer parameters": _put("optimizer", "state", "0", gone=True),
+    "an optimizer of parameters in lists": _put("optimizer", "state", "0", value=[]),
+    "an optimizer with groups in an object": _put("optimizer", "param_groups", value={}),
+    "an optimizer with no group": _put("optimizer", "param_groups", value=[]),
+    "an optimizer with groups that are numbers": _put("optimizer", "param_groups", 0, value=5),
+    "an optimizer with a group of nothing": _put("optimizer", "param_groups", 0, value={}),
+    "an optimizer with parameters of nothing": _put("optimizer", "param_groups", 0, "params", value=None),
+    "an optimizer with parameters in words": _put("optimizer", "param_groups", 0, "params", value=["a", "b"]),
+    "an optimizer with parameters of lists": _put("optimizer", "param_groups", 0, "params", value=[[0], [1]]),
+    "an optimizer with one parameter twice": _put("optimizer", "param_groups", 0, "params", value=[0, 0]),
+    "an optimizer with fewer parameters": _put("optimizer", "param_groups", 0, "params", value=[0]),
+    "an optimizer without a rate": _put("optimizer", "param_groups", 0, "lr", gone=True),
+    "an optimizer with a rate in words": _put("optimizer", "param_groups", 0, "lr", value="fast"),
+    "an optimizer with a rate of lists": _put("optimizer", "param_groups", 0, "lr", value=[0.1]),
+    "an optimizer with betas that are one": _put("optimizer", "param_groups", 0, "betas", value=0.9),
+    "an optimizer with betas in words": _put("optimizer", "param_groups", 0, "betas", value="ab"),
+    "a deep optimizer": _put("optimizer", "param_groups", 0, "more", value=deep(400)),
+    "a deep state of an optimizer": _put("optimizer", "state", "0", "step", value=deep(400)),
+    "data in a list": _put("data", value=[]),
+    "data at a batch in words": _put("data", "batch", value="x"),
+    "data in a pass of lists": _put("data", "epoch", value=[1]),
+    "data that are nowhere": _put("data", value={}),
+    "data without a batch": _put("data", "batch", gone=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", STATES.values(), ids=STATES)
+def test_a_state_that_no_save_wrote_is_an_error_whatever_its_checksum_says(tmp_path, change):
+    run = Pass()
+    run.train(0, 1)
+    version = run.save(tmp_path, step=3)
+    _rewrite(version, change(json.loads((version / "state.json").read_text())))
+    other = Pass()
+    before = other.all()
+    with pytest.raises(CheckpointError) as caught:
+        other.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert other.all() == before
+
+
+@pytest.mark.parametrize(("key", "value"), [("last_epoch", HUGE), ("total_steps", 10**308), ("min_ratio", 1e308)])
+def test_a_schedule_of_numbers_beyond_all_is_an_error_or_a_schedule(tmp_path, key, value):
+    version = Run().save(tmp_path)
+    _rewrite(version, _put("scheduler", key, value=value)(json.loads((version / "state.json").read_text())))
+    with contextlib.suppress(CheckpointError):
+        Run().load(tmp_path)
+
+
+POINTERS = {
+    "no version": {"version": None},
+    "a version in words": {"version": "1"},
+    "a version of lists": {"version": [1]},
+    "a huge version": {"version": HUGE},
+    "a name that is a number": {"current": 5},
+    "no name": {"current": None},
+    "an empty name": {"current": ""},
+    "the folder itself": {"current": "."},
+    "the folder above": {"current": ".."},
+    "a file elsewhere": {"current": "../elsewhere"},
+    "an absolute name": {"current": "/etc"},
+    "a name of lists": {"current": ["step-00000001-01234567"]},
+    "a name with a nought": {"current": "step-00000001-0123\0567"},
+    "a version that is not there": {"current": "step-00000001-01234567"},
+    "a checksum that is a number": {"checksum": 5},
+    "no checksum": {"checksum": None},
+    "another format": {"format": ["spillgrad checkpoint"]},
+}
+
+
+@pytest.mark.parametrize("pointed", POINTERS.values(), ids=POINTERS)
+def test_a_pointer_that_no_save_wrote_is_an_error(tmp_path, pointed):
+    root = tmp_path / "saved"
+    version = Run().save(root)
+    shutil.copytree(version, tmp_path / "elsewhere")
+    for place in (root, tmp_path):
+        shutil.copy(version / "state.json", place)
+    _rewrite(version, json.loads((version / "state.json").read_text()), **pointed)
+    for read in (Run().load, checkpoint.load_checkpoint, pretrained.read):
+        with pytest.raises(CheckpointError) as caught:
+            read(root)
+        assert len(str(caught.value)) < 1000
+
+
+INDEXES = {
+    "no map": {},
+    "a map that is a list": {"weight_map": []},
+    "files that are numbers": {"weight_map": {"0.weight": 5}},
+    "files in lists": {"weight_map": {"0.weight": ["model-00001-of-00003.safetensors"]}},
+    "a file that is nothing": {"weight_map": {"0.weight": None}},
+    "a file without a name": {"weight_map": {"0.weight": ""}},
+    "the folder": {"weight_map": {"0.weight": "."}},
+    "itself": {"weight_map": {"0.weight": "model.safetensors.index.json"}},
+    "a file with a nought": {"weight_map": {"0.weight": "model\0.safetensors"}},
+    "a file that is not there": {"weight_map": {"0.weight": "model-00009-of-00003.safetensors"}},
+    "a tensor that is not there": {"weight_map": {"more": "model-00001-of-00003.safetensors"}},
+    "nothing": {"weight_map": {}},
+}
+
+
+@pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES)
+def test_an_index_that_no_save_wrote_is_an_error(tmp_path, index):
+    version = Run().save(tmp_path, max_shard_size=64)
+    path = version / "model.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    state = json.loads((version / "state.json").read_text())
+    state["checksums"][path.name] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    _rewrite(version, state)
+    other = Run()
+    before = other.weights()
+    with pytest.raises(CheckpointError):
+        other.load(tmp_path)
+    assert other.weights() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_state_altered_anywhere_is_an_error_or_still_one(tmp_path, seed):
+    run = Pass()
+    run.train(0, 1)
+    version = run.save(tmp_path, step=3, extra={"note": ["half"]})
+    whole = json.loads((version / "state.json").read_text())
+    rng, outcomes = random.Random(seed), set()
+    for _ in range(100):
+        _rewrite(version, altered(whole, rng))
+        try:
+            Pass().load(tmp_path)
+            outcomes.add("loaded")
+        except CheckpointError:
+            outcomes.add("refused")
+    assert outcomes == {"loaded", "refused"}
+
+
+def test_what_is_too_deep_to_be_read_again_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="extra holds what JSON cannot"):
+        checkpoint.save_checkpoint(tmp_path, nn.Linear(2, 2), extra={"deep": deep(2000)})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -12,10 +13,12 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import safetensors.numpy
+import xxhash
 
 import spillgrad as sg
-from spillgrad import nn
+from spillgrad import nn, tensor_files
 from spillgrad.errors import ArgumentError, CheckpointError, DeviceError, OperandError
+from tests.crafted import HUGE, altered
 
 DTYPES = [
     "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
@@ -224,6 +227,215 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path):
             continue
         # What the description does not cover: the padding, and the name under which it is found.
         assert chr(whole[place]) == " " or b'"spillgrad"' not in content or loaded["a"].tolist() == [1.0] * 5
+
+
+ARRAYS = {
+    "a": np.arange(4, dtype=np.float32), "b": np.arange(4.0), "c": np.arange(3), "d": np.zeros((0, 2), np.float32),
+}  # fmt: skip
+CHECKSUMS = {name: xxhash.xxh3_128_hexdigest(array.tobytes()) for name, array in ARRAYS.items()}
+TENSOR = {"name": "a", "kind": "tensor", "requires_grad": False}
+
+
+def crafted(description):
+    """Return a file that says so of itself, by JSON text or what becomes that, with the right checksums."""
+    text = description if isinstance(description, str) else json.dumps(description)
+    metadata = {"format": "np", "spillgrad": text, "checksum": xxhash.xxh3_128_hexdigest(text.encode())}
+    return safetensors.numpy.save(ARRAYS, metadata)
+
+
+def described(value=1, tensors=(TENSOR,), **others):
+    return {"version": 1, "value": value, "tensors": list(tensors), "checksums": CHECKSUMS, **others}
+
+
+def test_a_description_made_here_is_one_that_load_takes():
+    loaded = sg.load(io.BytesIO(crafted(described({"tuple": [{"tensor": 0}, {"float": "inf"}]}))))
+    assert repr(loaded) == "(tensor([0., 1., 2., 3.]), inf)"
+
+
+NESTED = '{"version": 1, "tensors": [], "checksums": {}, "value": %s1%s}'
+DESCRIPTIONS = {
+    "a list": "[]",
+    "no JSON": "{",
+    "nothing": {},
+    "a number": "1",
+    "no value": {"version": 1, "tensors": [], "checksums": CHECKSUMS},
+    "no tensors": {"version": 1, "value": 1, "checksums": CHECKSUMS},
+    "no checksums": {"version": 1, "value": 1, "tensors": []},
+    "checksums in a list": described(checksums=[]),
+    "checksums of nothing": described(checksums=None),
+    "the checksum of more": described(checksums={**CHECKSUMS, "z": ""}),
+    "a checksum that is a number": described(checksums={**CHECKSUMS, "a": 1}),
+    "a version in words": described(version="x"),
+    "no version": described(version=None),
+    "version 0": described(version=0),
+    "a version of lists": described(version=[1]),
+    "a huge version": described(version=HUGE),
+    "lists in lists": NESTED % ("[" * 600, "]" * 600),
+    "many more lists": NESTED % ("[" * 200_000, "]" * 200_000),
+    "objects in objects": NESTED % ('{"dict": {"a": ' * 300, "}}" * 300),
+    "more digits than are read": NESTED % ("9" * 5000, ""),
+    "an unknown kind": described({"frob": [1]}),
+    "a class": described({"__reduce__": ["os.system", "true"]}),
+    "two kinds": described({"tuple": [], "set": []}),
+    "no kind": described({}),
+    "kind list": described({"list": []}),
+    "a tensor that is not there": described({"tensor": 1}),
+    "a tensor from the end": described({"tensor": -1}),
+    "a tensor by name": described({"tensor": "a"}),
+    "a tensor by truth": described({"tensor": False}),
+    "a tensor between": described({"tensor": 0.0}),
+    "a huge tensor": described({"tensor": HUGE}),
+    "a dict of a list": described({"dict": [1]}),
+    "a dict of text": described({"dict": "ab"}),
+    "pairs of one": described({"pairs": [[1]]}),
+    "pairs of three": described({"OrderedDict": [[1, 2, 3]]}),
+    "pairs of text": described({"pairs": ["ab"]}),
+    "pairs of nothing": described({"pairs": None}),
+    "a key that changes": described({"pairs": [[[1], 2]]}),
+    "a set of lists": described({"set": [[1]]}),
+    "a set of text": described({"set": "ab"}),
+    "a tuple of an object": described({"tuple": {"a": 1}}),
+    "a float in words": described({"float": "x"}),
+    "a float of nothing": described({"float": None}),
+    "a complex number of one": described({"complex": ["1"]}),
+    "a complex number of huge ones": described({"complex": [HUGE, 1]}),
+    "bytes of other letters": described({"bytes": "ü"}),
+    "bytes that are cut": described({"bytes": "abc"}),
+    "bytes of a number": described({"bytes": 5}),
+    "a dtype that is none": described({"dtype": "float1"}),
+    "a dtype of objects": described({"dtype": "object"}),
+    "a dtype of fields": described({"dtype": [["a", "f4"]]}),
+    "a device that is none": described({"device": "nowhere"}),
+    "a device of lists": described({"device": ["cuda"]}),
+    "a generator of one": described({"generator_state": [1]}),
+    "a generator in words": described({"generator_state": ["1", "2"]}),
+    "a generator below zero": described({"generator_state": [-1, 0]}),
+    "a huge generator": described({"generator_state": [HUGE, 0]}),
+    "a scalar of nothing": described({"scalar": []}),
+    "a scalar of no dtype": described({"scalar": ["x", 1]}),
+    "a scalar that does not fit": described({"scalar": ["int8", 300]}),
+    "a huge scalar": described({"scalar": ["float32", HUGE]}),
+    "a scalar of several": described({"scalar": ["float32", [1, 2]]}),
+    "a scalar of a dict": described({"scalar": ["float32", {"dict": {}}]}),
+    "tensors in an object": described(tensors={"a": TENSOR}) | {"tensors": {"a": TENSOR}},
+    "tensors that are numbers": described(tensors=[5]),
+    "a tensor without a name": described(tensors=[{"kind": "tensor", "requires_grad": False}]),
+    "a tensor of another name": described(tensors=[{**TENSOR, "name": "z"}]),
+    "a tensor whose name is a list": described(tensors=[{**TENSOR, "name": ["a"]}]),
+    "a tensor of no kind": described(tensors=[{"name": "a", "requires_grad": False}]),
+    "a tensor of another kind": described(tensors=[{**TENSOR, "kind": "module"}]),
+    "a tensor that does not say": described(tensors=[{"name": "a", "kind": "tensor"}]),
+    "gradients of integers": described(tensors=[{"name": "c", "kind": "parameter", "requires_grad": True}]),
+    "gradients of integers of a tensor": described(tensors=[{"name": "c", "kind": "tensor", "requires_grad": True}]),
+    "complex numbers of float32": described(tensors=[{**TENSOR, "complex128": [2]}]),
+    "complex numbers of another shape": described(tensors=[{**TENSOR, "name": "b", "complex128": [3]}]),
+    "complex numbers of a shape below zero": described(tensors=[{**TENSOR, "name": "b", "complex128": [-1]}]),
+    "complex numbers of a shape that overflows": described(tensors=[{**TENSOR, "name": "b", "complex128": [2**63, 2]}]),
+    "complex numbers of a huge shape": described(tensors=[{**TENSOR, "name": "b", "complex128": [HUGE, 0]}]),
+    "complex numbers of a shape in words": described(tensors=[{**TENSOR, "name": "b", "complex128": "2"}]),
+    "complex numbers of no shape": described(tensors=[{**TENSOR, "name": "b", "complex128": 2}]),
+    "complex numbers of 71 dimensions": described(tensors=[{**TENSOR, "name": "b", "complex128": [2] + [1] * 70}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
+def test_a_description_that_no_save_wrote_is_damaged_whatever_its_checksum_says(tmp_path, description):
+    content = crafted(description)
+    (tmp_path / "file").write_bytes(content)
+    for source in (tmp_path / "file", io.BytesIO(content)):
+        with pytest.raises(CheckpointError, match=r"is damaged|has format version") as caught:
+            sg.load(source)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def header(content, data=b""):
+    text = content if isinstance(content, str) else json.dumps(content)
+    return len(text).to_bytes(8, "little") + text.encode() + data
+
+
+def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+HEADERS = {
+    "of no bytes": b"",
+    "cut off": b"\5\0\0",
+    "of a length beyond all": b"\xff" * 16,
+    "a list": header("[]"),
+    "nested": header('{"__metadata__":' + '{"a":' * 300 + "1" + "}" * 301),
+    "metadata in a list": header({"__metadata__": []}),
+    "metadata of numbers": header({"__metadata__": {"spillgrad": 1}}),
+    "a dtype that is none": header({"a": entry("F31")}, b"0123"),
+    "a dtype of eight bits": header({"a": entry("F8_E4M3", (4,))}, b"0123"),
+    "a dtype of four bits": header({"a": entry("F4", (8,))}, b"0123"),
+    "a dtype that is a number": header({"a": entry(4)}, b"0123"),
+    "a shape below zero": header({"a": entry(shape=(-1, -1))}, b"0123"),
+    "a shape of fractions": header({"a": entry(shape=(1.0,))}, b"0123"),
+    "a shape in words": header({"a": entry(shape="1")}, b"0123"),
+    "a shape that overflows": header({"a": entry(shape=(2**33, 2**33))}, b"0123"),
+    "an empty shape that overflows": header({"a": entry(shape=(0, 2**62, 4), offsets=(0, 0))}),
+    "an empty shape of a huge size": header({"a": entry(shape=(0, 2**63), offsets=(0, 0))}),
+    "an empty shape of a larger size": header({"a": entry(shape=(0, HUGE), offsets=(0, 0))}),
+    "too many dimensions": header({"a": entry(shape=(1,) * 65)}, b"0123"),
+    "far too many dimensions": header({"a": entry(shape=(1,) * 10_000)}, b"0123"),
+    "another size": header({"a": entry(shape=(2,))}, b"0123"),
+    "offsets beyond the end": header({"a": entry(offsets=(0, 8), shape=(2,))}, b"0123"),
+    "offsets below zero": header({"a": entry(offsets=(-4, 0))}, b"0123"),
+    "offsets the other way round": header({"a": entry(offsets=(4, 0))}, b"0123"),
+    "a gap": header({"a": entry(offsets=(4, 8))}, b"01234567"),
+    "an overlap": header({"a": entry(), "b": entry()}, b"0123"),
+    "one name twice": header(f'{{"a": {json.dumps(entry())}, "a": {json.dumps(entry(offsets=(4, 8)))}}}', b"01234567"),
+    "nothing of a tensor": header({"a": {}}),
+    "a tensor that is a number": header({"a": 1}),
+    "half a letter": header(f'{{"\\ud800": {json.dumps(entry())}}}', b"0123"),
+}
+
+
+@pytest.mark.parametrize("content", HEADERS.values(), ids=HEADERS)
+def test_a_header_that_no_save_wrote_is_refused(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    for read in (lambda: sg.load(path), lambda: sg.load(io.BytesIO(content)), lambda: tensor_files.read(path)):
+        with pytest.raises(CheckpointError) as caught:
+            read()
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_metadata_may_be_null():
+    assert sg.load(io.BytesIO(header('{"__metadata__": null}'))) == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_description_altered_anywhere_is_damaged_or_still_one(seed):
+    value = {
+        "model": {"w": sg.ones(2, 2), "v": nn.Parameter(sg.ones(2))}, "pairs": {1: (1, {2, 3}), None: frozenset("a")},
+        "ordered": OrderedDict([("b", 1.5), ("a", float("nan"))]), "waves": sg.tensor([1 + 2j], dtype="complex128"),
+        "plain": [b"x", 1j, np.float32(2), sg.float32, sg.device("cpu"), sg.get_rng_state(), np.arange(3)],
+    }  # fmt: skip
+    stream = io.BytesIO()
+    sg.save(value, stream)
+    content = stream.getvalue()
+    arrays = safetensors.numpy.load(content)
+    found = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    rng, outcomes = random.Random(seed), set()
+    for _ in range(250):
+        text = json.dumps(altered(json.loads(found["spillgrad"]), rng))
+        metadata = {**found, "spillgrad": text, "checksum": xxhash.xxh3_128_hexdigest(text.encode())}
+        try:
+            sg.load(io.BytesIO(safetensors.numpy.save(arrays, metadata)))
+            outcomes.add("loaded")
+        except (CheckpointError, DeviceError) as error:  # "cuda:99" is a device, elsewhere
+            outcomes.add(type(error).__name__)
+    assert {"loaded", "CheckpointError"} <= outcomes
+
+
+def test_containers_too_deep_to_be_read_again_are_refused(tmp_path):
+    value = []
+    for _ in range(2000):
+        value = [value]
+    with pytest.raises(ArgumentError, match="too deep"):
+        sg.save(value, tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_newer_version_is_refused_by_name(tmp_path, monkeypatch):

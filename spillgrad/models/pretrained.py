@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spillgrad import tensor_files
-from spillgrad.checkpoint import current_version, load_into
+from spillgrad.checkpoint import load_into
+from spillgrad.checkpoint_directory import current_version
 from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
@@ -22,7 +23,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
     The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to.
     Raises MissingFileError, CheckpointError.
     """
-    file = Path(path)
+    file = tensor_files.absolute(path)
     if file.is_dir():
         file = _file_in(current_version(file) or file)
     if not file.is_file():

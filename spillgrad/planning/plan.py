@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def plan(
     ram_bytes = parse_bytes(ram)
     if accumulate < 1:
         raise ArgumentError(f"plan: got accumulate {accumulate}; a step takes at least 1 batch")
-    place = tempfile.gettempdir() if directory is None else os.fspath(directory)
+    place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
     machine = measure(place) if machine is None else machine
@@ -189,7 +190,8 @@ def observe(
     Raises what `plan` raises.
     """
     build, layers, _ = _builder(model, context, None, None)
-    machine, place = measure(directory), os.fspath(directory)
+    place = Path(directory).absolute()
+    machine = measure(place)
     loss = _loss(model, batch, context)
     found = _profile(build, layers, loss, AdamW, place, parse_bytes(ram), offload, False, accumulate, machine)
     return Whole(found, layers, machine)
@@ -207,7 +209,7 @@ def _profile(
     depth: int,
     loss: Callable[[Module], Tensor],
     optimizer: Callable[[list[Parameter]], Optimizer],
-    place: str,
+    place: Path,
     ram_bytes: int,
     offload: bool,
     mixed_precision: bool,

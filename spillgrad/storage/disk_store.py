@@ -28,7 +28,7 @@ from spillgrad.storage.ledger import StepTraffic
 from spillgrad.storage.lifecycle import Lifecycle
 from spillgrad.storage.loader import Loader
 from spillgrad.storage.prefetcher import Prefetcher
-from spillgrad.storage.run_directory import RunDirectory, default_directory
+from spillgrad.storage.run_directory import RunDirectory, default_directory, who_may_replace_runs
 from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.store import (
     NO_LABEL,
@@ -114,7 +114,7 @@ class DiskStore:
         run = _make_run(directory)
         about = {
             **_about_process(),
-            "run": os.path.abspath(run.path),
+            "run": os.fspath(run.path),
             "budget": budget_bytes,
             "codec": codec,
             "encrypt": encrypt,
@@ -531,6 +531,13 @@ def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
         raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
     place = default_directory() if directory is None else Path(directory)
     try:
+        place = place.absolute()  # the process may go to another one while the run lives
+        who = who_may_replace_runs(place)
+        if who is not None:
+            warnings.warn(
+                f"spill: {who} remove or replace the runs in it; pass a directory of your own, such as a new one there",
+                stacklevel=5,  # who made the owner of the store
+            )
         with contextlib.suppress(FileNotFoundError):  # nobody was here yet, or the last run took the directory with it
             sweep(place)
         return RunDirectory(place, remove_parent=directory is None)

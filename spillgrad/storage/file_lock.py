@@ -2,6 +2,10 @@
 
 A forked child has its parent's descriptors: those of files that may be locked it closes, lest the locks outlive the
 parent.
+
+A kernel without such locks (Linux before 3.15, gVisor) has those of processes. They exclude other processes just so,
+and the two kinds exclude each other. But they do not exclude their own process, and a process gives one up as soon as
+it closes any descriptor of the file.
 """
 
 import errno
@@ -11,7 +15,7 @@ import struct
 import threading
 from pathlib import Path
 
-# Where a file system has no locks.
+# Where a file system has no locks, or the kernel neither kind.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # struct flock of Linux (fcntl_locking(2)): type, whence, start, length, process.
 _FLOCK = "hhqqi"
@@ -23,10 +27,13 @@ _open: set[int] = set()
 _opening = threading.RLock()  # nothing that takes another lock is done while holding it
 
 
-def open_file(path: Path, flags: int) -> int:
-    """Open a file of mode 0600 that is to be locked, for this process alone. Raises OSError."""
+def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
+    """Open a file of mode 0600 that is to be locked, for this process alone; in an open folder, if that is given.
+
+    Raises OSError.
+    """
     with _opening:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
         _open.add(fd)
     return fd
 
@@ -39,17 +46,18 @@ def close(fd: int) -> None:
             os.close(fd)
 
 
-def lock(fd: int) -> bool:
+def lock(fd: int, *, required: bool = False) -> bool:
     """Lock a file that `open_file` opened to write; return False where somebody has it, also in this process.
 
-    Where the file system has no locks, nothing is locked, and all have it. Raises OSError.
+    Where the file system has no locks, nothing is locked, and all have it, unless the lock is `required`.
+    Raises OSError.
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _EXCLUSIVE)
+        _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_SETLK)
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if required or error.errno not in _NO_LOCKS:
             raise
     return True
 
@@ -57,10 +65,20 @@ def lock(fd: int) -> bool:
 def is_locked(fd: int) -> bool:
     """Return whether somebody has an open file locked; the lock is asked for, never taken."""
     try:
-        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _EXCLUSIVE))[0]
+        kind: int = struct.unpack(_FLOCK, _ask(fd, fcntl.F_OFD_GETLK, fcntl.F_GETLK))[0]
     except OSError:  # a file system without locks
         return False
     return kind != fcntl.F_UNLCK
+
+
+def _ask(fd: int, of_file: int, of_process: int) -> bytes:
+    """Give the kernel a command about the lock of an open file, or where it has none such, about that of a process."""
+    try:
+        return fcntl.fcntl(fd, of_file, _EXCLUSIVE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return fcntl.fcntl(fd, of_process, _EXCLUSIVE)
 
 
 def _close_parents() -> None:

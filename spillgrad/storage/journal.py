@@ -109,7 +109,7 @@ class Journal:
         self._sample: Callable[[], str] = str
         self._sums: Callable[[collections.deque[Line]], Sums] | None = None
         self._sums_bytes = 0  # of the file, beside what happened since it began
-        self._path = directory / JOURNAL_NAME if keep is None else Path(os.path.abspath(keep))
+        self._path = directory / JOURNAL_NAME if keep is None else keep.absolute()
         self.kept = keep is not None
         if self.kept:
             self._keep(directory)
@@ -343,6 +343,8 @@ class Journal:
         """
         path = self._path
         former = old_path(path)
+        if not self.kept and self._fd is None and (os.path.lexists(path) or os.path.lexists(former)):
+            raise FileExistsError(errno.EEXIST, "the run's directory was replaced", os.fspath(path))
         new = path.with_name(f".{path.name}.{secrets.token_hex(4)}" if self.kept else NEW_JOURNAL_NAME)
         with contextlib.ExitStack() as undo:
             fd = file_lock.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)

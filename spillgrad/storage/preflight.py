@@ -61,6 +61,7 @@ def preflight(directory: str | os.PathLike[str]) -> Preflight:
     """
     place = Path(directory)
     try:
+        place = place.absolute()
         found = speeds(place)
         direct = found.direct_io_pays
         result = Preflight(

@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 from pathlib import Path
 
-from spillgrad.storage import run_directory
-from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, identity, is_run_file, remove_run_files
+from spillgrad.storage import file_lock, run_directory
+from spillgrad.storage.run_directory import LOCK_NAME, RUN_NAME, identity, is_run_file, open_run, remove_run_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +39,27 @@ def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool 
 
 
 def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
-    try:
-        if os.lstat(run).st_uid != os.geteuid() or identity(run) in run_directory.own_runs:
+    with contextlib.ExitStack() as stack:
+        try:
+            if os.lstat(run).st_uid != os.geteuid() or identity(run) in run_directory.own_runs:
+                return None
+            folder = open_run(run)
+            stack.callback(os.close, folder)
+            if os.fstat(folder).st_uid != os.geteuid():  # somebody put it there just now
+                return None
+            lock_fd = file_lock.open_file(LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW, folder)
+            stack.callback(file_lock.close, lock_fd)
+        except FileNotFoundError:
+            return _sweep_run_without_lock(run, dry_run)
+        try:
+            if not file_lock.lock(lock_fd, required=True):
+                return None  # its process lives
+            sizes = [os.lstat(name, dir_fd=folder).st_blocks for name in os.listdir(folder) if is_run_file(name)]
+            if not dry_run:
+                remove_run_files(run, folder)
+        except FileNotFoundError:  # another sweep was faster
             return None
-        lock_fd = os.open(run / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return _sweep_run_without_lock(run, dry_run)
-    try:
-        fcntl.lockf(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        files = [os.lstat(run / name) for name in os.listdir(run) if is_run_file(name)]
-        dead = DeadRun(run, sum(file.st_blocks * 512 for file in files))
-        if not dry_run:
-            remove_run_files(run)
-    except (BlockingIOError, FileNotFoundError):  # its process lives, or another sweep was faster
-        return None
-    finally:
-        os.close(lock_fd)
-    return dead
+    return DeadRun(run, 512 * sum(sizes))
 
 
 def _sweep_run_without_lock(run: Path, dry_run: bool) -> DeadRun | None:

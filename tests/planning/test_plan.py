@@ -276,6 +276,19 @@ def test_planning_draws_no_random_number_and_leaves_no_file(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_relative_directory_stays_where_the_program_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "spill").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def built_elsewhere(layers: int) -> sg.nn.Module:
+        os.chdir(tmp_path / "elsewhere")
+        return gpt(layers)
+
+    plan(built_elsewhere, 8, 64, "4GiB", "spill", depth=3, loss=loss_of, machine=QUICK)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["elsewhere", "spill"]
+
+
 def test_too_little_memory_is_an_error_that_says_the_least_that_works(tmp_path: Path):
     with pytest.raises(BudgetError, match=r"got 32 MiB .* the least that works is [\d.]+ [MG]iB"):
         planned("32MiB", tmp_path)

@@ -631,3 +631,51 @@ def test_a_copy_that_fails_leaves_nothing_counted(make_store: MakeStore):
     with pytest.raises(MemoryError, match="none left"):
         store.put(Refusing())
     assert store.stats().ram_bytes == store.stats().live_bytes == 0
+
+
+def test_a_relative_directory_stays_where_the_program_began(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    elsewhere = directory.parent / "elsewhere"
+    elsewhere.mkdir()
+    (directory / "link").symlink_to(elsewhere)
+    monkeypatch.chdir(directory.parent)
+    store = DiskStore(directory.name, ram_budget=0, keep_journal=f"{directory.name}/link/../kept.jsonl")
+    monkeypatch.chdir(elsewhere)
+    handles = [store.put(np.full(10_000, i)) for i in range(3)]
+    assert [store.get(handle)[0] for handle in handles] == [0, 1, 2]
+    store.flush()
+    assert store.directory.parent == directory
+    assert len(list(store.directory.glob("*.h5"))) == 1
+    store.close()
+    (directory / "link").unlink()
+    assert [path.name for path in directory.iterdir()] == []
+    assert [path.name for path in elsewhere.iterdir()] == []
+    (directory.parent / "kept.jsonl").unlink()
+
+
+def test_a_store_writes_over_nothing_in_a_directory_put_in_the_place_of_its_run(directory: Path):
+    store = DiskStore(directory, ram_budget=1 << 20)
+    others = directory / "others"
+    others.mkdir()
+    kept = dict.fromkeys(("journal.jsonl", "journal-old.jsonl"), "kept")
+    for name in kept:
+        (others / name).write_text("kept")
+    store.directory.rename(directory / "moved")
+    store.directory.symlink_to(others)
+    handle = store.put(np.arange(10_000))
+    store.flush()
+    assert store.get(handle)[3] == 3
+    with pytest.raises(SpillError, match="could not remove"):
+        store.close()
+    assert {path.name: path.read_text() for path in others.iterdir()} == kept
+    for place in (others, directory / "moved"):
+        shutil.rmtree(place)
+    store.directory.unlink()
+
+
+def test_a_directory_of_no_place_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    gone = directory / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SpillError, match="cannot use spill: No such file or directory"):
+        DiskStore("spill", ram_budget=0)

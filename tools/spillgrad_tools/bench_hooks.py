@@ -93,7 +93,7 @@ def run(
     }  # fmt: skip
     results: Results = {}
     with (
-        tempfile.TemporaryDirectory(dir=directory, prefix="spillgrad-bench-") as folder,
+        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status("training"),
     ):
         for name in installed:

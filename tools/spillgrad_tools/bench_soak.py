@@ -307,7 +307,7 @@ def run(as_json: bool, directory: Path, minutes: float) -> None:
     Raises SpillError when something was wrong, OSError when the folder cannot be written.
     """
     with (
-        tempfile.TemporaryDirectory(dir=directory, prefix="spillgrad-soak-") as folder,
+        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-soak-") as folder,
         Console(stderr=True).status(f"soaking for {minutes:g} minutes"),
     ):
         rows, wrong = soak(60 * minutes, Path(folder))

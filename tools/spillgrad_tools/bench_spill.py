@@ -374,7 +374,7 @@ def run(as_json: bool, directory: Path, rounds: int) -> None:
     Raises OSError when the folder cannot be written.
     """
     with (
-        tempfile.TemporaryDirectory(dir=directory, prefix="spillgrad-bench-") as folder,
+        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status("timing") as status,
     ):
         found = []

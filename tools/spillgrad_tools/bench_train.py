@@ -322,7 +322,7 @@ def run(
     results: Results = {}
     console = Console(stderr=True)
     with (
-        tempfile.TemporaryDirectory(dir=directory, prefix="spillgrad-bench-") as made,
+        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as made,
         console.status("training") as status,
     ):
         folder = Path(made)

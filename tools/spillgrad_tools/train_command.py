@@ -26,7 +26,7 @@ from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.inspection.runs import RunReader
-from spillgrad.storage.preflight import preflight
+from spillgrad.storage.preflight import Preflight
 from spillgrad.storage.sweep import sweep
 from spillgrad_kernels.system_memory import system_memory
 from spillgrad_tools.memory_cap import peak_rss_bytes
@@ -176,12 +176,17 @@ def _begin_spilling(training: Training, options: TrainOptions, out: Path, journa
     if training.offload is not None:
         if not options.keep_saved:
             training.spill = sg.save_on_disk(training.offload, policy=options.spill["policy"])
-        return f"offloading to {preflight(training.offload.directory)}"
+        return f"offloading to {_as_named(training.offload.preflight(), options.spill_dir or out)}"
     if options.keep_saved:
         return "all in RAM"
     budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
     training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, keep_journal=journal, **options.spill)
-    return f"spilling to {training.spill.preflight()}"
+    return f"spilling to {_as_named(training.spill.preflight(), options.spill_dir or out)}"
+
+
+def _as_named(found: Preflight, place: Path) -> Preflight:
+    """Return what a run's disk offers, with its path below that of the command line."""
+    return dataclasses.replace(found, directory=place / found.directory.name)
 
 
 def _places(options: TrainOptions) -> list[str]:

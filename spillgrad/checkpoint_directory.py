@@ -1,0 +1,261 @@
+"""The directory of a run's checkpoints: which version is current, who may write the next, and which ones go.
+
+`checkpoint.json`, the pointer, names the sub-directory of the current version and the checksum of its `state.json`. A
+new version is written beside it, its pointer within; by one rename that becomes the directory's, when all is on the
+disk. So a kill or a full disk at any moment leaves the former version valid, and no pointer is ever half written.
+
+`checkpoint.lock` is there while somebody saves: an open file that is locked, by which a second one sees that, and in
+it who. The lock dies with the process.
+
+Versions that are not current go: the former ones, and what killed saves left. They have names that only a save gives,
+and hold a pointer or a `state.json` whose format says whose they are. Of them go the files that a save writes. All
+else that is in the directory, or in a version, is somebody's, and stays.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from spillgrad import tensor_files
+from spillgrad.errors import CheckpointError
+from spillgrad.storage import file_lock
+from spillgrad.tensor_files import damaged, reason
+
+FORMAT = "spillgrad checkpoint"
+POINTER = "checkpoint.json"
+STATE = "state.json"
+CONFIG = "config.json"
+MODEL = "model"
+OPTIMIZER = "optimizer"
+_VERSION = 1
+_LOCK = "checkpoint.lock"
+_VERSION_NAME = re.compile(r"step-(\d{8,}|-\d{7,})-[0-9a-f]{8}")
+_FILE_NAME = re.compile(
+    rf"({MODEL}|{OPTIMIZER})(-\d{{5,}}-of-\d{{5,}})?\.safetensors(\.index\.json)?|{CONFIG}|{STATE}|{POINTER}"
+)
+# Who comes while another saves waits for it so long, and looks so often.
+_PATIENCE_S, _MOMENT_S = 5.0, 0.005
+
+
+@contextlib.contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Make the directory, and keep others from saving to it inside; wait for who does so now, for a few seconds.
+
+    Where the file system has no locks, nobody is kept from it. Raises OSError; CheckpointError, that says who saves.
+    """
+    _make(root)
+    fd = _claim(root)
+    try:
+        yield
+    finally:
+        (root / _LOCK).unlink(missing_ok=True)  # while it is locked: who opened it meanwhile sees that it went
+        file_lock.close(fd)
+
+
+def _claim(root: Path) -> int:
+    """Return the lock file, open and locked."""
+    path, deadline_s = root / _LOCK, time.monotonic() + _PATIENCE_S
+    while True:
+        fd = file_lock.open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            if file_lock.lock(fd) and _is_at(fd, path):
+                _sign(fd)
+                claimed, fd = fd, -1
+                return claimed
+            if time.monotonic() > deadline_s:
+                raise CheckpointError(
+                    f"checkpoint: {_holder(fd)} is saving to {root}; wait until it has ended, or give another directory"
+                )
+        finally:
+            if fd >= 0:
+                file_lock.close(fd)
+        time.sleep(_MOMENT_S)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Return whether a file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(fd: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk, which removing old versions may free
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+
+def _holder(fd: int) -> str:
+    """Return who has locked a file, as it says."""
+    try:
+        told = json.loads(os.pread(fd, 4096, 0))
+        process, host = int(told["process"]), str(told["host"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it was locked just now
+        return "another process"
+    if (process, host) == (os.getpid(), socket.gethostname()):
+        return "another thread of this process"
+    return f"process {process} on {host}"
+
+
+def new_version(root: Path, step: int) -> Path:
+    """Return where a version of a step may be made, at a place of its own."""
+    return root / f"step-{step:08d}-{secrets.token_hex(4)}"
+
+
+def begin(version: Path) -> None:
+    """Make the sub-directory of a version, which says that it is one. Raises OSError."""
+    version.mkdir()
+    tensor_files.write_json(version / POINTER, {"format": FORMAT, "version": _VERSION, "current": version.name})
+
+
+def make_current(version: Path, state: Mapping[str, Any]) -> None:
+    """Write the state of a version whose other files are on the disk, and let it be the current one. Raises OSError."""
+    root = version.parent
+    checksum = tensor_files.write_json(version / STATE, {"format": FORMAT, **state})
+    _sync(version)
+    pointer = {"format": FORMAT, "version": _VERSION, "current": version.name, "checksum": checksum}
+    tensor_files.write_json(version / POINTER, pointer)
+    os.replace(version / POINTER, root / POINTER)
+    _sync(root)
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a save makes files of this name; no other file of a version is ever removed."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
+def is_current(version: Path) -> bool:
+    """Return whether a version is the one that the directory's pointer names."""
+    return _named(version.parent) == version.name
+
+
+def remove_others(root: Path) -> None:
+    """Remove the versions that are not the current one: the former, and what killed saves left. Raises OSError.
+
+    Warns of those that cannot be removed.
+    """
+    entries = [entry for entry in os.scandir(root) if _VERSION_NAME.fullmatch(entry.name)]
+    versions = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    current = _named(root)
+    if (root / POINTER).exists() and current not in [version.name for version in versions]:
+        return  # a damaged pointer names none of them: then it is not for us to choose
+    for version in versions:
+        if version.name != current and _is_ours(version):
+            remove(version)
+
+
+def remove(version: Path) -> None:
+    """Remove the files of a version, and it with them if there are no others; warn if that cannot be done."""
+    try:
+        names = os.listdir(version)
+        ours = [name for name in names if is_file_name(name)]
+        # Last what says whose they are, for the next save, if this one is killed.
+        for name in sorted(ours, key=(POINTER, STATE).__contains__):
+            os.unlink(version / name)
+        if len(ours) == len(names):
+            os.rmdir(version)
+    except FileNotFoundError:  # it was not made, or somebody else removes it
+        return
+    except OSError as error:
+        warnings.warn(
+            f"checkpoint: {version} could not be removed ({reason(error)}), and takes room on the disk; remove it by "
+            "hand",
+            stacklevel=4,  # who saves
+        )
+
+
+def _is_ours(version: Path) -> bool:
+    """Return whether what is in a directory says that a save made it, or nothing is in it yet."""
+    try:
+        return any(_says_so(version / name) for name in (POINTER, STATE)) or not os.listdir(version)
+    except OSError:  # what cannot be read, no save of ours made
+        return False
+
+
+def _says_so(path: Path) -> bool:
+    try:
+        return tensor_files.read_json(path).get("format") == FORMAT
+    except CheckpointError:
+        return False
+
+
+def _named(root: Path) -> str | None:
+    """Return which version the pointer names; None where there is none, or it is damaged."""
+    try:
+        return str(tensor_files.read_json(root / POINTER).get("current"))
+    except CheckpointError:
+        return None
+
+
+def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the current version's sub-directory and its verified state. Raises CheckpointError."""
+    while True:
+        current, checksum = _pointed(root)
+        try:
+            verify(current, STATE, {STATE: checksum})
+            return current, tensor_files.read_json(current / STATE)
+        except CheckpointError:
+            if is_current(current):
+                raise
+            # It went, as a save was quicker: there is another one.
+
+
+def _pointed(root: Path) -> tuple[Path, Any]:
+    """Return the sub-directory that the pointer names, and the checksum of its state. Raises CheckpointError."""
+    if not root.is_dir():
+        raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
+    if not (root / POINTER).is_file():
+        raise CheckpointError(f"checkpoint: {root} holds no {POINTER}; give a directory that a run has saved to")
+    pointer = tensor_files.read_json(root / POINTER)
+    if pointer.get("format") != FORMAT or not {"version", "current", "checksum"} <= pointer.keys():
+        raise CheckpointError(f"checkpoint: {root / POINTER} is not one of a {FORMAT}; give a directory saved to")
+    if pointer["version"] != _VERSION:
+        raise CheckpointError(
+            f"checkpoint: {root} has format version {pointer['version']}, this library reads {_VERSION}; "
+            "use the release that wrote it"
+        )
+    if not _VERSION_NAME.fullmatch(str(pointer["current"])):
+        raise damaged(root / POINTER, f"no save makes a {pointer['current']!r:.80}")
+    return root / pointer["current"], pointer["checksum"]
+
+
+def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a file of a version that is not what was written."""
+    path = version / name
+    try:
+        got = tensor_files.checksum(path)
+    except OSError as error:
+        raise damaged(path, reason(error)) from error
+    wanted = checksums.get(name)
+    if got != wanted:
+        raise damaged(path, f"its checksum is {got}, {wanted} was written")
+
+
+def current_version(root: Path) -> Path | None:
+    """Return the sub-directory of the current version, None where there is no checkpoint. Raises CheckpointError."""
+    return open_current(root)[0] if (root / POINTER).is_file() else None
+
+
+def _make(path: Path) -> None:
+    """Make a directory and those above it, so that they are there after a crash too."""
+    made = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in made:
+        _sync(directory.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
