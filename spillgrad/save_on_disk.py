@@ -143,9 +143,11 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
     `codec` says what tensors become in the files; one that is still in RAM comes back exact whatever it is. "lossless":
     HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices; at 0.2 GB/s a
     thread they pay on slow or small disks). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of
-    itself. "int8": float32 and float64 within 0.4 % of the largest of 128 neighbours; a tensor with a value that is not
-    finite stays exact. The lossy ones leave all other dtypes as they are; gradients are as inexact as what they come
-    from. `encrypt=True` encrypts files with a key that only this object has; it needs the package cryptography.
+    itself (or 4.6e-41, if that is more); beyond 3.39e38, infinite. "int8": float32 and float64 within 0.4 % of the
+    largest of 128 neighbours; a tensor with a value that is not finite, or beyond 3.4e38, stays exact, and so does one
+    where 128 neighbours are all nearer to 0 than 1.5e-36. The lossy ones leave all other dtypes as they are;
+    gradients are as inexact as what they come from. `encrypt=True` encrypts files with a key that only this
+    object has; it needs the package cryptography.
 
     `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`. Of that, `policy` says what
     becomes: "spill", "keep" (it stays in RAM, beside the budget: `stats().kept_bytes`), or "recompute" (not saved at
