@@ -24,6 +24,7 @@ from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
 from spillgrad.tensor import Storage, Tensor
@@ -37,13 +38,16 @@ DEVICE_BUDGET = "64MiB"
 
 
 class Copy(Storage):
-    """The storage over an array made for or by the store; while nobody changes it, it is what was put under `key`."""
+    """The storage over an array made for or by the store; while nobody changes it, it is what was put under `key`.
 
-    __slots__ = ("key",)
+    Where a codec may have altered it, it is so for the store with that codec alone, whose mark `altered_by` is.
+    """
 
-    def __init__(self, array: np.ndarray, key: Hashable) -> None:
+    __slots__ = ("altered_by", "key")
+
+    def __init__(self, array: np.ndarray, key: Hashable, altered_by: object) -> None:
         super().__init__(array)
-        self.key = key
+        self.key, self.altered_by = key, altered_by
 
 
 class Spilled:
@@ -206,6 +210,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._min_bytes = parse_bytes(min_bytes)
         self._device_budget = parse_bytes(device_budget)
+        self._codec_mark = object() if is_lossy(codec) else None
         self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
         self._open_store(
             "save_on_disk",
@@ -264,7 +269,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         offset = address_of(array) - address_of(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
             return storage.view_of(tensor)
-        key, strides = _key(storage), array.strides
+        key, strides = _key(storage, self._codec_mark), array.strides
         if self._auto is not None:
             self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
         stored = _as_it_lies(storage.array)
@@ -344,7 +349,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
             known = self._storages.get(stored)
             storage = None if known is None else known()
             if storage is None or address_of(storage.array) != address_of(array):
-                storage = copy = Copy(array, key)
+                storage = copy = Copy(array, key, self._codec_mark)
                 self._storages[stored] = weakref.ref(storage)
                 if isinstance(stored, Handle):
                     self._store.watch(stored, array, lambda: not copy.version)
@@ -358,9 +363,9 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         return array, storage
 
 
-def _key(storage: Storage) -> Hashable:
-    """Return what identifies the contents of a storage: equal keys, equal bytes."""
-    if isinstance(storage, Copy) and not storage.version:
+def _key(storage: Storage, codec_mark: object) -> Hashable:
+    """Return what identifies the contents of a storage in the store of that mark: equal keys, equal bytes."""
+    if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
         return storage.key
     return storage.uid, storage.version
 

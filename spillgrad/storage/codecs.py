@@ -86,6 +86,11 @@ def codec_named(name: str | None) -> Codec | None:
     return _CODECS[name]()
 
 
+def is_lossy(name: str | None) -> bool:
+    """Return whether arrays may come back altered from what a codec of this name stored."""
+    return name in (Bfloat16.name, Int8.name)
+
+
 def stored_bytes(codec: str, size: int) -> int:
     """Return how many bytes `bf16` or `int8` makes of so many elements."""
     return size * 2 if codec == Bfloat16.name else _scale_bytes(size) + size
