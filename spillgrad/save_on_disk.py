@@ -24,7 +24,7 @@ from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
-from spillgrad.storage.codecs import is_lossy
+from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
 from spillgrad.tensor import Storage, Tensor
@@ -149,8 +149,8 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
     thread they pay on slow or small disks). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of
     itself (or 4.6e-41, if that is more); beyond 3.39e38, infinite. "int8": float32 and float64 within 0.4 % of the
     largest of 128 neighbours; a tensor with a value that is not finite, or beyond 3.4e38, stays exact, and so does one
-    where 128 neighbours are all nearer to 0 than 1.5e-36. The lossy ones leave all other dtypes as they are;
-    gradients are as inexact as what they come from. `encrypt=True` encrypts files with a key that only this
+    where 128 neighbours are all nearer to 0 than 1.5e-36. The lossy ones leave all other dtypes as they are, views of
+    floats too; gradients are as inexact as what they come from. `encrypt=True` encrypts files with a key that only this
     object has; it needs the package cryptography.
 
     `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`. Of that, `policy` says what
@@ -276,12 +276,15 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         is_kept = stored.flags.carray
         if not is_kept:
             # Memory with gaps, or read-only: the store copies what this view shows of it, when there is room.
-            key = (key, offset, array.shape, strides)
+            key = (key, offset, array.shape, strides, array.dtype)
             stored = array[tuple(slice(None if stride else 1) for stride in strides)]
             offset, strides = (
                 0,
                 tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
             )
+        elif self._codec_mark is not None and array.dtype != stored.dtype and stored.dtype in LOSSY_DTYPES:
+            # The codec keeps floats close: what looks at their bytes as something else has them stored as bytes.
+            key, stored = (storage.uid, storage.version, np.uint8), stored.reshape(-1).view(np.uint8)
         label = _label(operation, slot)
         view = View(label.op, label.slot, array.dtype.name, array.shape, strides, offset)
         if is_on_device(stored):

@@ -468,6 +468,58 @@ def test_what_was_read_back_and_is_saved_again_is_not_stored_again(directory: Pa
 
 # Lossy codecs
 
+BASES: dict[str, Callable[[], sg.Tensor]] = {
+    "dense": lambda: sg.tensor(ARRAY),
+    "transposed": lambda: sg.tensor(ARRAY.T.copy()).t(),
+    "read-only": lambda: sg.from_numpy(np.frombuffer(ARRAY.tobytes(), np.float32).reshape(ARRAY.shape)),
+}
+VIEWS: dict[str, tuple[str, Callable[[sg.Tensor], sg.Tensor]]] = {
+    "bits": ("dense", lambda x: x.view(sg.int32)),
+    "bits of a transposed base": ("transposed", lambda x: x.view(sg.int32)),
+    "bits of a read-only base": ("read-only", lambda x: x.view(sg.int32)),
+    "some bytes": ("dense", lambda x: x.view(sg.uint8)[3:70, 5::2]),
+    "pairs as float64": ("dense", lambda x: x.view(sg.float64)),
+    "pairs as complex numbers": ("dense", lambda x: x.view(sg.complex64)),
+}
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("first", ["floats", "view"])
+def test_a_lossy_codec_never_alters_what_looks_at_floats_as_something_else(
+    directory: Path, codec: str, view: str, first: str
+):
+    base, looks = VIEWS[view]
+    x = BASES[base]()
+    tensors = {"floats": x, "view": looks(x)}
+    wanted = tensors["view"].numpy().copy()
+    spill = sg.save_on_disk(directory, ram_budget=0, codec=codec)
+    order = sorted(tensors, key=lambda name: name != first)
+    packed = {name: spill.pack_hook(tensors[name]) for name in order}
+    for name in order:
+        got = spill.unpack_hook(packed[name])
+        assert (got.dtype, got.shape) == (tensors[name].dtype, tensors[name].shape)
+        if name == "floats":
+            assert 0 < np.abs(got.numpy() - ARRAY).max() < 0.02
+            got = looks(got)  # as they came back, it is other numbers than those of `x`
+            wanted_again = got.numpy().copy()
+        else:
+            assert got.numpy().tobytes() == wanted.tobytes()
+            wanted_again = wanted
+        again = spill.unpack_hook(spill.pack_hook(got))
+        assert again.numpy().tobytes() == wanted_again.tobytes()
+
+
+@pytest.mark.parametrize("codec", [None, "lossless"])
+def test_without_a_lossy_codec_views_of_all_dtypes_are_stored_once(directory: Path, codec: str | None):
+    spill = sg.save_on_disk(directory, ram_budget=0, codec=codec)
+    x = batch()
+    packed = [spill.pack_hook(tensor) for tensor in (x, x.view(sg.int32), x.view(sg.float64))]
+    assert spill.stats().live_bytes == NBYTES
+    for got in map(spill.unpack_hook, packed):
+        assert got.numpy().tobytes() == ARRAY.tobytes()
+
+
 CONTEXTS: dict[str, Callable[[Path], sg.save_on_disk]] = {
     "without a codec": lambda place: sg.save_on_disk(place, ram_budget=0),
     "lossless": lambda place: sg.save_on_disk(place, ram_budget=0, codec="lossless"),

@@ -29,6 +29,8 @@ INT8_BLOCK = 128
 # Larger values could become infinite, and the scale of a block of smaller ones subnormal, which is no exact one.
 _INT8_LARGEST = 3.4e38
 _INT8_SMALLEST = 127 * 2.0**-126
+# What lossy codecs alter, of what is large enough.
+LOSSY_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Undecodable(ValueError):
@@ -301,7 +303,7 @@ def _fill_up(rest: np.ndarray) -> None:
 
 def _is_float(array: np.ndarray | Handle | Remote) -> bool:
     dtype = array.dtype
-    return array.nbytes >= MIN_BYTES and dtype.isnative and dtype in (np.float32, np.float64)
+    return array.nbytes >= MIN_BYTES and dtype in LOSSY_DTYPES
 
 
 def _scale_bytes(size: int) -> int:
