@@ -778,6 +778,7 @@ def test_files_vanish_at_process_exit(directory: Path, end: str):
         """
         import os, signal, sys
         import spillgrad as sg
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job in the background of a script
         with sg.save_on_disk(sys.argv[1], ram_budget=0) as spill:
             y = sg.ones(100, 100, requires_grad=True).exp().exp()
             assert len(list(spill.directory.glob("*.h5"))) == 1

@@ -37,6 +37,8 @@ HEAD = """
     from spillgrad.errors import SpillError
     from spillgrad.storage.disk_store import DiskStore
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job in the background of a script
+
     def segment_descriptors():
         found = []
         for fd in os.listdir("/proc/self/fd"):
