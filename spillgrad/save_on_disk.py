@@ -24,6 +24,7 @@ from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
@@ -43,13 +44,16 @@ DEVICE_BUDGET = "64MiB"
 
 
 class Copy(Storage):
-    """The storage over an array made for or by the store; while nobody changes it, it is what was put under `key`."""
+    """The storage over an array made for or by the store; while nobody changes it, it is what was put under `key`.
 
-    __slots__ = ("key",)
+    Where a codec may have altered it, it is so for the store with that codec alone, whose mark `altered_by` is.
+    """
 
-    def __init__(self, array: np.ndarray, key: Hashable) -> None:
+    __slots__ = ("altered_by", "key")
+
+    def __init__(self, array: np.ndarray, key: Hashable, altered_by: object) -> None:
         super().__init__(array)
-        self.key = key
+        self.key, self.altered_by = key, altered_by
 
     def is_unchanged(self) -> bool:
         """Return whether nobody changed the array since it was read."""
@@ -152,9 +156,11 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
     `codec` says what tensors become in the files; one that is still in RAM comes back exact whatever it is. "lossless":
     HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices; at 0.2 GB/s a
     thread they pay on slow or small disks). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of
-    itself. "int8": float32 and float64 within 0.4 % of the largest of 128 neighbours; a tensor with a value that is not
-    finite stays exact. The lossy ones leave all other dtypes as they are; gradients are as inexact as what they come
-    from. `encrypt=True` encrypts files with a key that only this object has; it needs the package cryptography.
+    itself (or 4.6e-41, if that is more); beyond 3.39e38, infinite. "int8": float32 and float64 within 0.4 % of the
+    largest of 128 neighbours; a tensor with a value that is not finite, or beyond 3.4e38, stays exact, and so does one
+    where 128 neighbours are all nearer to 0 than 1.5e-36. The lossy ones leave all other dtypes as they are, views of
+    floats too; gradients are as inexact as what they come from. `encrypt=True` encrypts files with a key that only this
+    object has; it needs the package cryptography.
 
     `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`. Of that, `policy` says what
     becomes: "spill", "keep" (it stays in RAM, beside the budget: `stats().kept_bytes`), or "recompute" (not saved at
@@ -213,6 +219,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._min_bytes = parse_bytes(min_bytes)
         self._device_budget = parse_bytes(device_budget)
+        self._codec_mark = object() if is_lossy(codec) else None
         self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
         self._making_device_cache = threading.Lock()
         self._open_store(
@@ -269,19 +276,22 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         offset = address_of(array) - address_of(storage.array) if array.size else 0
         if isinstance(storage, CastOf) and not storage.version:
             return storage.view_of(tensor)
-        key, strides = _key(storage), array.strides
+        key, strides = _key(storage, self._codec_mark), array.strides
         if self._auto is not None:
             self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
         if not is_kept:
             # Memory with gaps, or read-only: the store copies what this view shows of it, when there is room.
-            key = (key, offset, array.shape, strides)
+            key = (key, offset, array.shape, strides, array.dtype)
             stored = array[tuple(slice(None if stride else 1) for stride in strides)]
             offset, strides = (
                 0,
                 tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
             )
+        elif self._codec_mark is not None and array.dtype != stored.dtype and stored.dtype in LOSSY_DTYPES:
+            # The codec keeps floats close: what looks at their bytes as something else has them stored as bytes.
+            key, stored = (storage.uid, storage.version, np.uint8), stored.reshape(-1).view(np.uint8)
         label = _label(operation, slot)
         view = View(label.op, label.slot, array.dtype.name, array.shape, strides, offset)
         if is_on_device(stored):
@@ -344,7 +354,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         array = self._store.get(stored) if isinstance(stored, Handle) else stored.memory()
         storage = stored.watcher()
         while storage is None or address_of(storage.array) != address_of(array):
-            copy = Copy(array, key)
+            copy = Copy(array, key, self._codec_mark)
             if isinstance(stored, Handle):
                 storage = self._store.watch(stored, array, copy, instead_of=storage)
             else:
@@ -363,9 +373,9 @@ def _watch_own(stored: "Handle | Stored", storage: Storage, is_kept: bool) -> No
         stored.watcher = weakref.ref(storage)
 
 
-def _key(storage: Storage) -> Hashable:
-    """Return what identifies the contents of a storage: equal keys, equal bytes."""
-    if isinstance(storage, Copy) and not storage.version:
+def _key(storage: Storage, codec_mark: object) -> Hashable:
+    """Return what identifies the contents of a storage in the store of that mark: equal keys, equal bytes."""
+    if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
         return storage.key
     return storage.uid, storage.version
 

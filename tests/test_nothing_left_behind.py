@@ -16,6 +16,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import SpillError
 from spillgrad.storage import run_directory
+from tests.open_files import open_files_below
 from tests.waiting import wait_until
 
 ARRAY = np.random.default_rng(0).standard_normal((80, 60)).astype(np.float32)
@@ -43,16 +44,6 @@ def wanted_grad() -> np.ndarray:
 WANTED = wanted_grad()
 
 
-def open_files(place: Path) -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # that of this listing
-            continue
-    return [path for path in found if path.startswith(str(place))]
-
-
 @pytest.fixture(params=BUDGETS, ids=["budget 0", "little budget", "large budget"])
 def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     """Make spill objects in a directory; after the test nothing may be left of them but memory given back."""
@@ -69,7 +60,7 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     assert accounts
     gc.collect()
     wait_until(lambda: list(place.iterdir()) == [])
-    wait_until(lambda: open_files(place) == [])
+    wait_until(lambda: open_files_below(place) == {})
     wait_until(lambda: run_directory.own_runs == locks)
     for account in accounts:
         cache = account.cache
@@ -77,6 +68,29 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
         assert account.readers == account.waiting_puts == account.ledger.live_bytes == 0
         wait_until(lambda cache=cache: (cache.settle(), cache.ram_bytes)[1] == 0)
         assert (cache.pinned_bytes, cache.dirty.nbytes) == (0, 0)
+
+
+def test_open_files_are_found_while_other_threads_open_and_close_some(tmp_path: Path):
+    path = tmp_path / "file"
+    path.touch()
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            for fd in [os.open(path, os.O_RDONLY) for _ in range(20)]:
+                os.close(fd)
+
+    threads = [threading.Thread(target=churn) for _ in range(2)]
+    with path.open() as file:
+        for thread in threads:
+            thread.start()
+        try:
+            assert all(file.fileno() in open_files_below(tmp_path) for _ in range(500))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert open_files_below(tmp_path) == {}
 
 
 def test_after_a_forward_without_backward(make: Make):

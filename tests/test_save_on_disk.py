@@ -519,6 +519,109 @@ def test_what_was_read_back_and_is_saved_again_is_not_stored_again(directory: Pa
     np.testing.assert_allclose(x.grad.numpy(), np.exp(ARRAY[::-1]), rtol=1e-6)
 
 
+# Lossy codecs
+
+BASES: dict[str, Callable[[], sg.Tensor]] = {
+    "dense": lambda: sg.tensor(ARRAY),
+    "transposed": lambda: sg.tensor(ARRAY.T.copy()).t(),
+    "read-only": lambda: sg.from_numpy(np.frombuffer(ARRAY.tobytes(), np.float32).reshape(ARRAY.shape)),
+}
+VIEWS: dict[str, tuple[str, Callable[[sg.Tensor], sg.Tensor]]] = {
+    "bits": ("dense", lambda x: x.view(sg.int32)),
+    "bits of a transposed base": ("transposed", lambda x: x.view(sg.int32)),
+    "bits of a read-only base": ("read-only", lambda x: x.view(sg.int32)),
+    "some bytes": ("dense", lambda x: x.view(sg.uint8)[3:70, 5::2]),
+    "pairs as float64": ("dense", lambda x: x.view(sg.float64)),
+    "pairs as complex numbers": ("dense", lambda x: x.view(sg.complex64)),
+}
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("first", ["floats", "view"])
+def test_a_lossy_codec_never_alters_what_looks_at_floats_as_something_else(
+    directory: Path, codec: str, view: str, first: str
+):
+    base, looks = VIEWS[view]
+    x = BASES[base]()
+    tensors = {"floats": x, "view": looks(x)}
+    wanted = tensors["view"].numpy().copy()
+    spill = sg.save_on_disk(directory, ram_budget=0, codec=codec)
+    order = sorted(tensors, key=lambda name: name != first)
+    packed = {name: spill.pack_hook(tensors[name]) for name in order}
+    for name in order:
+        got = spill.unpack_hook(packed[name])
+        assert (got.dtype, got.shape) == (tensors[name].dtype, tensors[name].shape)
+        if name == "floats":
+            assert 0 < np.abs(got.numpy() - ARRAY).max() < 0.02
+            got = looks(got)  # as they came back, it is other numbers than those of `x`
+            wanted_again = got.numpy().copy()
+        else:
+            assert got.numpy().tobytes() == wanted.tobytes()
+            wanted_again = wanted
+        again = spill.unpack_hook(spill.pack_hook(got))
+        assert again.numpy().tobytes() == wanted_again.tobytes()
+
+
+@pytest.mark.parametrize("codec", [None, "lossless"])
+def test_without_a_lossy_codec_views_of_all_dtypes_are_stored_once(directory: Path, codec: str | None):
+    spill = sg.save_on_disk(directory, ram_budget=0, codec=codec)
+    x = batch()
+    packed = [spill.pack_hook(tensor) for tensor in (x, x.view(sg.int32), x.view(sg.float64))]
+    assert spill.stats().live_bytes == NBYTES
+    for got in map(spill.unpack_hook, packed):
+        assert got.numpy().tobytes() == ARRAY.tobytes()
+
+
+CONTEXTS: dict[str, Callable[[Path], sg.save_on_disk]] = {
+    "without a codec": lambda place: sg.save_on_disk(place, ram_budget=0),
+    "lossless": lambda place: sg.save_on_disk(place, ram_budget=0, codec="lossless"),
+    "of an offload": lambda place: sg.save_on_disk(
+        sg.disk_offload(model := sg.nn.Linear(3, 3), sg.optim.SGD(model.parameters(), lr=0.1), place, ram_budget="1KiB")
+    ),
+    "another lossy one": lambda place: sg.save_on_disk(place, ram_budget=0, codec="bf16"),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("first", ["original", "copy"])
+def test_what_a_lossy_context_gave_back_is_not_the_original_to_another(directory: Path, context: str, first: str):
+    lossy, other = sg.save_on_disk(directory, ram_budget=0, codec="int8"), CONTEXTS[context](directory)
+    x = batch()
+    kept = lossy.pack_hook(x)
+    tensors = {"original": x, "copy": lossy.unpack_hook(kept)}
+    wanted = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+    assert 0 < np.abs(wanted["copy"] - ARRAY).max() < 0.02
+    order = sorted(tensors, key=lambda name: name != first)
+    packed = {name: other.pack_hook(tensors[name]) for name in order}
+    del x, tensors
+    for name in order:
+        got = other.unpack_hook(packed[name]).numpy()
+        allowed = 2.0**-8 * np.abs(wanted[name]) if context == "another lossy one" else 0
+        assert (np.abs(got - wanted[name]) <= allowed).all()
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_what_an_exact_context_gave_back_is_the_original_to_all(directory: Path, codec: str):
+    exact, lossy = (sg.save_on_disk(directory, ram_budget=0, codec=name) for name in (None, codec))
+    x = batch()
+    kept = exact.pack_hook(x)
+    packed = [lossy.pack_hook(tensor) for tensor in (x, exact.unpack_hook(kept))]
+    assert lossy.stats().live_bytes == NBYTES
+    assert exact.unpack_hook(exact.pack_hook(lossy.unpack_hook(packed[0]))).numpy().tobytes() != ARRAY.tobytes()
+    assert exact.unpack_hook(kept).numpy().tobytes() == ARRAY.tobytes()
+
+
+@pytest.mark.parametrize("codec", [None, "bf16", "int8"])
+def test_what_a_context_gave_back_is_not_stored_again_there(directory: Path, codec: str | None):
+    spill = sg.save_on_disk(directory, ram_budget=0, codec=codec)
+    kept = spill.pack_hook(batch())
+    for tensor in (spill.unpack_hook(kept), spill.unpack_hook(kept)[3:]):
+        again = spill.pack_hook(tensor)
+        assert spill.stats().live_bytes == NBYTES
+        assert spill.unpack_hook(again).numpy().tobytes() == tensor.numpy().tobytes()
+
+
 # The hooks
 
 
@@ -728,6 +831,7 @@ def test_files_vanish_at_process_exit(directory: Path, end: str):
         """
         import os, signal, sys
         import spillgrad as sg
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job in the background of a script
         with sg.save_on_disk(sys.argv[1], ram_budget=0) as spill:
             y = sg.ones(100, 100, requires_grad=True).exp().exp()
             assert len(list(spill.directory.glob("*.h5"))) == 1

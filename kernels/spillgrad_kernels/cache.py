@@ -4,9 +4,14 @@ A file holds what one kernel was compiled to for one signature; it lies in a dir
 depends on, so that an edited kernel, another compiler or another processor finds nothing of the old. Files appear whole
 (by rename) and carry a checksum: several processes, a kill, a full or a broken disk leave nothing that could be run by
 mistake. Where nothing can be written, kernels are compiled anew in each process.
+
+What lies here is run. So it is written for this user alone, and used only if nobody else can have written it. Each
+file, and each directory from the cache's own on, is opened by its name in the one before, never through a link; what is
+open then must belong to this user and be writable by nobody else.
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -15,9 +20,11 @@ import stat
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import llvmlite
 import llvmlite.binding
@@ -48,18 +55,111 @@ class CacheInfo:
     other_bytes: int
 
 
-def root() -> Path:
-    """Return the directory that holds one sub-directory of machine code per version of the kernels."""
+@dataclass(frozen=True)
+class Place:
+    """Where machine code may lie: below `base`, which is the user's choice, directories that are the cache's own.
+
+    Raises OSError where there is nothing or nothing can be made, and, after a warning, where somebody else may write.
+    """
+
+    base: Path
+    names: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """The directory that holds one sub-directory for each version of the kernels."""
+        return self.base.joinpath(*self.names)
+
+    @contextlib.contextmanager
+    def opened(self, *names: str, create: bool = False) -> Iterator[int]:
+        """Yield a descriptor of the directory, or of one below it."""
+        if create:
+            self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            path, directory = self.base, os.open(self.base, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, directory)
+            for name in (*self.names, *names):
+                if create:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, 0o700, dir_fd=directory)
+                path /= name
+                directory = self._open(path, directory, os.O_DIRECTORY)
+                stack.callback(os.close, directory)
+            yield directory
+
+    def read(self, version: str, name: str) -> bytes:
+        """Return what a file holds, and note that it was used."""
+        with self.opened(version) as directory:
+            descriptor = self._open(self.path / version / name, directory)
+            with open(descriptor, "rb") as file:
+                if time.time() - os.fstat(descriptor).st_mtime > _USED_PRECISION_S:
+                    with contextlib.suppress(OSError):  # a file system that may only be read
+                        os.utime(descriptor)
+                return file.read()
+
+    def write(self, version: str, name: str, content: bytes) -> None:
+        """Write a file, which appears whole."""
+        partial = f"{name}.{secrets.token_hex(8)}.partial"
+        with self.opened(version, create=True) as directory:
+            _prune_once(self)
+            try:
+                with open(partial, "xb", opener=functools.partial(os.open, mode=0o600, dir_fd=directory)) as file:
+                    file.write(content)
+                os.replace(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(partial, dir_fd=directory)
+                raise
+
+    def _open(self, path: Path, directory: int, flags: int = 0) -> int:
+        """Open what must be this user's own. A pipe that stands in its place blocks nobody."""
+        try:
+            descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                self._refuse(path, "a symbolic link, or no directory")
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid():
+                self._refuse(path, f"which belongs to user {found.st_uid}")
+            if found.st_mode & 0o022:
+                self._refuse(path, f"of mode {stat.S_IMODE(found.st_mode):o}, to which others may write")
+            if not flags and not stat.S_ISREG(found.st_mode):
+                self._refuse(path, "which is not a file")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _refuse(self, path: Path, why: str) -> NoReturn:
+        if self.path not in _refused:
+            _refused.add(self.path)
+            warnings.warn(
+                f"kernel cache: got {path}, {why}; wanted what only user {os.geteuid()} can have written, as it would "
+                f"be run; it is not used: remove it, or set XDG_CACHE_HOME to a directory of your own",
+                stacklevel=2,
+            )
+        raise PermissionError(errno.EACCES, why, str(path))
+
+
+_refused: set[Path] = set()  # the places of which this process has said why it does not use them
+
+
+def places() -> tuple[Place, ...]:
+    """Return where machine code may lie: the user's cache, and what stands in for it where it cannot be written."""
+    temporary = Place(Path(tempfile.gettempdir()), (f"spillgrad-kernels-{os.geteuid()}",))
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # such values must be ignored (XDG Base Directory Specification)
         base = Path(os.path.expanduser("~")) / ".cache"
     if not base.is_absolute():  # a user without a home
-        return _temporary_root()
-    return base / "spillgrad" / "kernels"
+        return (temporary,)
+    return Place(base, ("spillgrad", "kernels")), temporary
 
 
-def _temporary_root() -> Path:
-    return Path(tempfile.gettempdir()) / f"spillgrad-kernels-{os.getuid()}"
+def root() -> Path:
+    """Return the directory that holds one sub-directory of machine code per version of the kernels."""
+    return places()[0].path
 
 
 @functools.cache
@@ -78,31 +178,13 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _places() -> Iterator[Path]:
-    """Yield where machine code may lie: the user's cache, and a private directory for when that cannot be written."""
-    yield root() / version()
-    temporary = _temporary_root()
-    # Whoever may write here could have code run: only what belongs to this user, and to nobody else, is trusted.
-    try:
-        found = temporary.lstat()
-    except OSError:
-        return
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-        yield temporary / version()
-
-
 def read(name: str) -> bytes | None:
-    """Return what was written as `name`, or None if there is nothing, or nothing whole."""
-    for place in _places():
-        path = place / (name + SUFFIX)
+    """Return what was written as `name`, or None if there is nothing, nothing whole, or nothing to be trusted."""
+    for place in places():
         try:
-            content = path.read_bytes()
-            used_s = path.stat().st_mtime
+            content = place.read(version(), name + SUFFIX)
         except OSError:
             continue
-        if time.time() - used_s > _USED_PRECISION_S:
-            with contextlib.suppress(OSError):  # a directory this user may only read, or another process removed it
-                os.utime(path)
         payload = content[_DIGEST_BYTES:]
         if hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() == content[:_DIGEST_BYTES]:
             return payload
@@ -112,69 +194,66 @@ def read(name: str) -> bytes | None:
 def write(name: str, payload: bytes) -> bool:
     """Keep `payload` as `name`; return whether some place took it."""
     content = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() + payload
-    if _write(root() / version(), name, content):
-        return True
-    try:
-        _temporary_root().mkdir(mode=0o700, exist_ok=True)
-    except OSError:
-        return False
-    return any(_write(place, name, content) for place in list(_places())[1:])
-
-
-def _write(place: Path, name: str, content: bytes) -> bool:
-    partial = place / f"{name}.{secrets.token_hex(8)}.partial"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        _prune_once(place.parent)
-        try:
-            partial.write_bytes(content)
-            partial.replace(place / (name + SUFFIX))
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-    except OSError:  # read-only, full, or not a directory: the kernel was compiled all the same
-        return False
-    return True
+    for place in places():
+        # Read-only, full, not a directory, or not to be trusted: the kernel was compiled all the same.
+        with contextlib.suppress(OSError):
+            place.write(version(), name + SUFFIX, content)
+            return True
+    return False
 
 
 @functools.cache
-def _prune_once(directory: Path) -> None:
+def _prune_once(place: Place) -> None:
     """Before the cache grows: once in a process bounds it, as one adds little to what there is."""
-    prune(directory)
+    prune(place)
 
 
-def prune(directory: Path, unused_s: float = UNUSED_S, limit_bytes: int = LIMIT_BYTES) -> int:
+def prune(place: Place, unused_s: float = UNUSED_S, limit_bytes: int = LIMIT_BYTES) -> int:
     """Remove files unused for `unused_s`, then the longest unused beyond `limit_bytes`; return how many bytes.
 
     A process that still wanted a file compiles the kernel again.
     """
-    files = sorted(_files(directory), key=lambda found: -found[1].st_mtime)
     oldest_s = time.time() - unused_s
     kept_bytes = removed_bytes = 0
-    for path, status in files:
-        kept_bytes += status.st_size
-        if status.st_mtime < oldest_s or kept_bytes > limit_bytes:
-            kept_bytes -= status.st_size
-            removed_bytes += _remove(path, status.st_size)
+    with place.opened() as directory:
+        for path, status in sorted(_files(directory), key=lambda found: -found[1].st_mtime):
+            kept_bytes += status.st_size
+            if status.st_mtime < oldest_s or kept_bytes > limit_bytes:
+                kept_bytes -= status.st_size
+                removed_bytes += _remove(directory, path, status.st_size)
     return removed_bytes
 
 
 def clear() -> int:
-    """Remove the machine code of every version, in every place; return how many bytes that were."""
-    return sum(_remove(path, status.st_size) for place in _places() for path, status in _files(place.parent))
+    """Remove the machine code of every version, in every place that is this user's; return how many bytes that were."""
+    removed_bytes = 0
+    for place in places():
+        with contextlib.suppress(OSError):
+            removed_bytes += prune(place, limit_bytes=-1)
+    return removed_bytes
 
 
 def info() -> CacheInfo:
     """Return what the cache holds now, and whether it can take more."""
-    current = root() / version()
-    sizes: dict[Path, list[int]] = {current: []}
-    for path, status in _files(current.parent):
-        sizes.setdefault(path.parent, []).append(status.st_size)
-    here = sizes.pop(current)
+    place = places()[0]
+    sizes: dict[str, list[int]] = {version(): []}
+    is_usable = True
+    try:
+        with place.opened() as directory:
+            for path, status in _files(directory):
+                sizes.setdefault(path.parts[0], []).append(status.st_size)
+        with place.opened(version()):
+            pass
+    except FileNotFoundError:  # made with the first file
+        pass
+    except OSError:
+        is_usable = False
+    here = sizes.pop(version())
+    current = place.path / version()
     existing = next(path for path in (current, *current.parents) if path.exists())
     return CacheInfo(
         directory=current,
-        writable=existing.is_dir() and os.access(existing, os.W_OK),
+        writable=is_usable and existing.is_dir() and os.access(existing, os.W_OK),
         files=len(here),
         size_bytes=sum(here),
         other_versions=len(sizes),
@@ -182,18 +261,23 @@ def info() -> CacheInfo:
     )
 
 
-def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in directory.glob("*/*"):
-        try:
-            yield path, path.stat()
-        except FileNotFoundError:  # removed by another process
-            continue
+def _files(directory: int) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files in sub-directories, by their paths from a directory; what links lead to is none of them."""
+    for inner, _, names, descriptor in os.fwalk(".", dir_fd=directory):
+        for name in names if inner != "." else ():
+            try:
+                yield Path(inner, name), os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:  # removed by another process
+                continue
 
 
-def _remove(path: Path, size_bytes: int) -> int:
+def _remove(directory: int, path: Path, size_bytes: int) -> int:
     try:
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()  # the last file takes its directory along
-    except OSError:  # not the last, or not ours to remove
+        os.unlink(path, dir_fd=directory)
+    except FileNotFoundError:  # removed by another process
         pass
-    return 0 if path.exists() else size_bytes
+    except OSError:  # not ours to remove
+        return 0
+    with contextlib.suppress(OSError):  # the last file takes its directory along
+        os.rmdir(path.parent, dir_fd=directory)
+    return size_bytes

@@ -77,18 +77,19 @@ class CastOf(Storage):
 class Conversion:
     """What a parameter's conversion to another dtype leaves in a graph: the parameter, and where in it to look."""
 
-    __slots__ = ("_array", "_label", "_offset", "_origin")
+    __slots__ = ("_array", "_dtype", "_label", "_offset", "_origin")
 
     def __init__(self, storage: CastOf, array: np.ndarray) -> None:
         self._origin = storage.origin
         self._label = hooks.packing()
+        self._dtype = storage.array.dtype
         self._array = array.dtype, array.shape, array.strides
         self._offset = address_of(array) - address_of(storage.array) if array.size else 0
 
     def tensor(self) -> Tensor:
         """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
         dtype, shape, strides = self._array
-        converted = to_dtype(self._origin.tensor(*self._label), dtype)
+        converted = to_dtype(self._origin.tensor(*self._label), self._dtype)
         return Tensor.wrap(placed(converted.array, self._offset, shape, dtype, strides), converted.storage)
 
 

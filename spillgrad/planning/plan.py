@@ -1,7 +1,6 @@
 """Plan a training run: what to keep, spill and recompute, and what that takes of memory, disk and time."""
 
 import dataclasses
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.planning.choose import WORTH_SHARE, Choice, choices
 from spillgrad.planning.machine import Machine, measure
 from spillgrad.planning.predict import NOTHING, Prediction, Whole
-from spillgrad.planning.profile import Profile, profile
+from spillgrad.planning.profile import Profile, in_steps, profile
 from spillgrad.planning.record import pattern
 from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
@@ -127,6 +126,9 @@ def plan(
     `autocast` computes products in bfloat16. `offload` says whether the model lives on disk too; None leaves that to
     the plan. Without `directory`, spill files go where temporary ones do.
 
+    The memory is that of a process like this one. Once it compiled a kernel it keeps the compiler's, 200 MiB: so where
+    kernels were not on disk yet, plan again in another process.
+
     Units: `ram` is bytes, or a size such as "4GiB".
     Raises BudgetError with the least that works when `ram` is too little; ArgumentError for what does not go together.
     """
@@ -145,12 +147,12 @@ def plan(
     wholes = [watched(True)] if offload else [watched(False)] if offload is False else _either(watched, ram_bytes)
     limit = int(ram_bytes * (1 - _MARGIN_SHARE))
     found = _best(wholes, limit)
-    least = min(whole.least_bytes() for whole in wholes)
+    least_bytes = in_steps(min(whole.least_bytes() for whole in wholes) / (1 - _MARGIN_SHARE))
     if found is None:
         raise BudgetError(
             f"plan: got {format_bytes(ram_bytes)} for {name}, batch {batch} x {context}"
             f"{'' if wholes[0].profile.offload else ', not offloaded'}; the least that works is "
-            f"{math.ceil(least / (1 - _MARGIN_SHARE) / (1 << 20))} MiB: give that, or a smaller batch or context"
+            f"{least_bytes >> 20} MiB: give that, or a smaller batch or context"
             f"{'' if wholes[0].profile.offload else ', or leave --no-offload out'}"
         )
     whole, choice, prediction = found
@@ -160,7 +162,7 @@ def plan(
         context=context,
         accumulate=accumulate,
         ram_bytes=ram_bytes,
-        least_bytes=int(least / (1 - _MARGIN_SHARE)),
+        least_bytes=least_bytes,
         parameter_bytes=whole.parameter_bytes,
         trained_bytes=whole.trained_bytes,
         state_bytes=whole.state_bytes,

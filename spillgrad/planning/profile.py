@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import math
 import os
 import statistics
 import tempfile
@@ -36,6 +37,8 @@ OUTSIDE, HEAD = -1, -2
 # Steps are measured until there are so many, or they took so long.
 _STEPS = 4
 _MEASURED_S = 8.0
+# Memory, measured twice, differs by a MiB: rounded up to such steps, it is the same.
+_STEP_BYTES = 16 << 20
 # Memory is looked at so often.
 _LOOK_EVERY_S = 1e-3
 MAX_GRAD_NORM = 1.0
@@ -108,6 +111,11 @@ def profile(
             default_generator.set_state(state)
             del watched
             gc.collect()  # its memory is not to count as the next one's
+
+
+def in_steps(nbytes: float) -> int:
+    """Return a measured amount of memory, rounded up to what is the same whenever it is measured."""
+    return math.ceil(nbytes / _STEP_BYTES) * _STEP_BYTES
 
 
 class _Watched:
@@ -252,7 +260,7 @@ class _Watched:
             held=dict(sampler.held),
             least_budget=0 if self._offload is None else self._offload.least_budget,
             state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
-            base_bytes=base_bytes,
+            base_bytes=in_steps(base_bytes),
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
             accumulate=self._accumulate,
             accumulated=self._accumulated(),

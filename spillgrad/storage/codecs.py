@@ -26,8 +26,11 @@ _SKIPPABLE_HEAD_BYTES = 8
 # Elements worked on at a time: what lies between is in the processor's cache, and not worth counting.
 _STEP = 16 << 10
 INT8_BLOCK = 128
-# Larger values could become infinite.
+# Larger values could become infinite, and the scale of a block of smaller ones subnormal, which is no exact one.
 _INT8_LARGEST = 3.4e38
+_INT8_SMALLEST = 127 * 2.0**-126
+# What lossy codecs alter, of what is large enough.
+LOSSY_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Undecodable(ValueError):
@@ -83,6 +86,11 @@ def codec_named(name: str | None) -> Codec | None:
     if name not in _CODECS:
         raise ArgumentError(f"spill: got codec={name!r}; wanted None, 'lossless', 'bf16' or 'int8'")
     return _CODECS[name]()
+
+
+def is_lossy(name: str | None) -> bool:
+    """Return whether arrays may come back altered from what a codec of this name stored."""
+    return name in (Bfloat16.name, Int8.name)
 
 
 def stored_bytes(codec: str, size: int) -> int:
@@ -190,7 +198,7 @@ class Int8:
     """float32 and float64 in blocks of 128 values that share a float32 scale: all scales, then a byte for each value.
 
     A value comes back within 0.4 % of its block's largest magnitude. An array with a value that is not finite, or
-    beyond ±3.4e38, is stored as it is.
+    beyond ±3.4e38, is stored as it is; so is one with a block whose largest magnitude is below 1.5e-36, but not 0.
     """
 
     name = "int8"
@@ -209,14 +217,14 @@ class Int8:
             blocks = blocks.reshape(-1, INT8_BLOCK)
             rounded = np.abs(blocks)
             largest = rounded.max(1)
-            if not (largest <= _INT8_LARGEST).all():  # NaN is not
+            scalable = (largest <= _INT8_LARGEST) & ((largest >= _INT8_SMALLEST) | (largest == 0))
+            if not scalable.all():  # NaN is not
                 return None
             scale = (largest / 127).astype(np.float32)
             first = start // INT8_BLOCK
             scales[first : first + len(scale)] = scale
             np.divide(blocks, np.where(scale > 0, scale, 1)[:, None], out=rounded)
             np.rint(rounded, out=rounded)
-            np.clip(rounded, -127, 127, out=rounded)  # a subnormal scale is no exact one
             levels[start : start + part.size] = rounded.reshape(-1)[: part.size]
         return Encoded(payload, Encoding(self.name, array.shape, array.dtype, payload.nbytes))
 
@@ -295,7 +303,7 @@ def _fill_up(rest: np.ndarray) -> None:
 
 def _is_float(array: np.ndarray | Handle | Remote) -> bool:
     dtype = array.dtype
-    return array.nbytes >= MIN_BYTES and dtype.isnative and dtype in (np.float32, np.float64)
+    return array.nbytes >= MIN_BYTES and dtype in LOSSY_DTYPES
 
 
 def _scale_bytes(size: int) -> int:

@@ -107,6 +107,23 @@ def test_what_is_saved_twice_is_stored_once(leaves, tmp_path):
     assert spill.stats().device_bytes == 0
 
 
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_a_lossy_codec_never_alters_what_looks_at_floats_as_something_else(tmp_path, codec):
+    values = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    x = sg.tensor(values, device="cuda")
+    lossy = sg.save_on_disk(tmp_path, ram_budget=0, device_budget=0, codec=codec)
+    exact = sg.save_on_disk(tmp_path, ram_budget=0, device_budget=0)
+    packed = [lossy.pack_hook(tensor) for tensor in (x, x.view(sg.int32))]
+    copy, bits = (lossy.unpack_hook(each) for each in packed)
+    assert 0 < np.abs(copy.numpy(force=True) - values).max() < 0.02
+    np.testing.assert_array_equal(bits.numpy(force=True), values.view(np.int32))
+    wanted = [values, copy.numpy(force=True).copy(), values.view(np.int32)]
+    kept = [exact.pack_hook(tensor) for tensor in (x, copy, bits)]
+    del x, copy, bits
+    for each, value in zip(kept, wanted, strict=True):
+        np.testing.assert_array_equal(exact.unpack_hook(each).numpy(force=True), value)
+
+
 def test_flushing_writes_what_is_on_the_device_and_leaves_it_there(leaves, tmp_path):
     with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0) as spill:
         loss = loss_of(leaves)

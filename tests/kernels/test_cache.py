@@ -1,6 +1,10 @@
 """The machine code on disk: found again, never mistaken, bounded, and missing without harm."""
 
+import hashlib
 import os
+import pickle
+import re
+import resource
 import subprocess
 import sys
 import time
@@ -64,16 +68,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     cache._prune_once.cache_clear()
+    cache._refused.clear()
     return tmp_path
 
 
 def compiled_and_loaded(program: str = ADDS_ONE, *arguments: str, **variables: str) -> str:
     """Run a program in a process of its own; return how many kernels it says were compiled, and loaded."""
+    printed, warned = ran(program, *arguments, **variables)
+    assert warned == ""
+    return printed
+
+
+def ran(program: str = ADDS_ONE, *arguments: str, **variables: str) -> tuple[str, str]:
+    """Run a program in a process of its own; return what it printed, and what it wrote as errors."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.strip()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
 
 
 def code_files(home: Path) -> list[Path]:
@@ -123,9 +135,126 @@ def test_a_temporary_directory_that_others_may_write_to_is_not_trusted(home: Pat
     shared = home / "tmp" / f"spillgrad-kernels-{os.getuid()}"
     shared.mkdir()
     shared.chmod(0o777)
-    assert not cache.write("a", b"code")
+    with pytest.warns(UserWarning, match="others may write"):
+        assert not cache.write("a", b"code")
     assert cache.read("a") is None
     assert list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+@pytest.mark.parametrize("place", ["cache", "tmp"])
+def test_only_this_user_has_any_right_whatever_the_umask(home: Path, umask: int, place: str):
+    if place == "tmp":
+        (home / "cache").write_text("a file where the directory should be")
+    before = os.umask(umask)
+    try:
+        assert cache.write("a", b"code")
+    finally:
+        os.umask(before)
+    made = list((home / place).rglob("*"))
+    assert {path.stat().st_mode & 0o7777 for path in made if path.is_dir()} == {0o700}
+    assert [path.stat().st_mode & 0o7777 for path in made if path.is_file()] == [0o600]
+    assert place == "tmp" or (home / place).stat().st_mode & 0o7777 == 0o700
+
+
+class RunsACommand:
+    """What a pickle may hold: reading it makes a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.directory),)
+
+
+def plant(path: Path, command: Path) -> None:
+    """Write as the code of a kernel what runs a command."""
+    payload = pickle.dumps(RunsACommand(command))
+    path.write_bytes(hashlib.blake2b(payload, digest_size=16).digest() + payload)
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, 12345, 12345)
+
+
+def move_behind_a_link(path: Path) -> None:
+    elsewhere = path.rename(path.with_name(path.name + ".elsewhere"))
+    path.symlink_to(elsewhere)
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+CHANGES = [
+    pytest.param(lambda path: path.chmod(path.stat().st_mode | 0o020), "mode 7?[67][26]0", id="of a group"),
+    pytest.param(lambda path: path.chmod(path.stat().st_mode | 0o002), "mode 7?[67]0[26]", id="of others"),
+    pytest.param(give_away, "user 12345", id="another user's", marks=NEEDS_ROOT),
+    pytest.param(move_behind_a_link, "symbolic link", id="behind a link"),
+]
+
+
+@NEEDS_JIT
+@pytest.mark.parametrize("place", ["spillgrad", "spillgrad/kernels", "version", "file"])
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_code_that_somebody_else_may_have_written_is_not_run(
+    home: Path, place: str, change: Callable[[Path], None], said: str
+):
+    assert compiled_and_loaded() == "1 0"
+    (file,) = code_files(home)
+    plant(file, home / "ran")
+    path = {"version": file.parent, "file": file}.get(place, home / "cache" / place)
+    change(path)
+    printed, warned = ran()
+    assert not (home / "ran").exists()
+    assert printed == "1 0"
+    assert warned.count("Warning") == 1
+    assert str(path) in warned
+    assert "remove it" in warned
+    assert re.search(said, warned)
+    # What was compiled is found again: in place of the planted file, or in the directory that stands in for the cache.
+    assert ran()[0] == "0 1"
+    assert not (home / "ran").exists()
+
+
+def test_the_owner_may_let_others_read(home: Path):
+    cache.write("a", b"code")
+    (path,) = code_files(home)
+    path.chmod(0o644)
+    for directory in list(path.parents)[:3]:
+        directory.chmod(0o755)
+    assert cache.read("a") == b"code"
+
+
+def test_what_is_refused_is_said_once_and_left_alone(home: Path):
+    cache.write("a", b"code")
+    (path,) = code_files(home)
+    path.parent.parent.chmod(0o777)
+    with pytest.warns(UserWarning, match=r"may write.*XDG_CACHE_HOME") as said:
+        assert cache.read("a") is None
+        assert cache.write("b", b"code")  # the temporary directory takes it
+    assert len(said) == 1
+    assert not cache.info().writable
+    assert cache.clear() == 4 + 16
+    assert code_files(home) == [path]
+
+
+def test_a_link_leads_nothing_out_of_the_cache(home: Path):
+    """Neither reading nor removing goes where a link points to."""
+    (home / "own").mkdir()
+    (home / "own" / "thesis.tex").write_text("years of work")
+    cache.write("a", b"code")
+    (cache.root() / "older").symlink_to(home / "own")
+    assert cache.info().other_versions == 0
+    assert cache.prune(cache.places()[0], unused_s=-DAY_S) == 4 + 16
+    assert cache.clear() == 0
+    assert (home / "own" / "thesis.tex").exists()
+
+
+def test_a_pipe_in_place_of_a_file_blocks_nobody(home: Path):
+    cache.write("a", b"code")
+    (path,) = code_files(home)
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    with pytest.warns(UserWarning, match="not a file"):
+        assert cache.read("a") is None
 
 
 def test_a_relative_cache_home_is_ignored_and_no_home_means_the_temporary_directory(
@@ -138,17 +267,14 @@ def test_a_relative_cache_home_is_ignored_and_no_home_means_the_temporary_direct
     assert cache.root().is_relative_to(home / "tmp")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_full_disk_leaves_nothing_behind(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_nothing_behind(home: Path):
     cache.write("a", b"code")
-    write_bytes = Path.write_bytes
-
-    def onto_a_full_disk(path: Path, content: bytes) -> int:
-        path.symlink_to("/dev/full")  # the kernel's own refusal: ENOSPC
-        return write_bytes(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", onto_a_full_disk)
-    assert not cache.write("b", b"code")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # the kernel's own refusal, after a part was written
+    try:
+        assert not cache.write("b", bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert cache.read("b") is None
     assert [path.name for path in home.rglob("*.*")] == ["a.code"]
 
@@ -158,7 +284,7 @@ def test_what_was_not_used_for_long_goes_and_then_what_was_used_longest_ago(home
     put("old", "older", 10, unused_s=3 * DAY_S)
     put("new", "newer", 10, unused_s=2 * DAY_S)
     put("new", "newest", 10, unused_s=1 * DAY_S)
-    assert cache.prune(cache.root(), limit_bytes=25) == 20
+    assert cache.prune(cache.places()[0], limit_bytes=25) == 20
     assert sorted(path.name for path in cache.root().rglob("*")) == ["new", "newer", "newest"]
 
 
@@ -256,7 +382,7 @@ def symbol_of_new_kernel(name: str) -> bytes:
 
 @NEEDS_JIT
 def test_a_kill_while_writing_leaves_a_cache_that_works(home: Path):
-    dies = "import os\nfrom pathlib import Path\nPath.replace = lambda *paths: os._exit(0)\n" + ADDS_ONE
+    dies = "import os\nos.replace = lambda *paths, **directories: os._exit(0)\n" + ADDS_ONE
     assert compiled_and_loaded(dies) == ""
     assert list(home.rglob("*.partial"))
     assert compiled_and_loaded() == "1 0"

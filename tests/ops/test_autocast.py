@@ -336,6 +336,16 @@ def test_save_on_disk_keeps_a_parameter_instead_of_its_conversion(tmp_path: Path
     assert stats.packed_bytes == 64 * 64 * 2
 
 
+def test_save_on_disk_keeps_the_bits_of_a_conversion_as_they_are(tmp_path: Path):
+    x, w = numbers(64, 64, requires_grad=True), numbers(64, 64, requires_grad=True)
+    with sg.autocast("cpu"):
+        product = x @ w
+    bits = product.grad_fn._saved_mat2.view(sg.int16)[1:]
+    spill = sg.save_on_disk(tmp_path, ram_budget=0, min_bytes=0)
+    got = spill.unpack_hook(spill.pack_hook(bits))
+    assert got.numpy().tobytes() == bits.numpy().tobytes()
+
+
 def test_save_on_disk_refuses_a_conversion_of_a_parameter_that_changed_since(tmp_path: Path):
     x, w = numbers(64, 64, requires_grad=True), numbers(64, 64, requires_grad=True)
     with sg.save_on_disk(tmp_path, ram_budget=0), sg.autocast("cpu"):

@@ -1,7 +1,6 @@
 """Stores under test, and what they must not leave behind."""
 
 import faulthandler
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import h5py
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
+from tests.open_files import open_files_below
 from tests.waiting import wait_until
 
 # No storage test takes a tenth of this: a deadlock must end the run and show every thread's stack.
@@ -33,8 +33,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     before = open_things()
     yield place
     wait_until(lambda: open_things() <= before)  # a thread that was told to stop takes a moment
-    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
-    assert [path for path in opened if path.startswith(str(place))] == []
+    assert open_files_below(place) == {}
     assert sorted(path.name for path in place.iterdir()) == []
 
 
@@ -42,10 +41,6 @@ def open_things() -> set[object]:
     """Stores' threads, and the files that HDF5 has open."""
     threads = {thread for thread in threading.enumerate() if thread.name.startswith("spillgrad-writer")}
     return threads | {file.name for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)}
-
-
-def fd_is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from spillgrad.errors import SpillError
 from spillgrad.storage.bell import Bell
 from spillgrad.storage.disk_store import DiskStore
+from tests.open_files import open_files_below
 
 MakeStore = Callable[..., DiskStore]
 
@@ -35,6 +36,8 @@ HEAD = """
     import numpy as np
     from spillgrad.errors import SpillError
     from spillgrad.storage.disk_store import DiskStore
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job in the background of a script
 
     def segment_descriptors():
         found = []
@@ -170,8 +173,7 @@ def test_programs_started_meanwhile_inherit_no_file(make_store: MakeStore):
     store = make_store(0)
     store.put(np.ones(1000))
     (path,) = store.directory.glob("*.h5")
-    opened = [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
-    ours = [int(fd) for fd in opened if os.readlink(f"/proc/self/fd/{fd}") == str(path)]
+    ours = open_files_below(path)
     assert ours
     assert not any(os.get_inheritable(fd) for fd in ours)
 

@@ -1,6 +1,7 @@
 """`spillgrad plan` and `spillgrad bench plan`: what they print."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def test_too_little_memory_is_status_2_and_says_the_least_that_works(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "the least that works is" in printed.err
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+def test_a_plan_is_the_same_whether_or_not_kernels_were_to_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    told = []
+    for _ in range(2):
+        assert main([*TINY, "--ram", "4GiB", "--dir", str(tmp_path), "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    first, second = told
+    assert first["least_bytes"] == second["least_bytes"] < 300 << 20  # a compiler is another 200 MiB
+    assert first["prediction"]["peak_bytes"] == pytest.approx(second["prediction"]["peak_bytes"], rel=0.01)
 
 
 def test_a_comparison_judges_bytes_and_seconds_by_their_own_limits():

@@ -18,6 +18,7 @@ from spillgrad.planning.choose import Choice
 from spillgrad.planning.machine import measure_disk
 from spillgrad.planning.predict import NOTHING, Whole
 from spillgrad.storage.budget import format_bytes
+from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds, machine
 
 # Budgets, as shares of all that may be stored.
@@ -57,7 +58,7 @@ def compare(
     model: str, batch: int, context: int, ram: str, directory: Path, offload: bool, steps: int
 ) -> Iterator[Comparison]:
     """Predict, then run, for all budgets and policies; the disk is measured again before each run."""
-    whole = sg.planning.observe(model, batch, context, ram, directory, offload=offload)
+    whole = fresh_process.call(sg.planning.observe, model, batch, context, ram, directory, offload=offload)
     saved_bytes = whole.predict(1 << 50).saved_bytes
     lasting_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for policy in POLICIES:

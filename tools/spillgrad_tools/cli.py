@@ -523,7 +523,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [word for word in arguments if word != "--debug"]
     try:
         _require_output()
-        with contextlib.nullcontext() if debug else _warnings_for_users():
+        with contextlib.nullcontext() if debug else warnings_for_users():
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # at the exit of the process, nobody would say that this failed
             return status
@@ -548,7 +548,7 @@ def _require_output() -> None:
 
 
 @contextlib.contextmanager
-def _warnings_for_users() -> Iterator[None]:
+def warnings_for_users() -> Iterator[None]:
     """Inside the block, print of a warning what it says."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:

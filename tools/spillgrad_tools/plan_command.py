@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 import spillgrad as sg
 from spillgrad.errors import SpillError
 from spillgrad.storage.budget import format_bytes
+from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds
 
 OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lion}
@@ -35,11 +37,10 @@ def run(
     Raises BudgetError with the least memory that works when there is less, SpillError when the disk is too small.
     """
     console = Console()
-    make = OPTIMIZERS[optimizer]
     with Console(stderr=True).status("training two layers of it, and measuring this machine"):
-        found = sg.planning.plan(
-            model, batch, context, ram, directory, accumulate=accumulate, lora=lora, autocast=autocast, offload=offload,
-            optimizer=lambda parameters: make(parameters, lr=1e-3),
+        found = fresh_process.call(
+            plan, optimizer, model, batch, context, ram, directory, accumulate=accumulate, lora=lora, autocast=autocast,
+            offload=offload,
         )  # fmt: skip
     again = command(found, model, directory, lora, autocast) if optimizer == "adamw" else None
     if as_json:
@@ -53,6 +54,12 @@ def run(
             f"plan: got {directory} with {format_bytes(found.machine.disk.free_bytes)} free, wanted "
             f"{format_bytes(found.prediction.disk_bytes)}; free space there, or name another folder with --dir"
         )
+
+
+def plan(optimizer: str, *args: Any, **options: Any) -> sg.planning.Plan:
+    """Return what `sg.planning.plan` does for a named optimizer."""
+    make = OPTIMIZERS[optimizer]
+    return sg.planning.plan(*args, **options, optimizer=lambda parameters: make(parameters, lr=1e-3))
 
 
 def command(plan: sg.planning.Plan, model: str, directory: Path, lora: int | None, autocast: bool) -> str:

@@ -1,0 +1,73 @@
+"""A call in a process that compiles no kernel: one that does keeps the compiler's memory, 200 MiB, until it ends."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from spillgrad_kernels.compile import counts
+from spillgrad_tools.cli import warnings_for_users
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a function of a module returns in a process of its own, which finds its kernels on disk.
+
+    Where they are not there yet, another process compiles them before; where nothing can be kept there, it compiles
+    them all the same, as every process does then.
+    Raises what the function raises; ChildProcessError when the process ends without an answer.
+    """
+    request = pickle.dumps((function, args, kwargs))
+    for _ in range(2):
+        answer, complaints = _ask(request, function.__name__)
+        outcome, compiled = pickle.loads(answer)
+        if not compiled:
+            break
+    sys.stderr.write(complaints)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
+
+
+def _ask(request: bytes, name: str) -> tuple[bytes, str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,  # so that Ctrl-C comes once, from here
+    )
+    try:
+        answer, complaints = process.communicate(request)
+    except BaseException:
+        process.send_signal(signal.SIGINT)  # it removes its files
+        process.communicate()
+        raise
+    if process.returncode:
+        sys.stderr.write(complaints.decode())
+        raise ChildProcessError(f"{name}: its process ended with status {process.returncode}")
+    return answer, complaints.decode()
+
+
+def _answer() -> None:
+    """Answer the call on standard input."""
+    function, args, kwargs = pickle.load(sys.stdin.buffer)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what is printed is no answer
+        outcome: Any
+        try:
+            with warnings_for_users():
+                outcome = function(*args, **kwargs)
+        except Exception as error:
+            outcome = error
+        pickle.dump((outcome, counts.compiled), answers)
+
+
+if __name__ == "__main__":
+    _answer()
