@@ -52,7 +52,7 @@ _KEEP_EMPTY_S = 5.0
 class DiskStore:
     """Keeps arrays in RAM up to `ram_budget` bytes and in HDF5 files below `directory` beyond it.
 
-    A thread starts when it is first needed: the writer, which alone touches the files' structure. It has the process's
+    Each store has a thread: the writer, which alone touches the files' structure. It has the process's
     I/O threads bring the oldest arrays to disk, and the newest of those back once arrays are asked for again. What they
     share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 

@@ -16,7 +16,8 @@ _PACKAGE = "spillgrad.storage"
 _MARK = "SIGNALS_WAIT"
 # A module of this library that is being imported, and Numba with it: a handler would find half of it.
 _LIBRARY, _IMPORT = "spillgrad", "<module>"
-# What an exception could not leave: Python prints those of finalizers and forgets them.
+# What an exception could not leave: Python prints those of finalizers and forgets them. One that hangs, which is none
+# of a store, is interrupted all the same after a while.
 _FINALIZER = "__del__"
 _OF_WEAKREF = (weakref.__name__, "_weakrefset")
 
@@ -27,6 +28,7 @@ _JOINS = {
 }
 _STARTS = threading.Thread.start.__code__  # a short wait, after which somebody takes note of the thread
 _AGAIN_S = 0.001
+_PATIENCE_S = 2.0
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -37,9 +39,13 @@ class _Postponing:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
+        self._came_s: float | None = None  # when the signal came that is put off
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if _may_be_left(frame):
+        now_s = time.monotonic()
+        self._came_s = self._came_s or now_s
+        if _may_be_left(frame, is_patient=now_s - self._came_s < _PATIENCE_S):
+            self._came_s = None
             return self._handler(number, frame)
         # Not a Thread: its locks may be what was interrupted.
         return _thread.start_new_thread(_come_again, (threading.get_ident(), number))
@@ -64,13 +70,16 @@ def _come_again(main_thread: int, number: int) -> None:
     signal.pthread_kill(main_thread, number)
 
 
-def _may_be_left(frame: FrameType | None) -> bool:
-    """Return whether the main thread, which is in this frame, waits there, or is in nothing that must be whole."""
+def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
+    """Return whether the main thread, which is in this frame, waits there, or is in nothing that must be whole.
+
+    Who is not patient leaves finalizers too.
+    """
     waits = frame is not None and _waits(frame)
     is_in_store = False
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == _FINALIZER or name in _OF_WEAKREF:
+        name = str(frame.f_globals.get("__name__"))
+        if is_patient and (frame.f_code.co_name == _FINALIZER or name in _OF_WEAKREF):
             return False
         waits = waits and frame.f_code is not _STARTS
         is_imported = frame.f_code.co_name == _IMPORT and name.startswith(_LIBRARY)

@@ -76,7 +76,7 @@ class Lifecycle:
                     self._segments.close()
                 finally:
                     self._end()
-        except OSError as error:  # a finalizer or the writer may be what ends the store: nobody hears them
+        except OSError as error:  # the writer may be what ends the store: nobody hears it
             self._failure = error
         finally:
             self._account.lock.forget()

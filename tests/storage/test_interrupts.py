@@ -11,6 +11,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
+from spillgrad.storage import interrupts
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.store_lock import StoreLock
@@ -153,6 +154,19 @@ def test_what_a_handler_raises_is_not_lost_in_a_finalizer(stops_at_sigusr1: None
         die(finalize)
         sleep_until_stopped()
     assert done == [True]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_finalizer_that_hangs_is_interrupted_after_a_while(stops_at_sigusr1: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(interrupts, "_PATIENCE_S", 0.1)
+
+    def hang() -> None:
+        raise_it()
+        time.sleep(60)
+
+    started = time.monotonic()
+    finalize_in_del(hang)
+    assert time.monotonic() - started < 30
 
 
 def test_what_a_condition_does_with_its_lock_held_is_no_wait(stops_at_sigusr1: None):

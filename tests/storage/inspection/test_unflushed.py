@@ -142,8 +142,10 @@ def test_a_run_that_is_killed_in_a_step_has_nothing_damaged(tmp_path: Path, opti
         assert found.problems == found.changed == []
         assert found.arrays == len(live_arrays(run)) > 0
         assert found.verified + found.encrypted + found.unverified == found.arrays
-        assert all(one.what.startswith("its run was killed before a flush: ") for one in found.notes)
-        assert found.notes
+        # A kill may come in the middle of a write: the kernel stops after any page.
+        notes = [one.what for one in found.notes if one.what != "its last line is cut off, as a killed run leaves it"]
+        assert all(note.startswith("its run was killed before a flush: ") for note in notes)
+        assert notes
 
 
 def test_one_flipped_byte_of_a_run_that_never_flushed_is_found(tmp_path: Path):
