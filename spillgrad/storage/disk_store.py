@@ -184,15 +184,17 @@ class DiskStore:
         fits, copied = True, None
         while True:
             with account.lock:
-                if copied is not None:
-                    account.cache.unreserve(array.nbytes)
-                account.settle("put")
-                self._writer.answer_failures()
-                account.cache.schedule.pause()
-                entry = account.known(key)
-                if entry is None and copied is None:
-                    fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
-                    entry = account.known(key)  # another thread may have put it meanwhile
+                try:
+                    account.settle("put")
+                    self._writer.answer_failures()
+                    account.cache.schedule.pause()
+                    entry = account.known(key)
+                    if entry is None and copied is None:
+                        fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
+                        entry = account.known(key)  # another thread may have put it meanwhile
+                finally:  # from here on the copy counts itself, and nobody else took its room
+                    if copied is not None:
+                        account.cache.unreserve(array.nbytes)
                 if entry is None and (copied is not None or may_be_kept(array)):
                     kept, arrival = copied or (cast(np.ndarray, array), None)
                     entry = account.enter(kept, key, label, unchanged if copied is None else None, lasting)
