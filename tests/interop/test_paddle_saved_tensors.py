@@ -413,6 +413,32 @@ def test_lossy_codecs_round_floats_and_leave_other_dtypes(directory: Path, codec
     assert bits(exact) == bits(wanted)
 
 
+@pytest.mark.parametrize("codec", [None, "lossless", "bf16", "int8"])
+@pytest.mark.parametrize("first", ["original", "copy"])
+def test_what_a_lossy_context_gave_back_is_not_the_original_to_another(directory: Path, codec: str | None, first: str):
+    holding, lossy = save_on_disk(directory, ram_budget=LARGE), save_on_disk(directory, ram_budget=0, codec="int8")
+    other = save_on_disk(directory, ram_budget=LARGE, codec=codec)
+    x = paddle.randn([300, 100])
+    kept = [holding.pack_hook(x), lossy.pack_hook(x)]
+    tensors = {"original": x, "copy": lossy.unpack_hook(kept[1])}
+    wanted = {name: bits(tensor) for name, tensor in tensors.items()}
+    assert wanted["original"] != wanted["copy"]
+    order = sorted(tensors, key=lambda name: name != first)
+    packed = {name: other.pack_hook(tensors[name]) for name in order}
+    for name in order:
+        assert bits(other.unpack_hook(packed[name])) == wanted[name]
+
+
+@pytest.mark.parametrize("codec", [None, "bf16"])
+def test_what_a_context_gave_back_is_not_stored_again_there(directory: Path, codec: str | None):
+    spill = save_on_disk(directory, ram_budget=0, codec=codec)
+    kept = spill.pack_hook(paddle.randn([300, 100]))
+    got = spill.unpack_hook(kept)
+    again = spill.pack_hook(got[3:])
+    assert spill.stats().live_bytes == 300 * 100 * 4
+    assert bits(spill.unpack_hook(again)) == bits(got[3:])
+
+
 def test_encrypted_files_come_back(directory: Path):
     spill, w = save_on_disk(directory, ram_budget=0, encrypt=True), weight()
     with spill:

@@ -31,6 +31,7 @@ from spillgrad.interop.paddle.memory import (
     same_bytes,
 )
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
@@ -63,14 +64,21 @@ class Spilled:
     Or before: a node keeps the memory that it got until it cannot run again, but not what it got it for until it dies.
     """
 
-    __slots__ = ("_begin", "_by_layer", "_held", "_key", "_origin", "_stored", "_version")
+    __slots__ = ("_altered_by", "_begin", "_by_layer", "_held", "_key", "_origin", "_stored", "_version")
 
     def __init__(
-        self, stored: _Stored, key: Hashable, begin: int, version: Version, origin: Origin | Lent, by_layer: bool
+        self,
+        stored: _Stored,
+        key: Hashable,
+        altered_by: object,
+        begin: int,
+        version: Version,
+        origin: Origin | Lent,
+        by_layer: bool,
     ) -> None:
         self._stored = weakref.ref(stored)
         self._held: _Stored | None = stored
-        self._key, self._begin, self._version = key, begin, version
+        self._key, self._altered_by, self._begin, self._version = key, altered_by, begin, version
         self._origin = weakref.ref(origin)
         self._by_layer = by_layer
 
@@ -95,7 +103,7 @@ class Spilled:
             array = array.reshape(-1).view(np.uint8)
             if begin:  # Paddle looks for it where it was in its memory
                 array = placed(array, begin)
-        tensor = self._version.over(lend(Lent(array, begin, end, self._key, self._version, stored)))
+        tensor = self._version.over(lend(Lent(array, begin, end, self._key, self._altered_by, self._version, stored)))
         if for_node:
             self.free()
         return tensor
@@ -196,6 +204,7 @@ class save_on_disk(StoreOwner):
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
         self._codec = codec
+        self._codec_mark = object() if is_lossy(codec) else None
         self._open_store(
             "save_on_disk",
             directory,
@@ -260,7 +269,7 @@ class save_on_disk(StoreOwner):
             return Kept(_without_the_rest(tensor, layout, by_layer), by_layer)
         version, memory = Version(tensor, layout, by_layer), memory_of(tensor)
         begin, end = 0, memory.array.nbytes
-        if isinstance(memory, Lent):
+        if isinstance(memory, Lent) and memory.altered_by in (None, self._codec_mark):
             key, begin, end = memory.key, memory.begin, memory.end
         else:
             key = (memory.number, version.number)
@@ -283,7 +292,7 @@ class save_on_disk(StoreOwner):
             strides = tuple(stride * layout.itemsize for stride in layout.stride)
             handle.views.append(View(None, None, layout.dtype, layout.size, strides, layout.offset - begin))
         self._handles[key] = handle
-        return Spilled(stored, key, begin, version, memory, by_layer)
+        return Spilled(stored, key, self._codec_mark, begin, version, memory, by_layer)
 
 
 class _Thread(threading.local):
