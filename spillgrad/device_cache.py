@@ -7,11 +7,11 @@ oldest leave, and a thread brings the newest of them back once backward asks for
 import bisect
 import collections
 import contextlib
-import functools
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from typing import cast
 
 import numpy as np
 
@@ -60,13 +60,16 @@ class Stored:
         """Return the memory on the device. Raises SpillError when it was changed before it was copied."""
         return self.cache.get(self)
 
+    def drop(self) -> None:
+        """Release one reference; never blocks."""
+        self.cache.drop(self)
+
 
 class DeviceCache:
     """Keeps at most `budget_bytes` of saved memory on the device, and the rest in `store`.
 
     Beyond the budget is what backward uses at the moment. The lock guards all fields; the store, which may wait for the
-    disk, is called without it. What dies is appended to `drops`: finalizers take no
-    lock that others hold.
+    disk, is called without it. What is dropped waits in `_dropped`, as whoever drops must not wait for the lock.
     """
 
     def __init__(self, store: DiskStore, budget_bytes: int) -> None:
@@ -78,7 +81,7 @@ class DeviceCache:
         self._resident: list[Stored] = []  # on the device, the oldest first
         self._away: list[Stored] = []  # in the store only, the oldest first
         self._leaving: collections.deque[tuple[Stored, driver.Event]] = collections.deque()
-        self.drops: collections.deque[Stored] = collections.deque()
+        self._dropped: collections.deque[Stored] = collections.deque()
         self._sequence = 0
         self._copies = Copies()
 
@@ -101,6 +104,7 @@ class DeviceCache:
                 self._sequence += 1
                 if storage is not None:
                     stored.storage, stored.version = storage, storage.version
+                    stored.watcher = weakref.ref(storage)
                 self._stay(stored)
             if len(stored.views) < most_views:
                 stored.views.append(view)
@@ -108,7 +112,7 @@ class DeviceCache:
             while (oldest := self._to_leave()) is not None:
                 self._send(oldest)
         except BaseException:  # the caller gets nothing to drop
-            self.drops.append(stored)
+            self._dropped.append(stored)
             raise
         return stored
 
@@ -129,17 +133,18 @@ class DeviceCache:
 
         Raises what the store raises; the array stays.
         """
-        handle = stored.handle
+        handle, source = stored.handle, None
         try:
             array = stored.array
             if handle is None and array is not None and stored.error is None:
-                source = Source(array, functools.partial(self._copy_out, stored))
+                source = Source(array, self._copies.out)
                 handle = self._store.put(source, label=stored.label)
                 handle.views.extend(stored.views)
         finally:
             with self._lock:
                 if stored.handle is None and handle is not None:
                     stored.handle = handle
+                    self._leaving.append((stored, cast(driver.Event, cast(Source, source).done)))
                     if not stored.users:
                         self._store.drop(handle)
                 if leaves and (handle is not None or stored.error is not None):
@@ -147,12 +152,6 @@ class DeviceCache:
                 moving, stored.moving = stored.moving, None
                 assert moving is not None
                 moving.set()
-
-    def _copy_out(self, stored: Stored, array: np.ndarray) -> tuple[np.ndarray, driver.Event]:
-        host, done = self._copies.out(array)
-        with self._lock:
-            self._leaving.append((stored, done))
-        return host, done
 
     # Backward
 
@@ -275,8 +274,8 @@ class DeviceCache:
             stored, _ = self._leaving.popleft()
             self._is_changed(stored)
             stored.storage = None
-        while self.drops:
-            stored = self.drops.popleft()
+        while self._dropped:
+            stored = self._dropped.popleft()
             stored.users -= 1
             if stored.users:
                 continue
@@ -287,6 +286,15 @@ class DeviceCache:
             _discard(self._away, stored)
             if stored.handle is not None:
                 self._store.drop(stored.handle)
+
+    def drop(self, stored: Stored) -> None:
+        """Release one reference; never blocks: who has the lock, or takes it next, sees to it."""
+        self._dropped.append(stored)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._tidy()
+            finally:
+                self._lock.release()
 
     def flush(self) -> None:
         """Copy to the store what is on the device alone."""

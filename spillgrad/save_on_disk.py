@@ -77,7 +77,7 @@ class Spilled(Holder):
         offset: int,
         strides: tuple[int, ...],
     ) -> None:
-        super().__init__((spill._store if isinstance(stored, Handle) else stored.cache).drops.append, stored)
+        super().__init__(spill._store.drops.append, stored)
         self._spill = spill
         self._key = key
         self._dtype = array.dtype
@@ -221,7 +221,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         self._device_budget = parse_bytes(device_budget)
         self._codec_mark = object() if is_lossy(codec) else None
         self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
-        self._making_device_cache = threading.Lock()
+        self._making_device_cache = threading.RLock()
         self._open_store(
             "save_on_disk",
             directory,
@@ -297,15 +297,16 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         if is_on_device(stored):
             owner = storage if is_kept else None
             there = self._on_device().put(contiguous(stored), key, label, owner, view, MAX_VIEWS)
-            _watch_own(there, storage, is_kept)
             return Spilled(self, there, key, array, offset, strides)
         version = storage.version
         # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
         # back from there gets this storage, and counts its changes there.
-        handle = self._store.put(stored, key=key, label=label, unchanged=lambda: storage.version == version)
+        watcher = storage if is_kept else None
+        handle = self._store.put(
+            stored, key=key, label=label, unchanged=lambda: storage.version == version, watcher=watcher
+        )
         if len(handle.views) < MAX_VIEWS:
             handle.views.append(view)
-        _watch_own(handle, storage, is_kept)
         return Spilled(self, handle, key, array, offset, strides)
 
     def unpack_hook(self, packed: Any) -> Tensor:
@@ -365,12 +366,6 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
                 f"clone() a saved tensor before changing it"
             )
         return array, storage
-
-
-def _watch_own(stored: "Handle | Stored", storage: Storage, is_kept: bool) -> None:
-    """Note that the storage that was packed counts the changes of what is stored, if its memory itself is."""
-    if is_kept and stored.watcher() is None:
-        stored.watcher = weakref.ref(storage)
 
 
 def _key(storage: Storage, codec_mark: object) -> Hashable:

@@ -171,6 +171,7 @@ class _Watched:
 
     def enter(self, phase: str) -> None:
         """Begin with a phase."""
+        self.store.see_to_drops()  # which are of the phase before
         self.phase, self.unit = phase, HEAD if phase == "backward" else OUTSIDE
         self.marks[phase] = self.now_s()
         stats = self.store.stats()
@@ -322,11 +323,11 @@ class _Trace:
 
     def __init__(self, store: DiskStore, watched: _Watched) -> None:
         self._store, self._watched = store, watched
-        self._known: dict[Handle, int] = {}
-        self._references: collections.Counter[int] = collections.Counter()
+        self._live: set[int] = set()  # the sequences of handles
         self.begin()
-        for name in ("put", "get", "use", "begin_change", "drop"):
+        for name in ("put", "get", "use", "begin_change"):
             setattr(store, name, self._seen(name, getattr(store, name)))
+        store.watch_drops(self._dropped)
 
     def begin(self) -> None:
         """Forget what happened before."""
@@ -338,8 +339,9 @@ class _Trace:
         self._numbers: dict[int, int] = {}  # of the handles, by their sequence
 
     def stop(self) -> None:
-        for name in ("put", "get", "use", "begin_change", "drop"):
+        for name in ("put", "get", "use", "begin_change"):
             vars(self._store).pop(name, None)
+        self._store.watch_drops(None)
 
     def name(self, handle: Handle, key: Any) -> None:
         """Say which memory a handle stands for."""
@@ -350,25 +352,23 @@ class _Trace:
 
         def put(*args: Any, **options: Any) -> Handle:
             handle: Handle = method(*args, **options)
-            self._references[handle.sequence] += 1
-            if self._references[handle.sequence] == 1:
+            if handle.sequence not in self._live:
+                self._live.add(handle.sequence)
                 self._note("put", handle)
             return handle
 
-        def drop(handle: Handle) -> None:
-            method(handle)
-            self._references[handle.sequence] -= 1
-            if self._references[handle.sequence] <= 0:
-                del self._references[handle.sequence]
-                self._note("drop", handle)
-
         def used(handle: Handle, *args: Any) -> Any:
+            self._store.see_to_drops()  # which came before
             if handle.label.op == "state" and self._watched.phase == "backward":
                 self._watched.enter("update")
             self._note(kinds[name], handle)
             return method(handle, *args)
 
-        return put if name == "put" else drop if name == "drop" else used
+        return put if name == "put" else used
+
+    def _dropped(self, handle: Handle) -> None:
+        self._live.discard(handle.sequence)
+        self._note("drop", handle)
 
     def _note(self, kind: str, handle: Handle) -> None:
         if self._watched.phase in ("forward", "backward", "update"):

@@ -48,6 +48,7 @@ class Account:
         self.failures: dict[Entry | None, SpillError] = {}
         self.closing = False
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
+        self.on_drop: Callable[[Handle], None] | None = None  # called when the last reference to an array goes
         self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
         self.on_room: Callable[[], None] = lambda: None
         self._before = self.ledger.traffic()
@@ -55,8 +56,9 @@ class Account:
         self.sequence = 0
         self._by_key: dict[Hashable, Entry] = {}
         self.ended: SpillError | None = None  # why the store can no longer be used, if it was not closed
-        # What dropped handles are appended to; and references to a store and to its owner once those are gone.
-        self.posted: collections.deque[Handle | weakref.ref[Any]] = collections.deque()
+        # What handles are appended to, to be dropped, as is all else with a method `drop` that never blocks; and
+        # references to a store and to its owner once those are gone.
+        self.posted: collections.deque[Any] = collections.deque()
         self._store: weakref.ref[Any] = weakref.ref(self)
         self._owner: weakref.ref[Any] = self._store
         self._wakers: list[weakref.ref[Any]] = []
@@ -95,6 +97,11 @@ class Account:
         """Whether something was posted, or an array that is counted died. Called without the lock."""
         return bool(self.posted) or self.cache.has_ended
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether arrays are held, or those that the store made are alive. Called without the lock."""
+        return bool(self.entries) or self.cache.has_lent
+
     def drain(self) -> None:
         """See to what was posted."""
         while self.posted:
@@ -103,8 +110,10 @@ class Account:
                 self.release(item)
             elif item is self._owner:
                 self._retiring = True
-            else:
+            elif item is self._store:
                 self.close()
+            else:
+                item.drop()
         self.cache.settle()
         if self.loads_wait and not self.closing:
             self.on_room()
@@ -151,8 +160,8 @@ class Account:
 
     def submit(self, work: Callable[[], None]) -> None:
         """Have an I/O thread do something for the store, which lasts at least until then."""
+        io_threads.submit(work, self._job_ended)  # which comes to its end only once this thread gives up the lock
         self._jobs += 1
-        io_threads.submit(work, self._job_ended)
 
     def _job_ended(self, error: SpillError | None) -> None:
         with self.lock:
@@ -251,6 +260,8 @@ class Account:
         if entry.references > 0:
             return
         del self.entries[entry.sequence]
+        if self.on_drop is not None:
+            self.on_drop(entry)
         if entry.key is not None:
             del self._by_key[entry.key]
         self.failures.pop(entry, None)

@@ -206,6 +206,11 @@ class Cache:
         """Whether arrays that are counted died."""
         return bool(self._ended)
 
+    @property
+    def has_lent(self) -> bool:
+        """Whether arrays that the store made are alive."""
+        return bool(self._leases)
+
     def settle(self) -> None:
         """Stop counting arrays that died."""
         while self._ended:

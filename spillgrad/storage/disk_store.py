@@ -160,6 +160,15 @@ class DiskStore:
         """What a finalizer appends a handle to, to drop it; the store sees to it with the next call, or soon."""
         return self._account.posted
 
+    def see_to_drops(self) -> None:
+        """Free what was dropped until now, as every call does first."""
+        self._account.look()
+
+    def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
+        """Call back when the last reference to an array goes, in any thread, which holds locks; None ends that."""
+        with self._account.lock:
+            self._account.on_drop = callback
+
     @property
     def ram_budget(self) -> int:
         """The budget in bytes."""
@@ -172,9 +181,10 @@ class DiskStore:
         key: Hashable | None = None,
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
+        watcher: object | None = None,
         lasting: bool = False,
     ) -> Handle:
-        """Keep `array`; see `Store.put`.
+        """Keep `array`; see `Store.put`. Its handle's `watcher` is the given one, to which it refers weakly.
 
         Waits for the writer when the budget is full. An array that cannot fit is written before this returns, straight
         from the caller's memory.
@@ -199,6 +209,8 @@ class DiskStore:
                     kept, arrival = copied or (cast(np.ndarray, array), None)
                     entry = account.enter(kept, key, label, unchanged if copied is None else None, lasting)
                     entry.arrival = arrival
+                    if watcher is not None:
+                        entry.watcher = weakref.ref(watcher)
                     self._keep(entry, kept, fits, is_copy=copied is not None)
                 if entry is not None:
                     warning = self._writer.warning()

@@ -60,7 +60,8 @@ def keep_whole() -> None:
         return
     for number in _SIGNALS:
         handler = signal.getsignal(number)
-        if callable(handler) and not isinstance(handler, _Postponing):
+        is_asyncios = str(getattr(handler, "__module__", None)).startswith("asyncio")  # it does nothing by itself
+        if callable(handler) and not isinstance(handler, _Postponing) and not is_asyncios:
             signal.signal(number, _Postponing(handler))
 
 
@@ -91,5 +92,6 @@ def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
 def _waits(frame: FrameType) -> bool:
     """Return whether what runs in a frame waits for another thread, and has given its lock up meanwhile."""
     if frame.f_code is _WAIT:
-        return not frame.f_locals["self"]._is_owned()
+        # The local comes just before the `try` that takes the lock again.
+        return "gotit" in frame.f_locals and not frame.f_locals["self"]._is_owned()
     return frame.f_code in _JOINS

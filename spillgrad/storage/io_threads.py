@@ -23,9 +23,13 @@ def submit(work: Callable[[], None], ended: Callable[[SpillError | None], None])
     if not _started:
         with _starting:
             if not _started:
-                _started = True
-                for i in range(_THREADS):
-                    threading.Thread(target=_work, args=(_jobs,), name=f"spillgrad-io-{i}", daemon=True).start()
+                _started = True  # first: a finalizer may come and submit something too
+                try:
+                    for i in range(_THREADS):
+                        threading.Thread(target=_work, args=(_jobs,), name=f"spillgrad-io-{i}", daemon=True).start()
+                except BaseException:  # the system gives no thread: who comes next tries again
+                    _started = False
+                    raise
     _jobs.put((work, ended))
 
 

@@ -15,6 +15,7 @@ from spillgrad.storage.journal import WRITE_EVERY_S, Line, Sums
 from spillgrad.storage.run_directory import RunDirectory
 from spillgrad.storage.segment import abandon_at_exit
 from spillgrad.storage.segment_set import SegmentSet
+from spillgrad.storage.store_lock import own_threads
 from spillgrad.storage.worker import Worker
 
 
@@ -52,6 +53,8 @@ class Lifecycle:
         """
         with self._account.lock:
             self._account.close()
+        if threading.get_ident() in own_threads:  # the collector came there: it cannot wait for itself
+            return
         self._worker.join()
         with self._account.lock:
             self.end()  # the writer did, unless it died

@@ -22,7 +22,7 @@ class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to 
         _locks.append(self)
 
     def __enter__(self) -> bool:  # type: ignore[override]
-        for lock in _locks:
+        for lock in tuple(_locks):
             if lock.is_mine():
                 raise interrupted_error()
         return self.acquire()

@@ -27,8 +27,9 @@ from spillgrad.storage.worker import Worker
 _HIGH_WATER = 0.5
 # After a failed write of a store that may keep all in RAM, the disk is left alone for so long.
 _PAUSE_S = 2.0
-# Where nobody else takes the lock, the writer looks so often for what finalizers posted.
-_LOOK_EVERY_S = 0.02
+# Where nobody else takes the lock, the writer looks so often for what finalizers posted: while the store holds arrays,
+# and while at most others hold some that will come to it, as on a device.
+_LOOK_EVERY_S, _LOOK_IDLE_S = 0.02, 0.5
 # Arrays with a place whose bytes are not all there yet: enough that no I/O thread waits for this one.
 _MOVING_MAX = 4
 
@@ -238,7 +239,7 @@ class Writer:
                 return self._tell()
             if left_s <= 0:
                 return self._segments.remove_unused()
-            if account.bell.wait(min(left_s, _LOOK_EVERY_S)):
+            if account.bell.wait(min(left_s, _LOOK_EVERY_S if account.is_in_use else _LOOK_IDLE_S)):
                 return None
         return None
 

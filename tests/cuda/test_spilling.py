@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import gc
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import spillgrad as sg
 from spillgrad.errors import SavedTensorError, SpillError
 from spillgrad.nn import functional as F
 from spillgrad.storage.disk_store import DiskStore
+from tests.waiting import wait_until
 
 WIDTH = 8  # the simulator takes milliseconds for each number of a product
 LAYERS = 3
@@ -261,4 +264,39 @@ def test_looking_for_room_behind_an_array_looks_at_few_of_those_on_the_device(tm
         y = [sg.ones(2, device="cuda", requires_grad=True).exp() for _ in range(arrays)]
     Compared.times = 0
     y[arrays // 2].sum().backward()
-    assert 0 < Compared.times < 100
+    assert Compared.times < 100
+
+
+def test_what_the_disk_refused_is_still_watched_for_changes(leaves, tmp_path):
+    spill = sg.save_on_disk(tmp_path, ram_budget=0, device_budget=STATE_BYTES, min_bytes=0, direct_io=False)
+    with spill:
+        y = leaves[0].exp()  # saves its result, which stays on the device
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+        with pytest.raises(SpillError, match="could not write"):
+            leaves[1].exp()  # sends the first one to the store
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    with spill:
+        leaves[1].sin()  # it is noted which copies are done
+    with sg.no_grad():
+        y.mul_(0.5)
+    with spill:
+        other = leaves[1].exp()
+    with pytest.raises((SavedTensorError, SpillError), match=r"modified"):
+        y.sum().backward()
+    del other
+
+
+def test_what_dies_on_a_device_is_freed_though_nobody_asks_for_anything(leaves, tmp_path):
+    spill = sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0)
+    with spill:
+        loss = loss_of(leaves)
+    resident = [spill._on_device()]
+    assert resident[0].resident_bytes > 0
+    del loss
+    wait_until(lambda: resident[0].resident_bytes == 0)
+    resident.clear()
+    del spill
+    wait_until(lambda: list(tmp_path.iterdir()) == [])

@@ -679,3 +679,32 @@ def test_a_directory_of_no_place_is_refused(directory: Path, monkeypatch: pytest
     gone.rmdir()
     with pytest.raises(SpillError, match="cannot use spill: No such file or directory"):
         DiskStore("spill", ram_budget=0)
+
+
+def test_a_thread_that_cannot_be_started_hangs_nothing(tmp_path: Path):
+    script = """
+        import sys, threading
+        import numpy as np
+        from spillgrad.errors import SpillError
+        from spillgrad.storage import io_threads
+        from spillgrad.storage.disk_store import DiskStore
+        store = DiskStore(sys.argv[1], ram_budget=0, direct_io=False)
+        start = threading.Thread.start
+        def refuse(thread):
+            if thread.name.startswith("spillgrad-io"):
+                threading.Thread.start = start
+                raise RuntimeError("can't start new thread")
+            start(thread)
+        threading.Thread.start = refuse
+        threading.excepthook = lambda arguments: None
+        try:
+            store.put(np.ones(1000))
+        except SpillError as error:
+            print("can't start" in str(error))
+        store.close()
+        other = DiskStore(sys.argv[1], ram_budget=0, direct_io=False)
+        print(other.get(other.put(np.ones(1000))).sum())
+        other.close()
+    """
+    ran = run_script(script, tmp_path)
+    assert (ran.stdout, ran.stderr) == ("True\n1000.0\n", "")

@@ -1,5 +1,6 @@
 """Ctrl-C comes between the things a store does, and where it waits."""
 
+import asyncio
 import signal
 import threading
 import time
@@ -217,3 +218,19 @@ def test_a_step_takes_interrupts_over_again_as_each_cell_of_a_notebook_gives_the
     store.begin_step()
     assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     store.close()
+
+
+def test_a_signal_that_comes_again_reaches_asyncio_once(tmp_path: Path):
+    calls = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: calls.append(1))
+        keep_whole()
+        work = in_storage("def work(raise_it): raise_it(); sum(range(1_000_000))")
+        work(raise_it)
+        await asyncio.sleep(0.05)
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    asyncio.run(main())
+    assert calls == [1]

@@ -136,7 +136,7 @@ class Lent(Seen):
 _numbers = itertools.count()
 _origins: weakref.WeakValueDictionary[int, Origin] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
-_memories_lock = threading.Lock()
+_memories_lock = threading.RLock()
 
 
 def lend(memory: Lent) -> Lent:

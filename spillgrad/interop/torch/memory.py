@@ -32,7 +32,7 @@ class Origin:
 
 
 _origins: weakref.WeakValueDictionary[int, Origin] = weakref.WeakValueDictionary()
-_origins_lock = threading.Lock()
+_origins_lock = threading.RLock()
 _numbers = itertools.count()
 
 

@@ -287,7 +287,7 @@ def _present_node() -> int | None:
 
 # Where in RAM what was stored is already. There is one for each handle, so that all count changes alike.
 _memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
-_memories_lock = threading.Lock()
+_memories_lock = threading.RLock()
 
 
 def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
