@@ -23,6 +23,7 @@ from spillgrad.ops.losses import MADE_AHEAD
 from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
+from spillgrad.small_tensors import SmallTensors, SpilledSmall, lie
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
 from spillgrad.storage.interrupts import keep_whole
@@ -234,6 +235,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
+        self._small = SmallTensors(self._store)
         self._auto: Automatic | None = None
         if policy == "auto":
             self._policy = self._auto = Automatic(self._store, os.stat(self._store.directory).st_dev)
@@ -279,6 +281,9 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         key, strides = _key(storage, self._codec_mark), array.strides
         if self._auto is not None:
             self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
+        if self._small.takes(storage):
+            how = lie(array.dtype, array.shape, array.strides, offset)
+            return self._small.pack(storage, how, operation or None, slot or None, labels.current.step)
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
         if not is_kept:
@@ -311,7 +316,11 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor() if isinstance(packed, Spilled | _Kept | Conversion | OffloadedView) else packed
+        return (
+            packed.tensor()
+            if isinstance(packed, Spilled | SpilledSmall | _Kept | Conversion | OffloadedView)
+            else packed
+        )
 
     def _keep(self, tensor: Tensor, operation: str, slot: str) -> _Kept:
         kept = _Kept(tensor)
@@ -338,6 +347,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         """
         if self._device_cache is not None:
             self._device_cache.flush()
+        self._small.end_batch()
         super().flush()
 
     def _on_device(self) -> "DeviceCache":

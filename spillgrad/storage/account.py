@@ -267,6 +267,7 @@ class Account:
         self.failures.pop(entry, None)
         self.ledger.freed(entry)
         self.cache.remove(entry)
+        self.cache.unreserve(entry.beside_bytes, pinned=True)
         self.cache.schedule.drop(entry)
         if not entry.lasting:
             self._passing -= 1

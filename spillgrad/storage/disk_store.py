@@ -231,6 +231,29 @@ class DiskStore:
                 raise
         return entry
 
+    def begin(self, array: np.ndarray, label: Label) -> Handle:
+        """Keep an array that the caller is about to fill; it stays in RAM until `end_change`. Waits as `put` does.
+
+        Raises SpillError when an earlier write failed.
+        """
+        account = self._account
+        with account.lock:
+            account.settle("begin")
+            self._writer.answer_failures()
+            account.cache.schedule.pause()
+            self._writer.wait_for_room(self._writer.needs(array), label, array.dtype)
+            entry = account.enter(array, None, label, None, lasting=False)
+            account.cache.begin_change(entry, array)
+            self._tell()
+        return entry
+
+    def count_with(self, handle: Handle, nbytes: int) -> None:
+        """Count bytes that a caller holds for what is stored under a handle, for as long as that is live."""
+        with self._account.lock:
+            entry = self._account.live_entry("count_with", handle)
+            entry.beside_bytes += nbytes
+            self._account.cache.reserve(nbytes, pinned=True)
+
     def _keep(self, entry: Entry, array: np.ndarray, fits: bool, is_copy: bool) -> None:
         """Hold a new entry's array in RAM, or write it where it does not fit. Called with the lock held."""
         try:

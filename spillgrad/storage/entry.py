@@ -20,6 +20,7 @@ class Entry(Handle):
         "ahead",
         "array",
         "arrival",
+        "beside_bytes",
         "changing",
         "edition",
         "encoded",
@@ -54,6 +55,7 @@ class Entry(Handle):
         self.leaves = False  # a plan says that it cannot stay in RAM until then
         self.ahead = False  # it was read for its next use, until which it stays
         self.references = 1
+        self.beside_bytes = 0  # of what callers hold for it, which counts too
         self.moved: Moved  # what became of arrays that come from where this one does
         self.edition = sequence  # what files call it: another number after each change
         self.lasting = False  # used in every step, until it is dropped
