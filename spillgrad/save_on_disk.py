@@ -146,7 +146,9 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
     One storage is stored once, however many nodes and views save it. Tensors that stay in RAM anyway (views of leaves
     that require a gradient) or are smaller than `min_bytes` are not spilled; nor are the gradients of one loss that
     `linear_cross_entropy` made in its forward, with which backward begins: `stats().kept_bytes`. A saved tensor
-    modified in place later comes back as it was, or raises: never as something else.
+    modified in place later comes back as it was, or raises: never as something else. With a `min_bytes` below 4096,
+    smaller storages are copied into arrays that many share, unless the budget is below 32 KiB; the memory of such an
+    array is freed when the last of them is, and some 240 bytes that each takes beside its own count in the budget.
 
     When the disk is full, or refuses for another reason, saving raises SpillError; with `on_full="ram"` it warns once
     and keeps tensors in RAM beyond the budget until the disk takes them. Nothing is lost, and later steps run.

@@ -17,6 +17,7 @@ FACADE_MODULES = ("spillgrad.autograd.graph",)
 DOORS = (
     "spillgrad.save_on_disk",
     "spillgrad.device_cache",
+    "spillgrad.small_tensors",
     "spillgrad.disk_offload",
     "spillgrad.offload",
     "spillgrad.planning",
