@@ -23,7 +23,7 @@ from spillgrad.ops.losses import MADE_AHEAD
 from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
-from spillgrad.small_tensors import SmallTensors, SpilledSmall, lie
+from spillgrad.small_tensors import SmallTensors, SpilledSmall, layout_of
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
 from spillgrad.storage.interrupts import keep_whole
@@ -284,8 +284,8 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         if self._auto is not None:
             self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
         if self._small.takes(storage):
-            how = lie(array.dtype, array.shape, array.strides, offset)
-            return self._small.pack(storage, how, operation or None, slot or None, labels.current.step)
+            layout = layout_of(array.dtype, array.shape, array.strides, offset)
+            return self._small.pack(storage, layout, operation or None, slot or None, labels.current.step)
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
         if not is_kept:

@@ -31,12 +31,10 @@ _BATCHES_PER_BUDGET = 8
 # What is held in RAM for each tensor beside its bytes: a `_Place`, a `SpilledSmall` and a number, and what a graph
 # holds them by. It counts in the budget.
 _HELD_BYTES = 240
-
-
 _numbers = itertools.count()
 
 
-class Lie(NamedTuple):
+class Layout(NamedTuple):
     """How a tensor lies in its storage; many tensors share one."""
 
     dtype: np.dtype[Any]
@@ -45,7 +43,7 @@ class Lie(NamedTuple):
     offset: int
 
 
-lie = functools.lru_cache(maxsize=4096)(Lie)
+layout_of = functools.lru_cache(maxsize=4096)(Layout)
 
 
 class _Batch(Holder):
@@ -70,15 +68,15 @@ class _Place:
 class SpilledSmall:
     """What a small tensor leaves in the graph."""
 
-    __slots__ = ("__weakref__", "_lie", "_owner", "_place")
+    __slots__ = ("__weakref__", "_layout", "_owner", "_place")
 
-    def __init__(self, owner: "SmallTensors", place: _Place, how: Lie) -> None:
-        self._owner, self._place, self._lie = owner, place, how
+    def __init__(self, owner: "SmallTensors", place: _Place, layout: Layout) -> None:
+        self._owner, self._place, self._layout = owner, place, layout
 
     def tensor(self) -> Tensor:
         """Return the tensor, over memory of its own."""
-        how, memory_of_storage = self._lie, self._owner.read(self._place)
-        array = placed(memory_of_storage, how.offset, how.shape, how.dtype, how.strides)
+        layout, memory_of_storage = self._layout, self._owner.read(self._place)
+        array = placed(memory_of_storage, layout.offset, layout.shape, layout.dtype, layout.strides)
         return Tensor.wrap(array, Storage(memory_of_storage))
 
 
@@ -113,7 +111,7 @@ class SmallTensors:
         return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # as `threading.Condition` does
 
     def pack(
-        self, storage: Storage, how: Lie, operation: str | None, slot: str | None, step: int | None
+        self, storage: Storage, layout: Layout, operation: str | None, slot: str | None, step: int | None
     ) -> SpilledSmall:
         """Copy a storage to a batch, unless it is in one unchanged; return what stands for a tensor over it.
 
@@ -128,10 +126,17 @@ class SmallTensors:
                 handle = place.batch.held
                 if len(handle.views) < MAX_VIEWS:
                     handle.views.append(
-                        View(operation, slot, how.dtype.name, how.shape, how.strides, place.start + how.offset)
+                        View(
+                            operation,
+                            slot,
+                            layout.dtype.name,
+                            layout.shape,
+                            layout.strides,
+                            place.start + layout.offset,
+                        )
                     )
             storage.__dict__["_packed"] = mark, weakref.ref(place)
-        return SpilledSmall(self, place, how)
+        return SpilledSmall(self, place, layout)
 
     def _add(self, array: np.ndarray, step: int | None) -> _Place:
         batch = self._filling()  # none where nothing of the last one is needed any more

@@ -52,9 +52,9 @@ _KEEP_EMPTY_S = 5.0
 class DiskStore:
     """Keeps arrays in RAM up to `ram_budget` bytes and in HDF5 files below `directory` beyond it.
 
-    Each store has a thread: the writer, which alone touches the files' structure. It has the process's
-    I/O threads bring the oldest arrays to disk, and the newest of those back once arrays are asked for again. What they
-    share with callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
+    Each store has a thread: the writer, which alone touches the files' structure. It has the process's I/O threads
+    bring the oldest arrays to disk, and the newest of those back once arrays are asked for again. What they share with
+    callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
 
     `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
     and goes through it with arrays that do not fit the budget, and once two steps in succession waited for the disk.
@@ -65,8 +65,9 @@ class DiskStore:
     "lossless": HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices).
     "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is more);
     beyond 3.39e38, infinite. "int8": float32 and float64 in 128s that share a scale, each value within 0.4 % of the
-    largest of its 128; an array with a value that is not finite, or beyond 3.4e38, stays as it is. All of them leave
-    arrays below 16 KiB as they are, the lossy ones integers and bools too.
+    largest of its 128; an array with a value that is not finite, or beyond 3.4e38, or with 128 neighbours all nearer to
+    0 than 1.5e-36, stays as it is. All of them leave arrays below 16 KiB as they are, the lossy ones integers and bools
+    too.
 
     `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
     sizes, shapes and dtypes can be read. It needs the package cryptography.
