@@ -40,6 +40,7 @@ class _Postponing:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._came_s: float | None = None  # when the signal came that is put off
+        self.comes_again = False  # and is about to
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         now_s = time.monotonic()
@@ -47,8 +48,11 @@ class _Postponing:
         if _may_be_left(frame, is_patient=now_s - self._came_s < _PATIENCE_S):
             self._came_s = None
             return self._handler(number, frame)
-        # Not a Thread: its locks may be what was interrupted.
-        return _thread.start_new_thread(_come_again, (threading.get_ident(), number))
+        if not self.comes_again:
+            self.comes_again = True
+            # Not a Thread: its locks may be what was interrupted.
+            _thread.start_new_thread(_come_again, (threading.get_ident(), number, self))
+        return None
 
 
 def keep_whole() -> None:
@@ -65,10 +69,12 @@ def keep_whole() -> None:
             signal.signal(number, _Postponing(handler))
 
 
-def _come_again(main_thread: int, number: int) -> None:
+def _come_again(main_thread: int, number: int, postponing: _Postponing) -> None:
     time.sleep(_AGAIN_S)
-    # As from outside: `interrupt_main` would not wake a thread that now sleeps or reads.
-    signal.pthread_kill(main_thread, number)
+    postponing.comes_again = False
+    if callable(signal.getsignal(number)):  # else the handler went, and the signal might end the process
+        # As from outside: `interrupt_main` would not wake a thread that now sleeps or reads.
+        signal.pthread_kill(main_thread, number)
 
 
 def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:

@@ -234,3 +234,13 @@ def test_a_signal_that_comes_again_reaches_asyncio_once(tmp_path: Path):
 
     asyncio.run(main())
     assert calls == [1]
+
+
+def test_a_signal_that_is_put_off_ends_no_process_whose_handler_goes_meanwhile():
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    keep_whole()
+    work = in_storage("def work(come, go): come(); go()")
+    work(lambda: signal.raise_signal(signal.SIGUSR2), lambda: signal.signal(signal.SIGUSR2, before))
+    time.sleep(0.05)
+    assert seen == []

@@ -1,0 +1,107 @@
+"""One call to the system fails, whichever it is: a gradient is right or refused, and the next step is right."""
+
+import functools
+import itertools
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spillgrad as sg
+from spillgrad.errors import SpillError
+from spillgrad.storage.sweep import sweep
+from tests.failing_calls import FAULTS, FailingCall, Fault
+from tests.waiting import wait_until
+
+# Large enough to go past the page cache, but for its last page.
+ARRAY = np.maximum(np.random.default_rng(0).standard_normal((150, 130)).astype(np.float32), 0)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "through the page cache": {"ram_budget": 0, "direct_io": False},
+    "past the page cache": {"ram_budget": 2 * ARRAY.nbytes, "direct_io": True},
+    "compressed and encrypted": {"ram_budget": ARRAY.nbytes, "codec": "lossless", "encrypt": True},
+    "nothing is written but on request": {"ram_budget": "1GiB"},
+}
+
+
+def weight() -> sg.Tensor:
+    return sg.tensor(ARRAY, requires_grad=True)
+
+
+def graph(w: sg.Tensor) -> sg.Tensor:
+    """A graph that saves seven arrays."""
+    return (w.exp().sin() * (w * 0.5).tanh().exp()).cos().sum()
+
+
+@pytest.fixture(scope="module")
+def wanted() -> np.ndarray:
+    w = weight()
+    graph(w).backward()
+    return w.grad.numpy()
+
+
+def step(spill: sg.save_on_disk, wanted: np.ndarray) -> None:
+    w = weight()
+    with spill:
+        loss = graph(w)
+    loss.backward()
+    np.testing.assert_array_equal(w.grad.numpy(), wanted)
+
+
+def is_empty(spill: sg.save_on_disk) -> bool:
+    stats = spill.stats()
+    return stats.live_bytes == stats.ram_bytes == 0
+
+
+def no_store_is_closing() -> bool:
+    return not any(thread.name.startswith("spillgrad-writer") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_gradient_is_right_or_refused_and_the_next_step_is_right(
+    directory: Path, wanted: np.ndarray, fault: Fault, options: dict[str, Any]
+):
+    step(sg.save_on_disk(directory, **options), wanted)  # loads what is loaded once
+    wait_until(no_store_is_closing)
+    for number in itertools.count(1):
+        with FailingCall(fault, number) as call:
+            spill = None
+            try:
+                spill = sg.save_on_disk(directory, **options)
+                step(spill, wanted)
+                spill.flush()
+            except SpillError:
+                assert call.happened
+            call.relent()
+            if call.happened:  # else it may when the store closes
+                spill = spill or sg.save_on_disk(directory, **options)
+                step(spill, wanted)
+            wait_until(functools.partial(is_empty, spill))
+            del spill
+            wait_until(no_store_is_closing)
+        sweep(directory)  # a file that could not be removed goes with the next run
+        assert os.listdir(directory) == []
+        if not call.happened:
+            break
+
+
+def test_signals_at_any_moment_disturb_no_step(directory: Path, wanted: np.ndarray):
+    """They interrupt calls to the system, which Python then makes again."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 1e-3, 2e-4)
+    try:
+        for options in list(OPTIONS.values()) * 5:
+            spill = sg.save_on_disk(directory, **options)
+            step(spill, wanted)
+            spill.flush()
+            del spill
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    wait_until(no_store_is_closing)
+    assert len(came) > 20
