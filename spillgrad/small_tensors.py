@@ -5,6 +5,7 @@ What a store knows of an array, and HDF5 of a dataset, takes kilobytes; and each
 
 import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -87,18 +88,31 @@ class SmallTensors:
     store knows as being changed, which counts in its budget and stays; the next begins where it is full. A batch is
     freed when the last of its tensors is. Batches begin small, and double.
 
-    `_lock` guards the batch that is filled. A finalizer in the middle of that finds `is_busy`.
+    `_lock` guards the batch that is filled. A finalizer in the middle of that finds `is_busy`. In a forked child the
+    store refuses whatever would use it.
     """
 
     def __init__(self, store: DiskStore) -> None:
         self._store = store
-        self._number = next(_numbers)
-        self._lock = threading.RLock()
         self._most_bytes = min(_BATCH_BYTES, store.ram_budget // _BATCHES_PER_BUDGET)
         self._next_bytes = SMALL_BYTES
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        """Have nothing in RAM, and know of no storage that is in a batch."""
+        self._number = next(_numbers)
+        self._lock = threading.RLock()
         self._filling: Callable[[], _Batch | None] = _nothing
         self._used = self._tensors = 0
         self._read: Callable[[], _Batch | None] = _nothing  # whose array is in RAM, as it was looked at last
+
+    def forget_parent(self) -> None:
+        """In a forked child: the batches are the parent's, another thread of which may have been filling one."""
+        for batch in (self._filling(), self._read()):
+            if batch is not None:
+                batch.array = None
+        self._begin()
 
     def takes(self, storage: Storage) -> bool:
         """Return whether a storage is small, and the budget has room for batches."""
@@ -182,3 +196,14 @@ class SmallTensors:
 
 def _nothing() -> None:
     """Be the reference to no object."""
+
+
+_all: weakref.WeakSet[SmallTensors] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for small in list(_all):
+        small.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

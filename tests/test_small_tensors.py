@@ -2,14 +2,18 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.errors import SpillError
 from spillgrad.small_tensors import SpilledSmall
 from tests.waiting import wait_until
 
@@ -141,3 +145,48 @@ def test_a_small_tensor_takes_few_bytes_beside_its_own(tmp_path: Path):
     in_ram, on_disk = map(float, ran.stdout.split())
     assert in_ram <= 300
     assert on_disk <= 1.3 * 128
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path):
+    """Also what is in RAM still, as the batch that is being filled is, which another thread is in the middle of."""
+    spill = sg.save_on_disk(tmp_path, ram_budget="1MiB", min_bytes=0)
+    tensors = [sg.tensor(np.full(50, i)) for i in range(300)]
+    packed = [spill.pack_hook(tensor) for tensor in tensors]
+    assert packed[0]._place.batch.array is None
+    assert packed[-1]._place.batch.array is not None
+    refused: list[Callable[[], object]] = [
+        lambda: spill.unpack_hook(packed[0]),
+        lambda: spill.unpack_hook(packed[-1]),
+        lambda: spill.pack_hook(tensors[-1]),
+        lambda: spill.pack_hook(sg.tensor([1.0])),
+        spill.flush,
+    ]
+    fills, forked = threading.Event(), threading.Event()
+
+    def fill() -> None:
+        with spill._small._lock:
+            fills.set()
+            forked.wait()
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    fills.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that waits
+        status = 1
+        try:
+            for call in refused:
+                with pytest.raises(SpillError, match="belongs to process"):
+                    call()
+            own = sg.save_on_disk(tmp_path, ram_budget="1MiB", min_bytes=0)
+            np.testing.assert_array_equal(own.unpack_hook(own.pack_hook(tensors[7])).numpy(), tensors[7].numpy())
+            status = 7
+        finally:
+            os._exit(status)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    for tensor, one in zip(tensors, packed, strict=True):
+        np.testing.assert_array_equal(spill.unpack_hook(one).numpy(), tensor.numpy())

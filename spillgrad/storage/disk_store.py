@@ -251,6 +251,7 @@ class DiskStore:
     def count_with(self, handle: Handle, nbytes: int) -> None:
         """Count bytes that a caller holds for what is stored under a handle, for as long as that is live."""
         with self._account.lock:
+            self._account.settle("count_with")
             entry = self._account.live_entry("count_with", handle)
             entry.beside_bytes += nbytes
             self._account.cache.reserve(nbytes, pinned=True)
