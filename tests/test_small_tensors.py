@@ -15,6 +15,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import SpillError
 from spillgrad.small_tensors import SpilledSmall
+from tests.storage.test_disk_store import in_own_mounts
 from tests.waiting import wait_until
 
 DTYPES = ["float32", "float64", "bfloat16", "int64", "bool", "uint8"]
@@ -190,3 +191,44 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     for tensor, one in zip(tensors, packed, strict=True):
         np.testing.assert_array_equal(spill.unpack_hook(one).numpy(), tensor.numpy())
+
+
+FILL = """
+import sys, warnings
+import numpy as np
+import spillgrad as sg
+from spillgrad.errors import SpillError
+
+def tensor(i):
+    return sg.tensor(np.full(250, i, np.float32))
+
+def all_are_right(packed):
+    return all((spill.unpack_hook(one).numpy() == i).all() for i, one in enumerate(packed))
+
+spill = sg.save_on_disk(sys.argv[1], ram_budget="256KiB", min_bytes=0, on_full=sys.argv[2])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for step in range(2):
+        packed = []
+        try:
+            while len(packed) < 4000:
+                packed.append(spill.pack_hook(tensor(len(packed))))
+        except SpillError as error:
+            print(error)
+        assert all_are_right(packed)
+        packed.clear()  # which frees the disk
+        packed = [spill.pack_hook(tensor(i)) for i in range(500)]
+        assert all_are_right(packed)
+print(*(each.message for each in caught), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(("on_full", "told"), [("raise", 2), ("ram", 1)])
+def test_a_full_disk_is_told_and_loses_none(tmp_path: Path, on_full: str, told: int):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*in_own_mounts(tmp_path, 2000), sys.executable, "-c", FILL, str(tmp_path), on_full]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.split("\n")
+    assert len([line for line in lines if "could not write" in line and "No space left on device" in line]) == told
+    assert ("arrays stay in RAM beyond ram_budget" in ran.stdout) == (on_full == "ram")

@@ -224,13 +224,18 @@ class DiskStore:
                 with account.lock:
                     account.cache.unreserve(array.nbytes)
                 raise
+        self._warn(warning, entry)
+        return entry
+
+    def _warn(self, warning: str | None, entry: Entry | None = None) -> None:
+        """Warn whoever called, where there is something to warn of. Called without the lock."""
         if warning is not None:
             try:
-                warnings.warn(warning, stacklevel=2)
+                warnings.warn(warning, stacklevel=3)
             except Warning:  # a filter makes it an error: the caller gets no handle
-                self.drop(entry)
+                if entry is not None:
+                    self.drop(entry)
                 raise
-        return entry
 
     def begin(self, array: np.ndarray, label: Label) -> Handle:
         """Keep an array that the caller is about to fill; it stays in RAM until `end_change`. Waits as `put` does.
@@ -245,7 +250,9 @@ class DiskStore:
             self._writer.wait_for_room(self._writer.needs(array), label, array.dtype)
             entry = account.enter(array, None, label, None, lasting=False)
             account.cache.begin_change(entry, array)
+            warning = self._writer.warning()
             self._tell()
+        self._warn(warning, entry)
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
@@ -346,6 +353,8 @@ class DiskStore:
                 entry = account.live_entry("end_change", handle)
             if entry.changing:
                 self._end_change(entry, changed)
+            warning = self._writer.warning()
+        self._warn(warning)
 
     def replace(self, handle: Handle, array: Remote) -> None:
         """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does."""
@@ -360,6 +369,8 @@ class DiskStore:
             account.cache.begin_change(entry, kept)
             entry.arrival = arrival
             self._end_change(entry, changed=True)
+            warning = self._writer.warning()
+        self._warn(warning)
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:

@@ -347,6 +347,33 @@ def test_any_refusal_of_the_disk_is_answered_as_asked(
     assert store.stats().live_bytes == 0
 
 
+@pytest.mark.parametrize("call", ["put", "begin", "end_change"])
+def test_whichever_call_meets_the_full_disk_first_warns_of_it_once(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def put(store: DiskStore, i: int) -> Handle:
+        if call == "put":
+            return store.put(np.full(10_000, i))
+        array = np.full(10_000, i)
+        handle = store.begin(array, Label())
+        store.end_change(handle, changed=False)
+        return handle
+
+    store = make_store(100_000 if call != "end_change" else 0, on_full="ram", direct_io=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwritev", refuse)
+        with pytest.warns(UserWarning, match="No space left on device.*arrays stay in RAM") as caught:
+            handles = [put(store, i) for i in range(20)]
+        assert len(caught) == 1
+        for i, handle in enumerate(handles):
+            assert (store.get(handle) == i).all()
+            store.drop(handle)
+    assert store.stats().live_bytes == 0
+
+
 def test_a_warning_made_an_error_leaves_no_array_behind(make_store: MakeStore):
     store = make_store(100_000, on_full="ram")
     shutil.rmtree(store.directory)
