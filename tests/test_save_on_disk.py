@@ -871,6 +871,58 @@ def test_a_killed_runs_files_are_removed_and_a_living_ones_stay(directory: Path)
     assert finish(living) == (0, "True\n", "")
 
 
+FEW_DESCRIPTORS = """
+    import contextlib, gc, os, resource, sys
+    import h5py, hdf5plugin, numpy as np  # loaded with as many descriptors as it takes
+    import spillgrad as sg
+    from tests.open_files import open_files_below
+    from tests.waiting import wait_until
+
+    def step(context):
+        w = sg.tensor(array, requires_grad=True)
+        with context as spill:
+            loss = (w.exp().sin() * (w * 0.5).tanh().exp()).cos().sum()
+        if spill is not None:
+            spill.flush()
+        loss.backward()
+        return w.grad.numpy()
+
+    array = np.random.default_rng(0).standard_normal((150, 130)).astype(np.float32)
+    wanted = step(contextlib.nullcontext())
+    before = open_files_below("/")
+    gc.freeze()  # while it waits it collects
+    free = os.dup(0)
+    os.close(free)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for limit in (*range(free, free + 8), 16):
+        for options in [{}, {"direct_io": True}, {"codec": "lossless"}, {"ram_budget": "64KiB", "min_bytes": 0}]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            try:
+                assert (step(sg.save_on_disk(sys.argv[1], **{"ram_budget": 0, **options})) == wanted).all()
+                told = "right"
+            except sg.errors.SpillError as error:
+                told = str(error).partition("; ")[2]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            wait_until(lambda: open_files_below("/") == before)
+            print(limit, told)
+"""
+
+
+def test_with_few_descriptors_steps_are_right_or_told_of_the_limit(directory: Path):
+    status, out, err = finish(script(FEW_DESCRIPTORS, directory))
+    assert (status, err) == (0, "")
+    told: dict[int, set[str]] = {}
+    for line in out.splitlines():
+        limit, _, what = line.partition(" ")
+        told.setdefault(int(limit), set()).add(what)
+    for limit, whats in told.items():
+        refused = f"this process may have {limit} files open; close some, or raise that limit (ulimit -n)"
+        assert whats <= {"right", refused}
+    assert "right" not in told[min(told)]
+    assert told[16] == {"right"}
+    sg.save_on_disk(directory, ram_budget=0)  # sweeps what could not be removed
+
+
 def test_two_threads_share_one_object(directory: Path):
     spill = sg.save_on_disk(directory, ram_budget=3 * NBYTES)
     found: dict[int, np.ndarray] = {}

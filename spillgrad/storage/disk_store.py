@@ -23,6 +23,7 @@ from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.interrupts import keep_whole
+from spillgrad.storage.io_error import what_to_do
 from spillgrad.storage.journal import Journal
 from spillgrad.storage.ledger import StepTraffic
 from spillgrad.storage.lifecycle import Lifecycle
@@ -113,25 +114,25 @@ class DiskStore:
             raise OperandError(f"spill: got {type(keep_journal).__name__} as keep_journal; wanted a path")
         keep_whole()
         run = _make_run(directory)
-        about = {
-            **_about_process(),
-            "run": os.fspath(run.path),
-            "budget": budget_bytes,
-            "codec": codec,
-            "encrypt": encrypt,
-            "checksums": checksums,
-            "on_full": on_full,
-        }
-        if encrypt:
-            del about["command"]  # it may hold what is no one else's business
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(run.remove)
+            about = {
+                **_about_process(),
+                "run": os.fspath(run.path),
+                "budget": budget_bytes,
+                "codec": codec,
+                "encrypt": encrypt,
+                "checksums": checksums,
+                "on_full": on_full,
+            }
+            if encrypt:
+                del about["command"]  # it may hold what is no one else's business
             journal = Journal(run.path, about, not encrypt, None if keep_journal is None else Path(keep_journal))
-        except BaseException:
-            run.remove()
-            raise
+            undo.callback(journal.close)
+            self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
+            undo.pop_all()
         self._account = Account(budget_bytes, journal)
         self._directory = run.path
-        self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
         self._lifecycle = Lifecycle(self._account, self._segments, run)
         self._loader = Loader(self._account, run.path, coding)
         self._prefetcher = Prefetcher(self._account, self._loader)
@@ -581,6 +582,7 @@ def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
         raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
     place = default_directory() if directory is None else Path(directory)
     try:
+        _about_process()  # which reads files: while there is nothing yet to be removed again
         place = place.absolute()  # the process may go to another one while the run lives
         who = who_may_replace_runs(place)
         if who is not None:
@@ -594,6 +596,5 @@ def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
     except SpillError:
         raise
     except OSError as error:
-        raise SpillError(
-            f"spill: cannot use {place}: {error.strerror}; pass a directory that can be written"
-        ) from error
+        remedy = what_to_do(error, "pass a directory that can be written")
+        raise SpillError(f"spill: cannot use {place}: {error.strerror}; {remedy}") from error

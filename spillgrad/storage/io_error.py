@@ -1,5 +1,7 @@
 """Say what the disk refused."""
 
+import errno
+import resource
 from pathlib import Path
 
 from spillgrad.errors import SpillError
@@ -15,11 +17,19 @@ def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> Sp
         free = f"{format_bytes(free_bytes(directory))} are free there"
     except OSError:
         free = "the directory is gone"
+    remedy = what_to_do(error, f"{free}; free space, pass another directory, or raise ram_budget")
     explained = SpillError(
-        f"spill: could not {verb} {format_bytes(handle.nbytes)} ({handle.label}) in {directory}: {reason}; "
-        f"{free}; free space, pass another directory, or raise ram_budget"
+        f"spill: could not {verb} {format_bytes(handle.nbytes)} ({handle.label}) in {directory}: {reason}; {remedy}"
     )
     if isinstance(error, OSError):
         error.__traceback__ = None  # its frames hold the array, and say no more than `reason`
     explained.__cause__ = error
     return explained
+
+
+def what_to_do(error: Exception, about_disk: str) -> str:
+    """Return what helps against an error: what is said of the disk, unless that is not at fault."""
+    if getattr(error, "errno", None) != errno.EMFILE:
+        return about_disk
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"this process may have {limit} files open; close some, or raise that limit (ulimit -n)"
