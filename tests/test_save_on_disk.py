@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -20,8 +21,9 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import BudgetError, GraphError, SpillError
+from spillgrad.errors import BudgetError, GraphError, SpillCorruptionError, SpillError
 from spillgrad.save_on_disk import Spilled
+from spillgrad.small_tensors import SpilledSmall
 from spillgrad.storage import is_ram_disk
 from spillgrad_kernels import memory
 from tests.waiting import wait_until
@@ -115,6 +117,78 @@ def test_a_tensor_of_any_kind_comes_back_exactly(directory: Path, kind: str, bud
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         assert got.numpy().tobytes() == wanted.tobytes()
     assert (spill.stats().read_bytes > 0) == (budget == 0 and wanted.size > 0)
+
+
+DTYPES = [
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
+
+# How a tensor may lie over an array of three axes; and where it comes back with the strides it had.
+LAYOUTS: dict[str, Callable[[np.ndarray], sg.Tensor]] = {
+    "contiguous": sg.from_numpy,
+    "transposed": lambda a: sg.from_numpy(a).transpose(0, 2),
+    "permuted": lambda a: sg.from_numpy(a).permute(1, 2, 0),
+    "every second and third": lambda a: sg.from_numpy(a)[::2, 1::3],
+    "a slice": lambda a: sg.from_numpy(a)[2:5, 1:],
+    "a column": lambda a: sg.from_numpy(a)[:, 2:3, 1],
+    "expanded": lambda a: sg.from_numpy(a)[:, :1].expand(-1, 7, -1),
+    "expanded by an axis": lambda a: sg.from_numpy(a)[1].expand(3, 2, *a.shape[1:]),
+    "0-d": lambda a: sg.from_numpy(a)[3, 2, 1],
+    "0-d, alone": lambda a: sg.from_numpy(a[3, 2, 1:2].copy().reshape(())),
+    "one element": lambda a: sg.from_numpy(a)[2:3, 3:4, 1:2],
+    "empty": lambda a: sg.from_numpy(a)[3:3],
+    "empty, alone": lambda a: sg.from_numpy(a[:0].copy()),
+    "overlapping windows": lambda a: sg.from_numpy(a).unfold(0, 3, 1),
+    "as strided": lambda a: sg.from_numpy(a).as_strided((3, 4), (1, 2), 5),
+    "bytes": lambda a: sg.from_numpy(a).view(sg.uint8),
+    "Fortran": lambda a: sg.from_numpy(np.asfortranarray(a)),
+}
+LAYOUTS_OF_OTHER_STRIDES: dict[str, Callable[[np.ndarray], sg.Tensor]] = {
+    "backward": lambda a: sg.from_numpy(a[::-1, :, ::-2]),
+    "a view of a backward base": lambda a: sg.from_numpy(a[:, ::-1])[1:, 1::2],
+    "with gaps": lambda a: sg.from_numpy(a[::2, 1:]),
+    "broadcast": lambda a: sg.from_numpy(np.broadcast_to(a[:1], a.shape)),
+    "read-only": lambda a: sg.from_numpy(np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape)),
+    "unaligned": lambda a: sg.from_numpy(np.frombuffer(b"?" + a.tobytes(), a.dtype, offset=1).reshape(a.shape)),
+}
+STORES: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
+    "on disk": ((6, 5, 4), {"ram_budget": 0}),
+    "on disk, past the page cache": ((24, 50, 30), {"ram_budget": 0, "direct_io": True}),
+    "in RAM": ((24, 50, 30), {"ram_budget": LARGE}),
+    "small": ((6, 5, 4), {"ram_budget": "1MiB"}),
+    "lossless": ((24, 50, 30), {"ram_budget": 0, "codec": "lossless"}),
+    "encrypted": ((6, 5, 4), {"ram_budget": 0, "encrypt": True}),
+}
+
+
+def array_of(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Any bits, NaNs among them; half of the elements are 0, so that they compress."""
+    kind, rng = sg.zeros(1, dtype=dtype).numpy().dtype, np.random.default_rng(0)
+    array = np.zeros(shape, kind)
+    half = array.size // 2
+    bits = rng.integers(0, 2 if dtype == "bool" else 256, half * kind.itemsize, np.uint8)
+    array.reshape(-1)[:half] = bits.view(kind)
+    return array
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_every_dtype_comes_back_from_every_layout(directory: Path, store: str):
+    if store == "encrypted":
+        pytest.importorskip("cryptography")
+    shape, options = STORES[store]
+    spill = sg.save_on_disk(directory, min_bytes=0, **options)
+    for dtype, (layout, lay) in itertools.product(DTYPES, (LAYOUTS | LAYOUTS_OF_OTHER_STRIDES).items()):
+        tensor = lay(array_of(dtype, shape))
+        wanted = tensor.shape, tensor.dtype, tensor.numpy().tobytes()
+        strides = tensor.stride()
+        packed = [spill.pack_hook(tensor), spill.pack_hook(tensor.detach())]
+        del tensor
+        got = [spill.unpack_hook(each) for each in (*packed, packed[0])]
+        for each in got:
+            assert (each.shape, each.dtype, each.numpy().tobytes()) == wanted, (dtype, layout)
+            assert each.stride() == strides or layout in LAYOUTS_OF_OTHER_STRIDES, (dtype, layout)
+            assert each.storage is got[0].storage or isinstance(packed[0], SpilledSmall), (dtype, layout)
 
 
 @pytest.mark.parametrize("budget", [0, LARGE])
@@ -921,6 +995,47 @@ def test_with_few_descriptors_steps_are_right_or_told_of_the_limit(directory: Pa
     assert "right" not in told[min(told)]
     assert told[16] == {"right"}
     sg.save_on_disk(directory, ram_budget=0)  # sweeps what could not be removed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ram_budget": 0},
+        {"ram_budget": 0, "direct_io": True},
+        {"ram_budget": 0, "codec": "lossless"},
+        {"ram_budget": 0, "codec": "int8"},
+        {"ram_budget": 0, "encrypt": True, "checksums": False},
+        {"ram_budget": "32KiB", "min_bytes": 0},
+    ],
+    ids=str,
+)
+def test_a_byte_changed_anywhere_in_a_file_is_found_or_changes_nothing(directory: Path, options: dict[str, Any]):
+    if "encrypt" in options:
+        pytest.importorskip("cryptography")
+    spill = sg.save_on_disk(directory, **options)
+    is_small = "min_bytes" in options
+    tensors = [(batch() + i).relu()[: 10 if is_small else 80] for i in range(40 if is_small else 3)]
+    packed = [spill.pack_hook(tensor.clone()) for tensor in tensors]
+    del tensors
+    spill.flush()
+    wanted = [spill.unpack_hook(each).numpy().tobytes() for each in packed]
+    (path,) = segments(directory)
+    places = [piece for entry in spill._store._account.entries.values() for piece in entry.extent.pieces]
+    whole, found = path.read_bytes(), []
+    with path.open("r+b", buffering=0) as file:
+        for place in range(0, len(whole), 499):
+            os.pwrite(file.fileno(), bytes([whole[place] ^ 1 << place % 8]), place)
+            for each, array in zip(packed, wanted, strict=True):
+                try:
+                    assert spill.unpack_hook(each).numpy().tobytes() == array
+                except SpillCorruptionError:
+                    found.append(place)
+            os.pwrite(file.fileno(), whole[place : place + 1], place)
+    in_arrays = {place for place in range(0, len(whole), 499) for start, _, n in places if start <= place < start + n}
+    assert set(found) <= in_arrays
+    assert len(found) > 10
+    assert set(found) == in_arrays or is_small  # of those, the ones looked at last stay in RAM
+    assert [spill.unpack_hook(each).numpy().tobytes() for each in packed] == wanted
 
 
 def test_two_threads_share_one_object(directory: Path):
