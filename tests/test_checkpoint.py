@@ -557,6 +557,24 @@ def test_damage_is_found_before_anything_changes(tmp_path, name, damage):
     assert other.weights() == before
 
 
+@pytest.mark.parametrize("name", ["checkpoint.json", "model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_byte_changed_anywhere_is_found_before_anything_changes(tmp_path, name):
+    run = Run()
+    run.train(0, 2)
+    version = run.save(tmp_path, step=2, extra={"note": ["half"]})
+    path = tmp_path / name if name == "checkpoint.json" else version / name
+    whole, other = path.read_bytes(), Run()
+    before = other.weights(), other.optimizer.state_dict(), other.schedule.state_dict()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError):
+            other.load(tmp_path)
+    assert (other.weights(), other.optimizer.state_dict(), other.schedule.state_dict()) == before
+    path.write_bytes(whole)
+    other.load(tmp_path)
+    assert other.weights() == run.weights()
+
+
 def test_a_checkpoint_of_another_model_lists_all_that_differs_and_changes_nothing(tmp_path):
     Run(width=4).save(tmp_path)
     other = Run(width=5)

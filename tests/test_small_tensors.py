@@ -193,6 +193,47 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path):
         np.testing.assert_array_equal(spill.unpack_hook(one).numpy(), tensor.numpy())
 
 
+@pytest.mark.parametrize("budget", ["32KiB", "1MiB"])
+def test_threads_share_batches(tmp_path: Path, budget: str):
+    spill = sg.save_on_disk(tmp_path, ram_budget=budget, min_bytes=0)
+    shared = [sg.tensor(np.full(30, -i)) for i in range(50)]
+    wrong: list[object] = []
+    start = threading.Barrier(4)
+
+    def check(value: int, one: SpilledSmall) -> None:
+        if (spill.unpack_hook(one).numpy() != value).any():
+            wrong.append(value)
+
+    def work(number: int) -> None:
+        start.wait()
+        try:
+            for _ in range(3):
+                packed = {}
+                for i in range(400):
+                    own = number * 1000 + i
+                    packed[own] = spill.pack_hook(sg.tensor(np.full(1 + i % 90, own)))
+                    packed[-(i % 50)] = spill.pack_hook(shared[i % 50])
+                    if i % 3 == 0:
+                        check(*packed.popitem())
+                for value, one in packed.items():
+                    check(value, one)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert (spill.stats().live_bytes, spill.stats().ram_bytes) == (0, 0)
+
+
 FILL = """
 import sys, warnings
 import numpy as np
