@@ -88,6 +88,43 @@ def test_a_process_without_free_descriptors_can_close_a_store(directory: Path):
     )
 
 
+def test_a_file_more_than_the_process_may_open_is_told_of_and_loses_no_array(directory: Path):
+    run_script(
+        """
+        def put_until_refused():
+            while len(handles) < 200:
+                handles.append(filling.put(np.full(5000, len(handles))))
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limit = max(map(int, os.listdir("/proc/self/fd"))) + 10
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        filling = DiskStore(sys.argv[1], ram_budget=100_000, segment_bytes=200_000)
+        handles = []
+        for _ in range(2):  # what is freed has room for others, in the files there are
+            try:
+                put_until_refused()
+            except SpillError as error:
+                assert f"Too many open files; this process may have {limit} files open" in str(error), error
+            else:
+                raise SystemExit("never refused")
+            assert len(handles) > 10, len(handles)
+            assert filling.check() == []
+            assert all((filling.get(handle) == i).all() for i, handle in enumerate(handles))
+            for handle in handles[10:]:
+                filling.drop(handle)
+            del handles[10:]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        put_until_refused()
+        filling.flush()
+        assert all((filling.get(handle) == i).all() for i, handle in enumerate(handles))
+        filling.close()
+        store.close()
+        assert segment_descriptors() == []
+        """,
+        directory,
+    )
+
+
 def test_structure_that_cannot_be_written_costs_no_array_and_not_the_next_step(directory: Path):
     # HDF5 itself would neither use nor close a file after that: "Target already protected", "slist already enabled".
     run_script(
