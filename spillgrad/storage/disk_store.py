@@ -131,7 +131,7 @@ class DiskStore:
             raise
         self._account = Account(budget_bytes, journal)
         self._directory = run.path
-        self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
+        self._segments = SegmentSet(run.path, run.device, segment_bytes, direct_io=direct_io, checksums=checksums)
         self._lifecycle = Lifecycle(self._account, self._segments, run)
         self._loader = Loader(self._account, run.path, coding)
         self._prefetcher = Prefetcher(self._account, self._loader)
