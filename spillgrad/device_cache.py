@@ -19,11 +19,26 @@ from spillgrad.device_copies import Copies, Source
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label, View, changed_error, nobody
+from spillgrad.storage.store_lock import StoreLock, interrupted_error
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.
 SIGNALS_WAIT = True
+
+
+class _Move(threading.Event):
+    """Is set when the thread that sends or loads an array is through with it."""
+
+    def __init__(self, thread: int) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def await_end(self) -> None:
+        """Wait for the thread. Raises SpillError where it is this one: a finalizer or a signal handler came there."""
+        if self._thread == threading.get_ident():
+            raise interrupted_error()
+        self.wait()
 
 
 class Stored:
@@ -48,7 +63,7 @@ class Stored:
         self.storage: Storage | None = None
         self.version = 0
         self.error: SpillError | None = None  # why there is nothing to get any more
-        self.moving: threading.Event | None = None  # set when the thread that sends or loads it is through
+        self.moving: _Move | None = None  # while it is sent or loaded
         self.ready: driver.Event | None = None  # when what was copied back is there
         self.copy: Storage | None = None  # over what was copied back: it counts the changes of that
         self.watcher: Callable[[], Storage | None] = nobody  # what counts the changes of the memory, if it lives
@@ -76,7 +91,7 @@ class DeviceCache:
         self.budget_bytes = budget_bytes
         self.resident_bytes = self.peak_resident_bytes = 0
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = StoreLock()
         self._by_key: dict[Hashable, Stored] = {}
         self._resident: list[Stored] = []  # on the device, the oldest first
         self._away: list[Stored] = []  # in the store only, the oldest first
@@ -125,7 +140,7 @@ class DeviceCache:
 
     def _claimed(self, stored: Stored | None) -> Stored | None:
         if stored is not None:
-            stored.moving = threading.Event()
+            stored.moving = _Move(threading.get_ident())
         return stored
 
     def _send(self, stored: Stored, leaves: bool = True) -> None:
@@ -168,11 +183,11 @@ class DeviceCache:
                     raise stored.error or changed_error(stored)
                 array, ready, moving = stored.array, stored.ready, stored.moving
                 if array is None and moving is None:
-                    self._begin_load(stored)
+                    self._begin_load(stored, threading.get_ident())
             if array is None and moving is None:
                 self._load(stored)
             elif array is None and moving is not None:  # another thread moves it; where that fails, this one tries
-                moving.wait()
+                moving.await_end()
         if ready is not None:
             ready.wait(driver.compute())
         self._make_room_behind(stored)
@@ -204,8 +219,8 @@ class DeviceCache:
                 if used.handle is not None and used.moving is None:
                     self._leave(used)
 
-    def _begin_load(self, stored: Stored) -> None:
-        stored.moving = threading.Event()
+    def _begin_load(self, stored: Stored, thread: int) -> None:
+        stored.moving = _Move(thread)
         _discard(self._away, stored)
         self._count(stored.nbytes)
 
@@ -229,18 +244,18 @@ class DeviceCache:
 
     def _fetch_next(self, stored: Stored) -> None:
         """Have a thread bring back what backward needs after an array, as far as there is room."""
+        if not self._away:
+            return
+        loader = _loader.thread()  # first: the system may give no thread
         with self._lock:
             place = bisect.bisect_left(self._away, stored.sequence, key=_sequence)
-            wanted = []
             while place > 0:
                 place -= 1
                 following = self._away[place]
                 if self.resident_bytes + following.nbytes > self.budget_bytes:
                     break
-                self._begin_load(following)
-                wanted.append(following)
-        for following in wanted:
-            _loader.submit(following)
+                self._begin_load(following, loader)
+                _loader.submit(following)
 
     # What both do, with the lock held
 
@@ -290,7 +305,7 @@ class DeviceCache:
     def drop(self, stored: Stored) -> None:
         """Release one reference; never blocks: who has the lock, or takes it next, sees to it."""
         self._dropped.append(stored)
-        if self._lock.acquire(blocking=False):
+        if not self._lock.is_mine() and self._lock.acquire(blocking=False):
             try:
                 self._tidy()
             finally:
@@ -327,16 +342,21 @@ class _Loader:
 
     def __init__(self) -> None:
         self._wanted: queue.SimpleQueue[Stored] = queue.SimpleQueue()
-        self._starting = threading.Lock()
-        self._started = False
+        self._starting = StoreLock()
+        self._thread: int | None = None
+
+    def thread(self) -> int:
+        """Return the number of the thread. Raises RuntimeError when the system gives none."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="spillgrad-io-device", daemon=True)
+                    thread.start()
+                    self._thread = thread.ident
+        return cast(int, self._thread)
 
     def submit(self, stored: Stored) -> None:
-        """Load an array after those asked for before."""
-        if not self._started:
-            with self._starting:
-                if not self._started:
-                    threading.Thread(target=self._run, name="spillgrad-io-device", daemon=True).start()
-                    self._started = True
+        """Load an array after those asked for before; the thread was started."""
         self._wanted.put(stored)
 
     def _run(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError
 
-
 # Guards the positions of all generators. A fork waits for whoever has it, who would not be in the child; a finalizer or
 # a signal's handler may take it again inside.
 _lock = threading.RLock()

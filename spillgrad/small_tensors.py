@@ -97,7 +97,7 @@ class SmallTensors:
         self._most_bytes = min(_BATCH_BYTES, store.ram_budget // _BATCHES_PER_BUDGET)
         self._next_bytes = SMALL_BYTES
         self._begin()
-        _all.add(self)
+        _all.append(weakref.ref(self, _all.remove))
 
     def _begin(self) -> None:
         """Have nothing in RAM, and know of no storage that is in a batch."""
@@ -198,12 +198,15 @@ def _nothing() -> None:
     """Be the reference to no object."""
 
 
-_all: weakref.WeakSet[SmallTensors] = weakref.WeakSet()
+# No set of Python's: who forgets the dead there runs code that a signal handler could interrupt.
+_all: list[weakref.ref[SmallTensors]] = []
 
 
 def _forget_parent() -> None:
-    for small in list(_all):
-        small.forget_parent()
+    for reference in tuple(_all):
+        small = reference()
+        if small is not None:
+            small.forget_parent()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

@@ -13,11 +13,13 @@ _MAKES = ("open", "mkdir", "replace", "ftruncate")
 _OTHERS = ("preadv", "lseek", "fsync", "listdir", "scandir", "unlink", "rmdir", "lockf")
 
 
-def _refuse(number: int) -> Callable[..., Any]:
-    def refuse(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def refuse(number: int) -> Callable[..., Any]:
+    """Return what has a call fail with this number of an error."""
+
+    def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    return refuse
+    return refused
 
 
 def _move_a_part(call: Callable[..., int], descriptor: int, data: Any, *place: int) -> int:
@@ -39,9 +41,9 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "I/O error": Fault(_refuse(errno.EIO), _WRITES + _MAKES + _OTHERS),
-    "disk gone": Fault(_refuse(errno.EIO), (*_WRITES, *_MAKES, "preadv"), lasts=True),
-    "disk full": Fault(_refuse(errno.ENOSPC), _WRITES + _MAKES, lasts=True),
+    "I/O error": Fault(refuse(errno.EIO), _WRITES + _MAKES + _OTHERS),
+    "disk gone": Fault(refuse(errno.EIO), (*_WRITES, *_MAKES, "preadv"), lasts=True),
+    "disk full": Fault(refuse(errno.ENOSPC), _WRITES + _MAKES, lasts=True),
     "part of the bytes": Fault(_move_a_part, (*_WRITES, "preadv")),
     "file cut off": Fault(_end_early, ("preadv",)),
 }

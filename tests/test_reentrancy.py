@@ -1,16 +1,14 @@
 """Signal handlers and finalizers that come in the middle of anything, and use the library there."""
 
-import contextlib
 import faulthandler
 import gc
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from spillgrad import storage
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad_kernels import memory
+from tests.interrupting import Stop, between_lines, handled, lines_of_python
 
 ARRAY = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)  # of a size that the pool lends
 WANTED = np.tanh(ARRAY) * ARRAY
@@ -41,21 +40,6 @@ def step(spill: sg.save_on_disk) -> np.ndarray:
         loss.backward()
     assert w.grad is not None
     return w.grad.numpy()
-
-
-class Stop(Exception):
-    """What the handler of an alarm raises."""
-
-
-@contextlib.contextmanager
-def handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handle alarms inside."""
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("budget", [0, ARRAY.nbytes, "1MiB"])
@@ -105,25 +89,6 @@ def test_a_signal_handler_may_use_the_library_at_any_moment(tmp_path: Path):
 IN_THE_MIDDLE = (str(Path(storage.__file__).parent), memory.__file__)
 
 
-@contextlib.contextmanager
-def between_lines(action: Callable[[], None], share: float) -> Iterator[None]:
-    """Do something between some lines of storage and of the pool, as the collector or a signal may at any of them."""
-    rng = random.Random(0)
-
-    def trace(frame: FrameType, event: str, value: object) -> Any:
-        if not frame.f_code.co_filename.startswith(IN_THE_MIDDLE):
-            return None
-        if event == "line" and rng.random() < share:
-            action()
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
-
-
 def test_a_finalizer_that_the_collector_reaches_may_use_the_library_at_any_moment(tmp_path: Path):
     spill, other = (sg.save_on_disk(tmp_path, ram_budget="200KiB") for _ in range(2))
     done: list[np.ndarray] = []
@@ -143,7 +108,7 @@ def test_a_finalizer_that_the_collector_reaches_may_use_the_library_at_any_momen
         Computing()
         gc.collect(0)
 
-    with between_lines(collect, 0.01):
+    with between_lines(collect, 0.01, IN_THE_MIDDLE):
         for _ in range(5):
             np.testing.assert_allclose(step(spill), WANTED, rtol=1e-5)
     assert len(done) > 10
@@ -151,22 +116,6 @@ def test_a_finalizer_that_the_collector_reaches_may_use_the_library_at_any_momen
         np.testing.assert_allclose(gradient, WANTED, rtol=1e-5)
     # Where the collector came in the middle of a store, and the finalizer would have read from that one.
     assert all("in the middle of" in reason for reason in refused)
-
-
-def lines_of_python(action: Callable[[], object]) -> list[str]:
-    """Return the functions of this library that Python ran."""
-    ran: list[str] = []
-
-    def note(frame: FrameType, event: str, value: object) -> None:
-        if event == "call" and "spillgrad" in frame.f_code.co_filename and "tests" not in frame.f_code.co_filename:
-            ran.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return ran
 
 
 def test_what_dies_runs_no_python_that_a_signal_handler_could_interrupt(tmp_path: Path):

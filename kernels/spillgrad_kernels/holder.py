@@ -1,8 +1,10 @@
 """Finalizers in which nothing of Python runs."""
 
+import collections
 import operator
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -32,3 +34,29 @@ class Holder:
     def held(self) -> Any:
         """What is held."""
         return self._drop.__self__
+
+
+class _Death(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("held",)
+    held: Any
+
+
+class Deaths:
+    """What was to be noted of objects that died, each once, for who looks at a better moment; as with a `Holder`."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, _Death] = {}
+        self._came: collections.deque[_Death] = collections.deque()
+
+    def expect(self, mortal: object, held: Any) -> None:
+        """Note what is held once an object is dead."""
+        death = _Death(mortal, self._came.append)
+        death.held = held
+        self._expected[id(death)] = death
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what was noted, and forget it."""
+        while self._came:
+            death = self._came.popleft()
+            del self._expected[id(death)]
+            yield death.held

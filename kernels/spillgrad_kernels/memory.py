@@ -82,6 +82,11 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
+        self._frugal: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have nothing, and know of nothing that is lent."""
         self._lock = threading.RLock()
         self._idle: dict[int, list[mmap.mmap]] = {}
         self._returned: collections.deque[_Lease] = collections.deque()
@@ -92,7 +97,6 @@ class BufferPool:
         self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
         self._period_began_s = self._looked_s = time.monotonic()
         self._unlooked_bytes = 0  # mapped since the system was asked
-        self._frugal: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array, page-aligned from `POOLED_MIN_BYTES` upwards.
@@ -157,6 +161,28 @@ class BufferPool:
         with self._lock:
             self._drain()
             return self._trim_all()
+
+    def before_fork(self) -> None:
+        """Wait until no other thread is in the middle of a change, which nobody would finish in the child.
+
+        Not for ever: a finalizer that came there may wait for this thread.
+        """
+        self._lock.acquire(timeout=_PATIENCE_S)
+
+    def after_fork(self) -> None:
+        """Go on; in this thread's middle of a change too."""
+        if self._is_interrupted():
+            self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Go on; or begin anew, where a thread that is not in the child may have left things half done.
+
+        What it had lent goes back to the system as it dies, without a lease.
+        """
+        if self._is_interrupted():
+            self._lock.release()
+        else:
+            self._begin()
 
     def _map(self, nbytes: int) -> mmap.mmap:
         block = self._give_back_unneeded(nbytes) or self._map_new(nbytes)
@@ -270,8 +296,7 @@ pool = BufferPool()
 empty = pool.empty
 memory_stats = pool.stats
 empty_cache = pool.release_idle
-# A fork waits until no other thread is in the middle of a change: its child has none of them to finish it.
-os.register_at_fork(before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release)
+os.register_at_fork(before=pool.before_fork, after_in_parent=pool.after_fork, after_in_child=pool.after_fork_in_child)
 
 
 def trim_malloc_if_scarce() -> None:

@@ -19,6 +19,7 @@ from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
+from spillgrad_kernels.holder import Deaths
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
@@ -122,8 +123,8 @@ class OnDevice:
         self._array_bytes = 0  # of these, but for memory that only copies hold, and that is free once they are done
         self._store = store
         # What is not there any more, bytes of memory, of arrays, and storages: all may die anywhere.
-        self._died: collections.deque[int] = collections.deque()
-        self._arrays_died: collections.deque[int] = collections.deque()
+        self._died = Deaths()
+        self._arrays_died = Deaths()
         self._forgotten: collections.deque[Reference] = collections.deque()
         self.forget = self._forgotten.append
         self._order = _Order()
@@ -153,8 +154,8 @@ class OnDevice:
         self.resident_bytes += array.nbytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, self.resident_bytes)
         self._array_bytes += array.nbytes
-        weakref.finalize(memory_of(array), self._died.append, array.nbytes).atexit = False
-        weakref.finalize(array, self._arrays_died.append, array.nbytes).atexit = False
+        self._died.expect(memory_of(array), array.nbytes)
+        self._arrays_died.expect(array, array.nbytes)
 
     def keep(self, storage: OffloadedOnDevice) -> None:
         """Let an array stay until there must be room: after those that were used before."""
@@ -226,10 +227,8 @@ class OnDevice:
     def _tidy(self) -> None:
         """Let go of what copies are done with, and of what is not there any more."""
         self.copies.let_go()
-        while self._died:
-            self.resident_bytes -= self._died.popleft()
-        while self._arrays_died:
-            self._array_bytes -= self._arrays_died.popleft()
+        self.resident_bytes -= sum(self._died)
+        self._array_bytes -= sum(self._arrays_died)
         while self._forgotten:
             self._kept.pop(self._forgotten.popleft(), None)
 

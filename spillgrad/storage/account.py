@@ -188,7 +188,6 @@ class Account:
 
         Another thread may have held the lock, and been in the middle of anything, when the process forked.
         """
-        self.lock.forget()
         self._make_locks()
         self.cache = self._empty_cache(self.cache.budget_bytes)
         self.ledger.forget(self.cache)

@@ -129,7 +129,7 @@ class DiskStore:
                 del about["command"]  # it may hold what is no one else's business
             journal = Journal(run.path, about, not encrypt, None if keep_journal is None else Path(keep_journal))
             undo.callback(journal.close)
-            self._segments = SegmentSet(run.path, segment_bytes, direct_io=direct_io, checksums=checksums)
+            self._segments = SegmentSet(run.path, run.device, segment_bytes, direct_io=direct_io, checksums=checksums)
             undo.pop_all()
         self._account = Account(budget_bytes, journal)
         self._directory = run.path
@@ -193,38 +193,21 @@ class DiskStore:
         """
         array = storable(array)
         account = self._account
-        fits, copied = True, None
-        while True:
-            with account.lock:
-                try:
-                    account.settle("put")
-                    self._writer.answer_failures()
-                    account.cache.schedule.pause()
-                    entry = account.known(key)
-                    if entry is None and copied is None:
-                        fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
-                        entry = account.known(key)  # another thread may have put it meanwhile
-                finally:  # from here on the copy counts itself, and nobody else took its room
-                    if copied is not None:
-                        account.cache.unreserve(array.nbytes)
-                if entry is None and (copied is not None or may_be_kept(array)):
-                    kept, arrival = copied or (cast(np.ndarray, array), None)
-                    entry = account.enter(kept, key, label, unchanged if copied is None else None, lasting)
-                    entry.arrival = arrival
-                    if watcher is not None:
-                        entry.watcher = weakref.ref(watcher)
-                    self._keep(entry, kept, fits, is_copy=copied is not None)
-                if entry is not None:
-                    warning = self._writer.warning()
-                    self._tell()
-                    break
-                account.cache.reserve(array.nbytes)  # room for the copy, which is made without the lock
-            try:
-                copied = dense_copy(array)
-            except BaseException:
-                with account.lock:
-                    account.cache.unreserve(array.nbytes)
-                raise
+        with account.lock:
+            self._begin_put("put")
+            entry, fits = account.known(key), True
+            if entry is None:
+                fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
+                entry = account.known(key)  # another thread may have put it meanwhile
+            if entry is None and may_be_kept(array):
+                entry = account.enter(cast(np.ndarray, array), key, label, unchanged, lasting)
+                self._keep(entry, cast(np.ndarray, array), fits, watcher)
+            if entry is None:
+                account.cache.reserve(array.nbytes)
+            else:
+                warning = self._end_put()
+        if entry is None:
+            entry, warning = self._put_copy(array, fits, key, label, watcher, lasting)
         self._warn(warning, entry)
         return entry
 
@@ -245,14 +228,11 @@ class DiskStore:
         """
         account = self._account
         with account.lock:
-            account.settle("begin")
-            self._writer.answer_failures()
-            account.cache.schedule.pause()
+            self._begin_put("begin")
             self._writer.wait_for_room(self._writer.needs(array), label, array.dtype)
             entry = account.enter(array, None, label, None, lasting=False)
             account.cache.begin_change(entry, array)
-            warning = self._writer.warning()
-            self._tell()
+            warning = self._end_put()
         self._warn(warning, entry)
         return entry
 
@@ -264,8 +244,52 @@ class DiskStore:
             entry.beside_bytes += nbytes
             self._account.cache.reserve(nbytes, pinned=True)
 
-    def _keep(self, entry: Entry, array: np.ndarray, fits: bool, is_copy: bool) -> None:
+    def _begin_put(self, who: str) -> None:
+        """Make sure that an array can be taken. Called with the lock held."""
+        self._account.settle(who)
+        self._writer.answer_failures()
+        self._account.cache.schedule.pause()
+
+    def _end_put(self) -> str | None:
+        """Return what to warn of. Called with the lock held."""
+        self._tell()
+        return self._writer.warning()
+
+    def _put_copy(
+        self,
+        array: np.ndarray | Remote,
+        fits: bool,
+        key: Hashable | None,
+        label: Label | None,
+        watcher: object | None,
+        lasting: bool,
+    ) -> tuple[Entry, str | None]:
+        """Keep a copy, made without the lock, for which room is reserved; return what to warn of too."""
+        account = self._account
+        try:
+            copy, arrival = dense_copy(array)
+        except BaseException:
+            with account.lock:
+                account.cache.unreserve(array.nbytes)
+            raise
+        with account.lock:
+            try:
+                self._begin_put("put")
+                entry = account.known(key)  # another thread may have put it meanwhile
+            finally:  # from here on the copy counts itself, and nobody else took its room
+                account.cache.unreserve(array.nbytes)
+            if entry is None:
+                entry = account.enter(copy, key, label, None, lasting)
+                entry.arrival = arrival
+                self._keep(entry, copy, fits, watcher, is_copy=True)
+            return entry, self._end_put()
+
+    def _keep(
+        self, entry: Entry, array: np.ndarray, fits: bool, watcher: object | None, is_copy: bool = False
+    ) -> None:  # fmt: skip
         """Hold a new entry's array in RAM, or write it where it does not fit. Called with the lock held."""
+        if watcher is not None:
+            entry.watcher = weakref.ref(watcher)
         try:
             if fits:
                 self._account.cache.keep(entry, array, ours=entry.lasting or is_copy)
@@ -358,19 +382,39 @@ class DiskStore:
         self._warn(warning)
 
     def replace(self, handle: Handle, array: Remote) -> None:
-        """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does."""
-        account = self._account
+        """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does.
+
+        The copy is made without the lock; where that fails, the former values stay.
+        """
+        account, cache = self._account, self._account.cache
         with account.lock:
             account.settle("replace")
             entry = account.live_entry("replace", handle)
-            if entry.array is None:  # else the other takes its place
+            if entry.array is None:
                 self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("replace", entry)
-            kept, arrival = array.fetch()
-            account.cache.begin_change(entry, kept)
-            entry.arrival = arrival
-            self._end_change(entry, changed=True)
-            warning = self._writer.warning()
+            former = entry.array
+            if former is None:
+                cache.reserve(entry.nbytes)
+            else:  # it stays until the other takes its place, and nobody else does
+                cache.begin_change(entry, former)
+        copied = None
+        try:
+            copied = array.fetch()
+        finally:
+            with account.lock:
+                if former is None:
+                    cache.unreserve(entry.nbytes)
+                elif entry.changing:
+                    cache.end_change(entry)
+                if copied is not None:
+                    account.settle("replace")
+                    account.live_entry("replace", handle)
+                    self._wait_until_idle("replace", entry)
+                    kept, entry.arrival = copied
+                    cache.begin_change(entry, kept)
+                    self._end_change(entry, changed=True)
+                    warning = self._writer.warning()
         self._warn(warning)
 
     @contextlib.contextmanager

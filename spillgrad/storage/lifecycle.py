@@ -82,7 +82,6 @@ class Lifecycle:
         except OSError as error:  # the writer may be what ends the store: nobody hears it
             self._failure = error
         finally:
-            self._account.lock.forget()
             _open.discard(self)
 
     def _end(self) -> None:

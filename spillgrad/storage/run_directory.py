@@ -106,6 +106,11 @@ class RunDirectory:
                 if not tries_left:
                     raise
 
+    @property
+    def device(self) -> int:
+        """The number of the device that the directory is on."""
+        return self._identity[0]
+
     def _make(self) -> None:
         """Make the directory and its lock."""
         lock_fd = -1

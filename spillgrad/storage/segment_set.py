@@ -37,16 +37,18 @@ class SegmentSet:
     comes that fits none, lest files grow.
 
     All methods belong to the owner thread, but for `measure` and the counters `disk_bytes` and `peak_disk_bytes`, which
-    a lock guards.
+    a lock guards. `device` is the number of that which `directory` is on.
     """
 
-    def __init__(self, directory: Path, segment_bytes: int, *, direct_io: bool | None, checksums: bool) -> None:
+    def __init__(
+        self, directory: Path, device: int, segment_bytes: int, *, direct_io: bool | None, checksums: bool
+    ) -> None:  # fmt: skip
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._direct_io = direct_io
         self._may_choose = direct_io is None
         self._speeds: Speeds | None = None  # measured when they are needed to choose
-        self._device = os.stat(directory).st_dev
+        self._device = device
         self._checksums = checksums
         self._room_bytes, self._room_asked_s = 0.0, -math.inf
         self._measuring = threading.Lock()

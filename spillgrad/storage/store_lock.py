@@ -1,11 +1,13 @@
 """Locks for which no thread waits in vain."""
 
 import threading
+import weakref
 from _thread import RLock
 
 from spillgrad.errors import SpillError
 
-_locks: list["StoreLock"] = []
+# Those that somebody may take still.
+_locks: list["weakref.ref[StoreLock]"] = []
 # The threads that do what stores wait for, by their numbers.
 own_threads: set[int] = set()
 
@@ -19,27 +21,30 @@ class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to 
 
     def __init__(self) -> None:
         super().__init__()
-        _locks.append(self)
+        _locks.append(weakref.ref(self, _locks.remove))
 
     def __enter__(self) -> bool:  # type: ignore[override]
-        for lock in tuple(_locks):
-            if lock.is_mine():
-                raise interrupted_error()
+        if _is_any_mine():
+            raise interrupted_error()
         return self.acquire()
 
     def is_mine(self) -> bool:
         """Return whether this thread has the lock."""
         return self._is_owned()  # type: ignore[attr-defined,no-any-return]  # what `threading.Condition` asks too
 
-    def forget(self) -> None:
-        """Note that nobody will take the lock any more."""
-        if self in _locks:
-            _locks.remove(self)
-
 
 def is_interrupted() -> bool:
     """Return whether this thread is in the middle of a store's work, so that it can wait for none."""
-    return threading.get_ident() in own_threads or any(lock.is_mine() for lock in list(_locks))
+    return threading.get_ident() in own_threads or _is_any_mine()
+
+
+def _is_any_mine() -> bool:
+    """Return whether this thread has the lock of any store."""
+    for reference in tuple(_locks):
+        lock = reference()
+        if lock is not None and lock._is_owned():  # type: ignore[attr-defined]  # as `is_mine`, and every call asks this
+            return True
+    return False
 
 
 def interrupted_error() -> SpillError:

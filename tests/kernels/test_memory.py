@@ -1,5 +1,6 @@
 """The buffer pool: aligned, reused, never lent twice, given back on request."""
 
+import faulthandler
 import mmap
 import os
 import platform
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -89,28 +91,84 @@ def test_threads_never_share_a_buffer():
     assert not wrong
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_forked_while_another_thread_allocates_gets_memory():
-    held = threading.Event()
+MIB = 1 << 20
 
-    def hold_the_lock():
-        with pool._lock:
-            held.set()
-            time.sleep(0.2)
 
-    holder = threading.Thread(target=hold_the_lock)
-    holder.start()
-    held.wait()
+def the_pool_works() -> bool:
+    """Return whether memory that is lent counts, in any thread, and no longer once it came back."""
+    before = pool.stats().live_bytes
+    counted = []
+
+    def lend() -> None:
+        array = pool.empty((MIB,), np.uint8)
+        array.fill(1)
+        counted.append(pool.stats().live_bytes - before)
+
+    thread = threading.Thread(target=lend)
+    thread.start()
+    thread.join()
+    return counted == [MIB] and pool.stats().live_bytes == before
+
+
+def exit_status_of_a_child(check: Callable[[], bool]) -> int:
+    """Return 0 where a forked child finds that something holds."""
     child = os.fork()
     if child == 0:
-        signal.alarm(5)  # what hangs must die
-        pool.empty(LARGE, np.uint8)
-        os._exit(0)
-    holder.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        signal.alarm(60)  # what hangs must die
+        os._exit(0 if check() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-MIB = 1 << 20
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_allocates_gets_memory():
+    stopped = threading.Event()
+
+    def allocate() -> None:
+        while not stopped.is_set():
+            pool.empty(LARGE, np.uint8)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    try:
+        for _ in range(20):
+            assert exit_status_of_a_child(the_pool_works) == 0
+    finally:
+        stopped.set()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_beside_a_thread_that_stays_in_the_middle_of_a_section_hangs_nobody():
+    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+    held, forked = threading.Event(), threading.Event()
+    lent = [memory.copy(np.full(MIB, 7, np.uint8))]
+
+    def stay() -> None:  # as a finalizer that the collector reaches there, and that waits for the thread that forks
+        with pool._lock:
+            held.set()
+            forked.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    held.wait()
+    try:
+        assert exit_status_of_a_child(lambda: bool((lent.pop() == 7).all()) and the_pool_works()) == 0
+    finally:
+        forked.set()
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+    assert the_pool_works()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_in_the_middle_of_the_threads_own_section_hangs_nobody():
+    def leave_and_lend() -> bool:
+        pool._lock.release()
+        return the_pool_works()
+
+    pool._lock.acquire()  # as where a finalizer or a signal handler forks
+    assert exit_status_of_a_child(leave_and_lend) == 0
+    assert leave_and_lend()
 
 
 def leave_idle(pool: BufferPool, count: int) -> None:

@@ -735,3 +735,69 @@ def test_a_thread_that_cannot_be_started_hangs_nothing(tmp_path: Path):
     """
     ran = run_script(script, tmp_path)
     assert (ran.stdout, ran.stderr) == ("True\n1000.0\n", "")
+
+
+class RemoteThat:
+    """An array elsewhere; before it is copied, something is done."""
+
+    def __init__(self, values: np.ndarray, before: Callable[[], object]) -> None:
+        self.shape, self.dtype, self.nbytes = values.shape, values.dtype, values.nbytes
+        self._values, self._before = values, before
+
+    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        self._before()
+        return self._values.copy(), lambda: None
+
+
+@pytest.mark.parametrize("is_in_ram", [True, False])
+def test_a_store_works_on_while_a_remote_array_is_copied(make_store: MakeStore, is_in_ram: bool):
+    array = np.arange(1000, dtype=np.int32)
+    store = make_store(8 * array.nbytes if is_in_ram else array.nbytes)
+    answered = threading.Event()
+
+    def ask_meanwhile() -> None:
+        thread = threading.Thread(target=lambda: (store.stats(), answered.set()))
+        thread.start()
+        answered.wait(30)
+
+    handle = store.put(array.copy(), lasting=True)
+    store.flush()
+    if not is_in_ram:
+        store.drop(store.put(array + 1))
+        assert not store.is_in_ram(handle)
+    store.replace(handle, RemoteThat(array + 2, ask_meanwhile))
+    assert answered.is_set()
+    np.testing.assert_array_equal(store.get(handle), array + 2)
+    assert store.stats().peak_ram_bytes <= store.ram_budget
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_an_array_whose_successor_cannot_be_copied_stays(make_store: MakeStore, is_written: bool):
+    array = np.arange(1000, dtype=np.int32)
+    store = make_store(2 * array.nbytes)
+
+    def fail() -> None:
+        raise MemoryError("no pinned memory")
+
+    handle = store.put(array.copy(), lasting=True)
+    if is_written:
+        store.flush()
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="pinned"):
+            store.replace(handle, RemoteThat(array + 1, fail))
+    np.testing.assert_array_equal(store.get(handle), array)
+    store.flush()
+    assert store.check() == []
+    assert store.stats().ram_bytes <= store.ram_budget
+
+
+def test_an_array_dropped_while_its_successor_is_copied_is_gone(make_store: MakeStore):
+    array = np.arange(1000, dtype=np.int32)
+    store = make_store(2 * array.nbytes)
+    for former in (array.copy(), RemoteThat(array, lambda: None)):
+        handle = store.put(former, lasting=True)
+        with pytest.raises(SpillError, match="dropped"):
+            store.replace(handle, RemoteThat(array, lambda: store.drop(handle)))  # noqa: B023
+        del former
+    gc.collect()
+    assert store.stats().ram_bytes == 0

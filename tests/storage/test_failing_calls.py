@@ -1,6 +1,8 @@
 """One call to the system fails, whichever it is: a gradient is right or refused, and the next step is right."""
 
+import errno
 import functools
+import gc
 import itertools
 import os
 import signal
@@ -13,8 +15,10 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
+from spillgrad.storage import store_lock
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sweep import sweep
-from tests.failing_calls import FAULTS, FailingCall, Fault
+from tests.failing_calls import FAULTS, FailingCall, Fault, refuse
 from tests.waiting import wait_until
 
 # Large enough to go past the page cache, but for its last page.
@@ -25,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "compressed and encrypted": {"ram_budget": ARRAY.nbytes, "codec": "lossless", "encrypt": True},
     "nothing is written but on request": {"ram_budget": "1GiB"},
 }
+
+REFUSED_STAT = Fault(refuse(errno.EIO), ("stat",))
 
 
 def weight() -> sg.Tensor:
@@ -105,3 +111,20 @@ def test_signals_at_any_moment_disturb_no_step(directory: Path, wanted: np.ndarr
         signal.signal(signal.SIGALRM, before)
     wait_until(no_store_is_closing)
     assert len(came) > 20
+
+
+def test_a_store_that_cannot_be_made_leaves_nothing_behind(directory: Path):
+    refused = 0
+    for number in itertools.count(1):
+        with FailingCall(REFUSED_STAT, number) as call:
+            try:
+                DiskStore(directory, ram_budget=0).close()
+            except SpillError:
+                refused += 1
+        gc.collect()
+        sweep(directory)
+        assert os.listdir(directory) == []
+        assert [lock for reference in store_lock._locks if (lock := reference()) is not None] == []
+        if not call.happened:
+            break
+    assert refused > 1

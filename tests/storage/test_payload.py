@@ -124,7 +124,7 @@ def test_waits_that_cost_less_than_the_page_cache_would_change_nothing(tmp_path:
     known = Speeds(Speed(1e9, 1e9, 3e-10), Speed(1e9, 1e9, 1e-10))
     monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: known})
     monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
-    segments = SegmentSet(tmp_path, 1 << 20, direct_io=None, checksums=True)
+    segments = SegmentSet(tmp_path, tmp_path.stat().st_dev, 1 << 20, direct_io=None, checksums=True)
     segments.free(segments.place(np.ones(1000), 0, NO_LABEL, []))
     for waited_s in (0.19, 0.19, 0.21):
         segments.note_step(1.0, waited_s, 10**9)
@@ -139,7 +139,7 @@ def test_the_page_cache_is_left_alone_where_it_has_no_room_for_a_step(tmp_path: 
     monkeypatch.setattr(disk_speed, "_known", {os.stat(tmp_path).st_dev: known})
     monkeypatch.setattr(disk_speed, "_slow_steps", Counter())
     monkeypatch.setattr(segment_set, "system_memory", lambda: SystemMemory(10**9, 10**10))
-    segments = SegmentSet(tmp_path, 1 << 20, direct_io=None, checksums=True)
+    segments = SegmentSet(tmp_path, tmp_path.stat().st_dev, 1 << 20, direct_io=None, checksums=True)
     segments.free(segments.place(np.ones(1000), 0, NO_LABEL, []))
     for _ in range(3):
         segments.note_step(1.0, 0.5, 10**9)

@@ -7,22 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.cuda.memory import Block
 from spillgrad_kernels.device_array import DeviceArray, Lying, byte_bounds
+from spillgrad_kernels.holder import Holder
 from spillgrad_kernels.walk import Shape
 
 
-class _Lent:
+class _Lent(Holder):
     """A block of memory, which goes back to the allocator when nobody has this any more."""
 
-    __slots__ = ("__weakref__", "_block", "_release")
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self._release = driver.allocator().release
-
-    def __del__(self) -> None:
-        self._release(self._block)
+    __slots__ = ("__weakref__",)
 
 
 class Fresh(NamedTuple):
@@ -33,8 +26,9 @@ class Fresh(NamedTuple):
 
     def array(self) -> DeviceArray:
         """Return an uninitialised one. Raises OutOfMemory."""
-        block = driver.allocator().allocate(self.nbytes)
-        return DeviceArray(block.address, self.lying, _Lent(block))
+        allocator = driver.allocator()
+        block = allocator.allocate(self.nbytes)
+        return DeviceArray(block.address, self.lying, _Lent(allocator.release, block))
 
 
 def is_own(array: Any) -> bool:

@@ -14,6 +14,7 @@ from spillgrad_kernels.cuda.availability import SIMULATED
 from spillgrad_kernels.cuda.failures import launches
 from spillgrad_kernels.cuda.memory import CachingAllocator, MemoryStats
 from spillgrad_kernels.cuda.pinned import PinnedMemory
+from spillgrad_kernels.holder import finalizer, later
 
 if SIMULATED:
     from spillgrad_kernels.cuda import simulated as _calls
@@ -44,10 +45,9 @@ class Event:
             self._handle = calls.new_event(timed)
         self._is_done = True
         self._launches = 0
+        self._drop = later(self._spare[timed].append, self._handle)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            self._spare[self.timed].append(self._handle)
+    __del__ = finalizer
 
     def record(self, stream: "Stream") -> "Event":
         """Let the event be when all that is in the stream so far is done; return it."""
@@ -133,10 +133,9 @@ class Stream:
         except IndexError:
             self.handle = calls.new_stream()
         self._copies = _held.setdefault(int(self.handle), _Held())
+        self._drop = later(self._spare.append, self.handle)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_copies"):
-            self._spare.append(self.handle)
+    __del__ = finalizer
 
     def copy_to_host_async(self, pinned: np.ndarray, address: int, nbytes: int, keep: Any = None) -> Event:
         """Copy device memory to the start of a dense array that `pinned` made; return when that is done."""

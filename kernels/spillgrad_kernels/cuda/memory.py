@@ -91,6 +91,8 @@ class CachingAllocator:
         # Free blocks of small segments and of others, by size, then address: the best fit is found by bisection.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._returned: list[Block] = []
+        # Takes back a block; it is C code and takes no lock, as an array may die anywhere.
+        self.release: Callable[[Block], None] = self._returned.append
         self._live = self._reserved = self._peak_live = self._peak_reserved = 0
         self._allocated_bytes = self._blocks = self._allocations = self._segments = self._retries = self._failures = 0
 
@@ -129,10 +131,6 @@ class CachingAllocator:
             self._give_back_idle()
             block = self._segment(wanted, small)
         return block
-
-    def release(self, block: Block) -> None:
-        """Take back a block; takes no lock, as an array may die anywhere."""
-        self._returned.append(block)
 
     def give_back_idle(self) -> None:
         """Return to the device every segment that no live array has a part of."""

@@ -5,20 +5,24 @@ A cache, since pinning takes a millisecond for a few MiB.
 
 import collections
 import threading
-import weakref
 from collections.abc import Callable
 
 import numpy as np
+
+from spillgrad_kernels.holder import Holder
 
 _LEAST_BYTES = 4096
 # Idle memory beyond this goes back: it cannot be swapped out, and the system has less of it than of other memory.
 _IDLE_BYTES = 256 << 20
 
 
-class _Lent:
-    """What NumPy takes for memory: an address, and how many bytes are there."""
+class _Lent(Holder):
+    """What NumPy takes for memory: an address, and how many bytes are there. It goes back once nobody has this."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, give_back: Callable[[tuple[int, int]], None], address: int, size: int, nbytes: int) -> None:
+        super().__init__(give_back, (address, size))
         self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
 
 
@@ -57,9 +61,7 @@ class PinnedMemory:
             raise MemoryError(
                 f"pinned memory: asked for {size} bytes, and the system pins no more; keep less of it at a time"
             )
-        lent = _Lent(address, nbytes)
-        weakref.finalize(lent, self._returned.append, (address, size)).atexit = False
-        return np.asarray(lent)
+        return np.asarray(_Lent(self._returned.append, address, size, nbytes))
 
     def lent(self, array: np.ndarray) -> bool:
         """Return whether an array's memory was lent by `empty`."""
