@@ -115,15 +115,15 @@ def run_backward(
     # order.
     ready = [(node.rank, -node.sequence, node) for node, uses in waiting.items() if uses == 0]
     heapq.heapify(ready)
-    grad_mode, state.enabled = state.enabled, create_graph
-    # Derivatives run in the dtypes of the forward.
-    autocast, state.autocast = state.autocast, None
-    pairs = hooks.stack.pairs
-    outer = _thread.run
-    run = _thread.run = Run(waiting, needed, targets, outer)
-    _thread.level += 1
     watched = anomaly_mode.run if anomaly_mode.is_anomaly_enabled() else None
+    grad_mode, autocast, pairs, outer, level = (
+        state.enabled, state.autocast, hooks.stack.pairs, _thread.run, _thread.level
+    )  # fmt: skip
+    run = Run(waiting, needed, targets, outer)
     try:
+        # Derivatives run in the dtypes of the forward.
+        state.enabled, state.autocast = create_graph, None
+        _thread.run, _thread.level = run, level + 1
         while ready:
             node = heapq.heappop(ready)[2]
             grads = arrived.pop(node, None) or [None] * node.output_count
@@ -163,10 +163,10 @@ def run_backward(
         for end in run.at_end:
             end()
     finally:
-        run.at_end.clear()  # they refer to the run
-        _thread.run = outer
-        _thread.level -= 1
+        # Before anything is called: a signal's handler may raise after each call.
+        _thread.run, _thread.level = outer, level
         state.enabled, state.autocast = grad_mode, autocast
+        run.at_end.clear()  # they refer to the run
         if hooks.stack.pairs is not pairs:  # a hook has entered or left a context, and forgot it
             hooks.restore(pairs)
     return captured

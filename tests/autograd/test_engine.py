@@ -2,18 +2,21 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.autograd import Function, backward, hooks, saved_tensors_hooks
+from spillgrad.autograd import Function, backward, engine, hooks, saved_tensors_hooks
 from spillgrad.autograd.graph import GradientEdge, get_gradient_edge
 from spillgrad.errors import ArgumentError, GraphError, OperandError, SavedTensorError, ShapeError
 from spillgrad.nn.functional import linear
@@ -768,3 +771,41 @@ def test_a_mode_that_user_code_switches_and_forgets_stays_its_own(where):
     (gradient,) = sg.grad(z * 1, x, create_graph=True)
     assert gradient.item() == 12.0 and sg.is_grad_enabled()
     assert sg.grad(gradient, x)[0].item() == 6.0
+
+
+def raising_after_call(number: int, code: CodeType) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that raises when `code` begins, or after one of its calls, as the handler of a signal can."""
+    left = [number]
+
+    def note(frame: FrameType, event: str, value: object) -> None:
+        is_of_callee = event == "return" and frame.f_back is not None and frame.f_back.f_code is code
+        if is_of_callee or (frame.f_code is code and event in ("call", "c_return")):
+            left[0] -= 1
+            if not left[0]:
+                raise Interrupted
+
+    return note
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises."""
+
+
+def test_a_backward_that_a_signal_handler_ended_goes_on_nowhere():
+    x, interruptions = leaf([1.0, 2.0]), 0
+    for number in itertools.count(1):
+        y = (x * x).sum()
+        sys.setprofile(raising_after_call(number, engine.run_backward.__code__))
+        try:
+            y.backward()
+            break
+        except Interrupted:
+            interruptions += 1
+        finally:
+            sys.setprofile(None)
+        assert engine.outermost_run() is None
+        assert sg.is_grad_enabled()
+    assert interruptions > 20
+    x.grad = None
+    (x * x).sum().backward()
+    np.testing.assert_array_equal(x.grad, [2.0, 4.0])
