@@ -2,6 +2,7 @@
 
 import contextlib
 import operator
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from typing import Any
 
 from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError
+
+# Guards the positions of all generators. A fork waits for whoever has it, who would not be in the child; a finalizer or
+# a signal's handler may take it again inside.
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,6 @@ class Generator:
 
     def __init__(self, seed: int = 0, *, device: Any = None) -> None:
         self.device = as_device(device)
-        self._lock = threading.Lock()
         self._common = _Position(0, 0)
         self._own = threading.local()  # a thread that replays has a position of its own
         self.manual_seed(seed)
@@ -65,7 +70,7 @@ class Generator:
     def take(self, count: int) -> tuple[int, int]:
         """Reserve `count` counters; return (seed, first counter)."""
         position = self._position
-        with self._lock:
+        with _lock:
             offset = position.offset
             position.offset += count
             return position.seed, offset
@@ -73,13 +78,13 @@ class Generator:
     def get_state(self) -> GeneratorState:
         """Return where the generator stands."""
         position = self._position
-        with self._lock:
+        with _lock:
             return GeneratorState(position.seed, position.offset)
 
     def set_state(self, state: GeneratorState) -> None:
         """Continue from a state that `get_state` returned."""
         position = self._position
-        with self._lock:
+        with _lock:
             position.seed, position.offset = state.seed, state.offset
 
     @contextlib.contextmanager

@@ -1,5 +1,10 @@
 """Dropout: its distribution, and that its mask is drawn again rather than saved."""
 
+import os
+import signal
+import sys
+import threading
+
 import numpy as np
 import pytest
 
@@ -128,3 +133,38 @@ def test_draws_are_replayed_in_one_thread_and_the_stream_goes_on_as_it_was():
             sg.manual_seed(9)
         assert sg.get_rng_state() == inner and sg.initial_seed() == 1
     assert sg.rand(3).tolist() == second
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_draws_may_draw_too():
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            default_generator.get_state()
+            default_generator.take(1)
+
+    threads = [threading.Thread(target=draw) for _ in range(2)]
+    interval, codes = sys.getswitchinterval(), []
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                try:
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                    signal.alarm(5)  # what hangs must die
+                    sg.randn(3)
+                finally:
+                    os._exit(0)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            if codes[-1]:
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not any(codes)
