@@ -968,7 +968,7 @@ FEW_DESCRIPTORS = """
     free = os.dup(0)
     os.close(free)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    for limit in (*range(free, free + 8), 16):
+    for limit in (*range(free, free + 8, 2), 16):
         for options in [{}, {"direct_io": True}, {"codec": "lossless"}, {"ram_budget": "64KiB", "min_bytes": 0}]:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             try:
