@@ -439,6 +439,18 @@ def test_what_a_context_gave_back_is_not_stored_again_there(directory: Path, cod
     assert bits(spill.unpack_hook(again)) == bits(got[3:])
 
 
+def test_a_copy_is_an_integer_view_too_in_a_lossy_context(directory: Path):
+    exact, lossy = save_on_disk(directory, ram_budget=0), save_on_disk(directory, ram_budget=0, codec="bf16")
+    kept = exact.pack_hook(paddle.randn([300, 100]))
+    copy = exact.unpack_hook(kept)
+    wanted = bits(copy)
+    packed = [lossy.pack_hook(copy), lossy.pack_hook(copy.view("int32"))]
+    del copy
+    floats, integers = (lossy.unpack_hook(each) for each in packed)
+    assert bits(floats) != wanted
+    assert bits(integers) == wanted
+
+
 def test_encrypted_files_come_back(directory: Path):
     spill, w = save_on_disk(directory, ram_budget=0, encrypt=True), weight()
     with spill:

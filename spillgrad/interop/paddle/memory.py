@@ -113,14 +113,21 @@ class Origin(Seen):
 class Lent(Seen):
     """Memory that Paddle got back, with what is stored under `key` in its bytes from `begin` to `end`.
 
-    Where a codec may have altered it, that is so for the store with that codec alone, whose mark `altered_by` is; for
-    others it has a number. It holds a reference to what is stored: the last one, unless backward may want it again.
+    Where a lossy codec may have altered it, `altered_by` says whose, and as which dtype: to all else it is other bytes,
+    which have a number. It holds a reference to what is stored: the last one, unless backward may want it again.
     """
 
     __slots__ = ("_stored", "_version", "altered_by", "begin", "end", "key", "number")
 
     def __init__(
-        self, array: np.ndarray, begin: int, end: int, key: Hashable, altered_by: object, version: Version, stored: Any
+        self,
+        array: np.ndarray,
+        begin: int,
+        end: int,
+        key: Hashable,
+        altered_by: Hashable | None,
+        version: Version,
+        stored: Any,
     ) -> None:
         super().__init__(address_of(array), array.nbytes, array)
         self.begin, self.end, self.key, self.altered_by = begin, end, key, altered_by

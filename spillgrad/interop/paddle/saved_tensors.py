@@ -70,7 +70,7 @@ class Spilled:
         self,
         stored: _Stored,
         key: Hashable,
-        altered_by: object,
+        altered_by: Hashable | None,
         begin: int,
         version: Version,
         origin: Origin | Lent,
@@ -203,7 +203,6 @@ class save_on_disk(StoreOwner):
     ) -> None:
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
-        self._codec = codec
         self._codec_mark = object() if is_lossy(codec) else None
         self._open_store(
             "save_on_disk",
@@ -269,12 +268,12 @@ class save_on_disk(StoreOwner):
             return Kept(_without_the_rest(tensor, layout, by_layer), by_layer)
         version, memory = Version(tensor, layout, by_layer), memory_of(tensor)
         begin, end = 0, memory.array.nbytes
-        if isinstance(memory, Lent) and memory.altered_by in (None, self._codec_mark):
+        # What a lossy codec makes of bytes depends on what they are.
+        altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
+        if isinstance(memory, Lent) and memory.altered_by == altered_by:
             key, begin, end = memory.key, memory.begin, memory.end
         else:
-            key = (memory.number, version.number)
-            if self._codec is not None:
-                key = (key, layout.dtype)  # what a codec makes of bytes depends on what they are
+            key = (memory.number, version.number, altered_by)
             if layout.span_bytes < SHARE_STORED_WHOLE * end and key not in self._handles:
                 begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
                 end = layout.offset + layout.span_bytes
@@ -292,7 +291,7 @@ class save_on_disk(StoreOwner):
             strides = tuple(stride * layout.itemsize for stride in layout.stride)
             handle.views.append(View(None, None, layout.dtype, layout.size, strides, layout.offset - begin))
         self._handles[key] = handle
-        return Spilled(stored, key, self._codec_mark, begin, version, memory, by_layer)
+        return Spilled(stored, key, altered_by, begin, version, memory, by_layer)
 
 
 class _Thread(threading.local):

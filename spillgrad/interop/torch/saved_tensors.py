@@ -28,6 +28,7 @@ from spillgrad.interop.torch.memory import (
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
@@ -41,13 +42,24 @@ SIGNALS_WAIT = True
 class Spilled(Holder):
     """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies."""
 
-    __slots__ = ("__weakref__", "_device", "_earlier", "_key", "_layout", "_spill", "_version", "waiting")
+    __slots__ = (
+        "__weakref__",
+        "_altered_by",
+        "_device",
+        "_earlier",
+        "_key",
+        "_layout",
+        "_spill",
+        "_version",
+        "waiting",
+    )
 
     def __init__(
         self,
         spill: "save_on_disk",
         handle: Handle,
         key: Hashable,
+        altered_by: Hashable | None,
         device: Any,
         layout: Layout,
         version: Version,
@@ -55,7 +67,7 @@ class Spilled(Holder):
     ) -> None:
         super().__init__(spill._store.drops.append, handle)
         self._spill = spill
-        self._key = key
+        self._key, self._altered_by = key, altered_by
         self._device = device
         self._layout = layout  # in what is stored
         self._version = version
@@ -70,7 +82,7 @@ class Spilled(Holder):
     def tensor(self) -> Any:
         """Return the tensor, over memory it shares with all others of its storage."""
         _require(self._version, self._layout)
-        storage, memory = self._spill._memory_of(self.handle, self._key, self._device)
+        storage, memory = self._spill._memory_of(self.handle, self._key, self._altered_by, self._device)
         _require(memory.version, self._layout)
         earlier = self._earlier()
         if earlier is not None:
@@ -164,7 +176,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
-        self._codec = codec
+        self._codec_mark = object() if is_lossy(codec) else None
         self._open_store(
             "save_on_disk",
             directory,
@@ -204,9 +216,9 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         if layout.span_bytes < max(1, self._min_bytes):
             return Kept(_without_the_rest(tensor, layout, storage))
         version, origin = Version(tensor), origin_of(storage)
-        key = origin.key if not version.number else (origin.key, version.number)
-        if self._codec is not None:
-            key = (key, layout.dtype)  # what a codec makes of bytes depends on what they are
+        # What a lossy codec makes of bytes depends on what they are.
+        altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
+        key = origin.key(version.number, altered_by)
         begin, nbytes = 0, storage.nbytes()
         if layout.span_bytes < SHARE_STORED_WHOLE * nbytes and key not in self._stored:
             begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
@@ -221,7 +233,9 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             label=Label(None, None, labels.current.module, labels.current.step),
             unchanged=version.is_unchanged,
         )
-        spilled = self._newest[key] = Spilled(self, handle, key, tensor.device, layout, version, self._newest.get(key))
+        earlier = self._newest.get(key)
+        spilled = Spilled(self, handle, key, altered_by, tensor.device, layout, version, earlier)
+        self._newest[key] = spilled
         if len(handle.views) < MAX_VIEWS:
             strides = tuple(stride * tensor.itemsize for stride in layout.stride)
             handle.views.append(View(None, None, name_of(layout.dtype), layout.size, strides, layout.offset))
@@ -235,7 +249,9 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         """Return the tensor that `pack_hook` packed."""
         return packed.tensor() if isinstance(packed, Spilled | Kept) else packed
 
-    def _memory_of(self, handle: Handle, key: Hashable, device: Any) -> tuple[Any, _Memory]:
+    def _memory_of(
+        self, handle: Handle, key: Hashable, altered_by: Hashable | None, device: Any
+    ) -> tuple[Any, _Memory]:
         """Return the storage that has what is stored: any that lives, else one with a copy."""
         storage, memory = _in_ram(handle)
         if memory is not None:
@@ -249,7 +265,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = _memories[handle] = _Memory(origin_of_copy(storage, key), 0, version)
+                memory = _memories[handle] = _Memory(origin_of_copy(storage, key, altered_by), 0, version)
                 if storage.data_ptr() == array.__array_interface__["data"][0]:
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
