@@ -12,6 +12,7 @@ import paddle
 import xxhash
 
 from spillgrad.interop.arrays import changed_error, span_bytes
+from spillgrad.storage.store import View
 
 
 class Layout(NamedTuple):
@@ -33,6 +34,11 @@ class Layout(NamedTuple):
     def span_bytes(self) -> int:
         """The bytes from the first to the last element."""
         return span_bytes(self.itemsize, self.size, self.stride)
+
+    def view(self, begin: int) -> View:
+        """Return what files say of the tensor, where its memory begins at byte `begin`."""
+        strides = tuple(stride * self.itemsize for stride in self.stride)
+        return View(None, None, self.dtype, self.size, strides, begin + self.offset)
 
     def over(self, tensor: Any) -> Any:
         """Return the tensor that lies so in the memory of another of its dtype, and counts changes with it."""
@@ -74,10 +80,12 @@ class Version:
 class Seen:
     """Memory as NumPy sees it, which stays while an array over it does."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_holds")
+    __slots__ = ("__array_interface__", "__weakref__", "_holds", "nbytes", "packed")
 
     def __init__(self, address: int, nbytes: int, holds: Any) -> None:
         self._holds = holds
+        self.nbytes = nbytes
+        self.packed: Any = None  # where a copy of it is among others of small memory; see `small_tensors`
         self.__array_interface__: dict[str, Any] = {
             "data": (address, False),
             "shape": (nbytes,),
