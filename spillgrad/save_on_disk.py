@@ -23,7 +23,7 @@ from spillgrad.ops.losses import MADE_AHEAD
 from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
-from spillgrad.small_tensors import SmallTensors, SpilledSmall, layout_of
+from spillgrad.small_tensors import Layout, SmallTensors, SpilledSmall, layout_of
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
 from spillgrad.storage.interrupts import keep_whole
@@ -283,11 +283,11 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         key, strides = _key(storage, self._codec_mark), array.strides
         if self._auto is not None:
             self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
-        if self._small.takes(storage):
-            layout = layout_of(array.dtype, array.shape, array.strides, offset)
-            return self._small.pack(storage, layout, operation or None, slot or None, labels.current.step)
         stored = _as_it_lies(storage.array)
         is_kept = stored.flags.carray
+        if is_kept and self._small.takes(stored.nbytes) and not is_on_device(stored):
+            layout = layout_of(array.dtype, array.shape, strides, offset)
+            return self._pack_small(storage, stored, layout, operation or None, slot or None)
         if not is_kept:
             # Memory with gaps, or read-only: the store copies what this view shows of it, when there is room.
             key = (key, offset, array.shape, strides, array.dtype)
@@ -315,6 +315,17 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         if len(handle.views) < MAX_VIEWS:
             handle.views.append(view)
         return Spilled(self, handle, key, array, offset, strides)
+
+    def _pack_small(
+        self, storage: Storage, dense: np.ndarray, layout: Layout, operation: str | None, slot: str | None
+    ) -> SpilledSmall:
+        place = self._small.known(storage, storage.version)
+        if place is None:
+            place = self._small.add(storage, storage.version, dense, labels.current.step)
+        if len(place.views) < MAX_VIEWS:
+            start = place.start + layout.offset
+            place.views.append(View(operation, slot, layout.dtype.name, layout.shape, layout.strides, start))
+        return SpilledSmall(place, layout)
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""

@@ -53,6 +53,8 @@ class Storage:
     hold: Callable[[Any], None]  # keeps an object until the module that runs has ended
     # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
+    # Where a copy of it is among others of small storages; see `small_tensors`.
+    packed: Any = None
 
     _uid: int | None = None
 

@@ -21,6 +21,7 @@ from tests.interop.torch_models import (  # noqa: E402
     LARGE,
     NBYTES,
     batch,
+    bits,
     weight,
 )
 from tests.storage.test_disk_store import in_own_mounts  # noqa: E402
@@ -144,6 +145,58 @@ def test_lossy_codecs_round_floats_and_leave_other_dtypes(directory: Path, codec
     got, exact = (spill.unpack_hook(each) for each in packed)
     assert 0 < (got - wanted).abs().max() <= 0.02 * wanted.abs().max()
     assert torch.equal(exact, wanted.view(torch.int32))
+
+
+@pytest.mark.parametrize("codec", [None, "lossless", "bf16", "int8"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_lossy_contexts_gave_back_is_not_the_same_to_another(directory: Path, codec: str | None, exact: bool):
+    codecs = ["bf16", "int8", None] if exact else ["int8", "bf16"]
+    spills = [save_on_disk(directory, ram_budget=0, codec=name) for name in codecs]
+    other = save_on_disk(directory, ram_budget=LARGE, codec=codec)
+    x = torch.randn(300, 100)
+    kept = [spill.pack_hook(x) for spill in spills]
+    del x
+    copies = [spill.unpack_hook(each) for spill, each in zip(spills, kept, strict=True)]
+    wanted = [bits(copy) for copy in copies]
+    assert len(set(wanted)) == len(spills)
+    packed = [other.pack_hook(copy) for copy in copies]
+    assert [bits(other.unpack_hook(each)) for each in packed] == wanted
+
+
+def test_copies_that_were_changed_are_not_the_same_to_another_context(directory: Path):
+    spills = [save_on_disk(directory, ram_budget=0) for _ in range(2)]
+    other = save_on_disk(directory, ram_budget=LARGE)
+    x = torch.randn(300, 100)
+    kept = [spill.pack_hook(x) for spill in spills]
+    del x
+    copies = [spill.unpack_hook(each) for spill, each in zip(spills, kept, strict=True)]
+    copies[0].add_(1)
+    copies[1].mul_(2)
+    wanted = [bits(copy) for copy in copies]
+    packed = [other.pack_hook(copy) for copy in copies]
+    assert [bits(other.unpack_hook(each)) for each in packed] == wanted
+
+
+def test_a_copy_is_an_integer_view_too_in_a_lossy_context(directory: Path):
+    exact, lossy = save_on_disk(directory, ram_budget=0), save_on_disk(directory, ram_budget=0, codec="bf16")
+    kept = exact.pack_hook(torch.randn(300, 100))
+    copy = exact.unpack_hook(kept)
+    wanted = bits(copy)
+    packed = [lossy.pack_hook(copy), lossy.pack_hook(copy.view(torch.int32))]
+    del copy
+    floats, integers = (lossy.unpack_hook(each) for each in packed)
+    assert bits(floats) != wanted
+    assert bits(integers) == wanted
+
+
+@pytest.mark.parametrize("codec", [None, "lossless", "bf16"])
+def test_what_a_context_gave_back_is_not_stored_again_there(directory: Path, codec: str | None):
+    spill = save_on_disk(directory, ram_budget=0, codec=codec)
+    kept = spill.pack_hook(torch.randn(300, 100))
+    got = spill.unpack_hook(kept)
+    again = spill.pack_hook(got[3:])
+    assert spill.stats().live_bytes == 300 * 100 * 4
+    assert bits(spill.unpack_hook(again)) == bits(got[3:])
 
 
 def test_encrypted_files_come_back(directory: Path):

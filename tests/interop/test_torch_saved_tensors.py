@@ -31,10 +31,10 @@ WIDE_DTYPES = ["uint16", "uint32", "uint64", "int16", "int32", "int64", "float16
 COMPLEX_DTYPES = ["complex32", "complex64", "complex128"]
 
 
-def of_dtype(name: str) -> Any:
+def of_dtype(name: str, rows: int = 100) -> Any:
     if name == "bool":
-        return torch.rand(100, 7) > 0.5
-    return torch.randint(0, 100, (100, 16), dtype=torch.uint8).view(getattr(torch, name))
+        return torch.rand(rows, 7) > 0.5
+    return torch.randint(0, 100, (rows, 16), dtype=torch.uint8).view(getattr(torch, name))
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -72,7 +72,7 @@ def test_a_tensor_of_any_kind_comes_back_exactly(directory: Path, kind: str):
         tensor = KINDS[kind]()
         lies, wanted, has_elements = about(tensor), bits(tensor), tensor.numel() > 0
         packed = spill.pack_hook(tensor)
-        assert isinstance(packed, Spilled) == has_elements
+        assert isinstance(packed, Kept) != has_elements
         del tensor
         for _ in range(2):
             got = spill.unpack_hook(packed)
@@ -87,7 +87,7 @@ def test_a_tensor_of_any_kind_comes_back_exactly(directory: Path, kind: str):
 def test_files_and_journal_say_shape_dtype_and_views(directory: Path, name: str):
     journal = directory.parent / "run.jsonl"
     spill = save_on_disk(directory, ram_budget=LARGE, min_bytes=0, keep_journal=journal)
-    tensor = of_dtype(name)
+    tensor = of_dtype(name, 1000)
     packed = [spill.pack_hook(view) for view in (tensor, tensor[1:].t())]
     spill.flush()
     (segment,) = spill.directory.glob("*.h5")

@@ -12,6 +12,7 @@ import paddle
 import xxhash
 
 from spillgrad.interop.arrays import changed_error, span_bytes
+from spillgrad.storage.store import View
 
 
 class Layout(NamedTuple):
@@ -33,6 +34,11 @@ class Layout(NamedTuple):
     def span_bytes(self) -> int:
         """The bytes from the first to the last element."""
         return span_bytes(self.itemsize, self.size, self.stride)
+
+    def view(self, begin: int) -> View:
+        """Return what files say of the tensor, where its memory begins at byte `begin`."""
+        strides = tuple(stride * self.itemsize for stride in self.stride)
+        return View(None, None, self.dtype, self.size, strides, begin + self.offset)
 
     def over(self, tensor: Any) -> Any:
         """Return the tensor that lies so in the memory of another of its dtype, and counts changes with it."""
@@ -74,10 +80,12 @@ class Version:
 class Seen:
     """Memory as NumPy sees it, which stays while an array over it does."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_holds")
+    __slots__ = ("__array_interface__", "__weakref__", "_holds", "nbytes", "packed")
 
     def __init__(self, address: int, nbytes: int, holds: Any) -> None:
         self._holds = holds
+        self.nbytes = nbytes
+        self.packed: Any = None  # where a copy of it is among others of small memory; see `small_tensors`
         self.__array_interface__: dict[str, Any] = {
             "data": (address, False),
             "shape": (nbytes,),
@@ -113,14 +121,21 @@ class Origin(Seen):
 class Lent(Seen):
     """Memory that Paddle got back, with what is stored under `key` in its bytes from `begin` to `end`.
 
-    Where a codec may have altered it, that is so for the store with that codec alone, whose mark `altered_by` is; for
-    others it has a number. It holds a reference to what is stored: the last one, unless backward may want it again.
+    Where a lossy codec may have altered it, `altered_by` says whose, and as which dtype: to all else it is other bytes,
+    which have a number. It holds a reference to what is stored: the last one, unless backward may want it again.
     """
 
     __slots__ = ("_stored", "_version", "altered_by", "begin", "end", "key", "number")
 
     def __init__(
-        self, array: np.ndarray, begin: int, end: int, key: Hashable, altered_by: object, version: Version, stored: Any
+        self,
+        array: np.ndarray,
+        begin: int,
+        end: int,
+        key: Hashable,
+        altered_by: Hashable | None,
+        version: Version,
+        stored: Any,
     ) -> None:
         super().__init__(address_of(array), array.nbytes, array)
         self.begin, self.end, self.key, self.altered_by = begin, end, key, altered_by

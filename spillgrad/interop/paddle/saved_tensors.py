@@ -30,13 +30,15 @@ from spillgrad.interop.paddle.memory import (
     placed,
     same_bytes,
 )
+from spillgrad.small_tensors import Place, SmallTensors
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
-from spillgrad.storage.store import Handle, Label, View
+from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.store_lock import is_interrupted
+from spillgrad_kernels import memory
 from spillgrad_kernels.holder import Holder
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.
@@ -58,52 +60,28 @@ class _Stored(Holder):
         return cast(Handle, self.held)
 
 
-class Spilled:
-    """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies.
+class _InStore:
+    """What a tensor that a store has leaves in the graph; its bytes are freed when the last one over them dies.
 
     Or before: a node keeps the memory that it got until it cannot run again, but not what it got it for until it dies.
     """
 
-    __slots__ = ("_altered_by", "_begin", "_by_layer", "_held", "_key", "_origin", "_stored", "_version")
+    __slots__ = ("_by_layer", "_held", "_stored", "_version")
 
-    def __init__(
-        self,
-        stored: _Stored,
-        key: Hashable,
-        altered_by: object,
-        begin: int,
-        version: Version,
-        origin: Origin | Lent,
-        by_layer: bool,
-    ) -> None:
+    def __init__(self, stored: Any, version: Version, by_layer: bool) -> None:
         self._stored = weakref.ref(stored)
-        self._held: _Stored | None = stored
-        self._key, self._altered_by, self._begin, self._version = key, altered_by, begin, version
-        self._origin = weakref.ref(origin)
-        self._by_layer = by_layer
-
-    @property
-    def handle(self) -> Handle:
-        """What the store calls it."""
-        return self._live().handle
+        self._held = stored
+        self._version, self._by_layer = version, by_layer
 
     def tensor(self, for_node: bool = False) -> Any:
         """Return the tensor; `for_node` says that a node of the graph keeps it for as long as it may run again."""
         stored = self._live()
         if not self._by_layer:  # else the store has the old values, or raises
             self._version.require()
-        array = stored.store.get(stored.handle)
+        memory = self._memory(stored)
         if not self._by_layer:
             self._version.require()
-        begin, end = self._begin, self._begin + array.nbytes
-        origin = self._origin()
-        if origin is not None and origin.address + begin == address_of(array):
-            array = origin.array
-        else:
-            array = array.reshape(-1).view(np.uint8)
-            if begin:  # Paddle looks for it where it was in its memory
-                array = placed(array, begin)
-        tensor = self._version.over(lend(Lent(array, begin, end, self._key, self._altered_by, self._version, stored)))
+        tensor = self._version.over(memory)
         if for_node:
             self.free()
         return tensor
@@ -112,7 +90,11 @@ class Spilled:
         """Let go of what is stored."""
         self._held = None
 
-    def _live(self) -> _Stored:
+    def _memory(self, stored: Any) -> Seen:
+        """Return memory with the bytes, which holds what is stored."""
+        raise NotImplementedError
+
+    def _live(self) -> Any:
         stored = self._stored()
         if stored is None:
             raise SavedTensorError(
@@ -121,7 +103,67 @@ class Spilled:
         return stored
 
     def __repr__(self) -> str:
-        return f"<Spilled {self._stored()!r}>"
+        return f"<{type(self).__name__} {self._stored()!r}>"
+
+
+class Spilled(_InStore):
+    """What a spilled tensor leaves in the graph."""
+
+    __slots__ = ("_altered_by", "_begin", "_key", "_origin")
+
+    def __init__(
+        self,
+        stored: _Stored,
+        key: Hashable,
+        altered_by: Hashable | None,
+        begin: int,
+        version: Version,
+        origin: Origin | Lent,
+        by_layer: bool,
+    ) -> None:
+        super().__init__(stored, version, by_layer)
+        self._key, self._altered_by, self._begin = key, altered_by, begin
+        self._origin = weakref.ref(origin)
+
+    @property
+    def handle(self) -> Handle:
+        """What the store calls it."""
+        return cast(_Stored, self._live()).handle
+
+    def _memory(self, stored: _Stored) -> Seen:
+        array = stored.store.get(stored.handle)
+        begin, end = self._begin, self._begin + array.nbytes
+        origin = self._origin()
+        if origin is not None and origin.address + begin == address_of(array):
+            array = origin.array
+        else:
+            array = array.reshape(-1).view(np.uint8)
+            if begin:  # Paddle looks for it where it was in its memory
+                array = placed(array, begin)
+        return lend(Lent(array, begin, end, self._key, self._altered_by, self._version, stored))
+
+
+class SpilledSmall(_InStore):
+    """What a small tensor leaves in the graph."""
+
+    __slots__ = ()
+
+    def _memory(self, stored: Place) -> Seen:
+        own = memory.copy(stored.read())
+        return Seen(address_of(own), own.nbytes, (own, stored))
+
+
+class _Recent:
+    """Small memory that was copied a moment ago: nobody else gets it, so that it is known when it is saved again."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, memory: Seen) -> None:
+        self._memory = memory
+
+    def is_over(self) -> bool:
+        """Return whether nothing of it matters any more."""
+        return True
 
 
 class Kept:
@@ -167,7 +209,8 @@ class save_on_disk(StoreOwner):
     Memory is stored once, however many nodes and views save it, unless it left RAM in between. Not spilled are
     parameters and other leaves that require a gradient, which stay in RAM anyway; what spans fewer than `min_bytes`;
     what `only` (see `saved_tensors_hooks` of `spillgrad.autograd`; of a saved value it gets `tensor` and `nbytes`) does
-    not take; and what is not dense, or not in host memory.
+    not take; and what is not dense, or not in host memory. With a `min_bytes` below 4096, smaller memory is copied into
+    arrays that many share, as by `spillgrad.save_on_disk`.
 
     A saved tensor that was modified in place raises in backward, as it does without hooks; of what a PyLayer saved, the
     old values come back, or it raises. Only Paddle's version counters tell.
@@ -203,7 +246,6 @@ class save_on_disk(StoreOwner):
     ) -> None:
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
-        self._codec = codec
         self._codec_mark = object() if is_lossy(codec) else None
         self._open_store(
             "save_on_disk",
@@ -216,6 +258,7 @@ class save_on_disk(StoreOwner):
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
+        self._small = SmallTensors(self._store)
         self._handles: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def __enter__(self) -> "save_on_disk":
@@ -267,20 +310,22 @@ class save_on_disk(StoreOwner):
         layout = Layout.of(tensor)
         if layout.span_bytes < max(1, self._min_bytes):
             return Kept(_without_the_rest(tensor, layout, by_layer), by_layer)
-        version, memory = Version(tensor, layout, by_layer), memory_of(tensor)
-        begin, end = 0, memory.array.nbytes
-        if isinstance(memory, Lent) and memory.altered_by in (None, self._codec_mark):
-            key, begin, end = memory.key, memory.begin, memory.end
+        version, origin = Version(tensor, layout, by_layer), memory_of(tensor)
+        begin, end = 0, origin.nbytes
+        if self._small.takes(end):
+            return self._pack_small(origin, version, layout, by_layer)
+        # What a lossy codec makes of bytes depends on what they are.
+        altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
+        if isinstance(origin, Lent) and origin.altered_by == altered_by:
+            key, begin, end = origin.key, origin.begin, origin.end
         else:
-            key = (memory.number, version.number)
-            if self._codec is not None:
-                key = (key, layout.dtype)  # what a codec makes of bytes depends on what they are
+            key = (origin.number, version.number, altered_by)
             if layout.span_bytes < SHARE_STORED_WHOLE * end and key not in self._handles:
                 begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
                 end = layout.offset + layout.span_bytes
                 key = (key, begin, end)
         dtype, shape = dtype_and_shape(layout.dtype, layout.itemsize, layout.size, layout.stride, end - begin)
-        source = memory.array[begin:end]
+        source = origin.array[begin:end]
         handle = self._store.put(
             source.view(dtype).reshape(shape),
             key=key,
@@ -289,10 +334,25 @@ class save_on_disk(StoreOwner):
         )
         stored = _Stored(self._store, handle)
         if len(handle.views) < MAX_VIEWS:
-            strides = tuple(stride * layout.itemsize for stride in layout.stride)
-            handle.views.append(View(None, None, layout.dtype, layout.size, strides, layout.offset - begin))
+            handle.views.append(layout.view(-begin))
         self._handles[key] = handle
-        return Spilled(stored, key, self._codec_mark, begin, version, memory, by_layer)
+        return Spilled(stored, key, altered_by, begin, version, origin, by_layer)
+
+    def _pack_small(self, origin: Origin | Lent, version: Version, layout: Layout, by_layer: bool) -> SpilledSmall:
+        place = self._small.known(origin, version.number)
+        if place is None:
+            place = self._small.add(origin, version.number, origin.array, labels.current.step, _Recent(origin))
+        if len(place.views) < MAX_VIEWS:
+            place.views.append(layout.view(place.start))
+        return SpilledSmall(place, version, by_layer)
+
+    def flush(self) -> None:
+        """Return when every live spilled tensor is in the files, and all that happened in the journal.
+
+        Raises SpillError when a tensor could not be written.
+        """
+        self._small.end_batch()
+        super().flush()
 
 
 class _Thread(threading.local):
@@ -364,7 +424,7 @@ def _answer(hook: Callable[[Any, FrameType], Any], value: Any, caller: FrameType
 
 
 def _unpacked(packed: Any, caller: FrameType) -> Any:
-    if isinstance(packed, Spilled):
+    if isinstance(packed, _InStore):
         # Paddle's own functions call for nodes of the graph; others may be anybody who calls again.
         for_node = _module(caller).startswith("paddle.") and not _is_of_layers(caller)
         try:

@@ -1,5 +1,6 @@
 """PyTorch's memory as a store takes it and gives it back: whose it is, how often it changed, and what lies in it."""
 
+import functools
 import itertools
 import threading
 import weakref
@@ -12,19 +13,32 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from spillgrad.interop import arrays
 from spillgrad.interop.arrays import ALIGNMENT_BYTES
+from spillgrad.storage.store import View
 
 
 class Origin:
-    """A storage, which may die, and a key for its memory that no other memory ever has.
+    """A storage, which may die, and a number for its memory that no other memory ever has.
 
-    While this object lives no other storage gets the address of this one.
+    While this object lives no other storage gets the address of this one. Where the storage was made to hold what a
+    store has under `copy_of`, it has those bytes until somebody changes it: as they were put where `altered_by` is
+    None, else as a lossy codec altered them.
     """
 
-    __slots__ = ("__weakref__", "_reference", "key")
+    __slots__ = ("__weakref__", "_altered_by", "_copy_of", "_number", "_reference", "packed")
 
-    def __init__(self, storage: Any, key: Hashable) -> None:
+    def __init__(self, storage: Any, copy_of: Hashable | None = None, altered_by: Hashable | None = None) -> None:
         self._reference = StorageWeakRef(storage)
-        self.key = key
+        self._number = next(_numbers)
+        self._copy_of, self._altered_by = copy_of, altered_by
+        self.packed: Any = None  # where a copy of it is among others of small memory; see `small_tensors`
+
+    def key(self, version: int, altered_by: Hashable | None) -> Hashable:
+        """Return what identifies the storage's bytes, changed so often, as `altered_by` alters them: equal keys, equal
+        bytes.
+        """
+        if self._copy_of is not None and not version and self._altered_by == altered_by:
+            return self._copy_of
+        return self._number, version, altered_by
 
     def storage(self) -> Any:
         """Return the storage while it lives, else None."""
@@ -41,14 +55,14 @@ def origin_of(storage: Any) -> Origin:
     with _origins_lock:
         origin = _origins.get(storage._cdata)
         if origin is None:
-            origin = _origins[storage._cdata] = Origin(storage, ("storage", next(_numbers)))
+            origin = _origins[storage._cdata] = Origin(storage)
         return origin
 
 
-def origin_of_copy(storage: Any, key: Hashable) -> Origin:
-    """Return the origin of a storage that was made to hold what a store has under `key`."""
+def origin_of_copy(storage: Any, key: Hashable, altered_by: Hashable | None) -> Origin:
+    """Return the origin of a storage that was made to hold what a store has under `key`, as `altered_by` altered it."""
     with _origins_lock:
-        origin = _origins[storage._cdata] = Origin(storage, key)
+        origin = _origins[storage._cdata] = Origin(storage, key, altered_by)
         return origin
 
 
@@ -79,6 +93,11 @@ class Layout(NamedTuple):
         """The bytes from the first to the last element."""
         return arrays.span_bytes(self.dtype.itemsize, self.size, self.stride)
 
+    def view(self, begin: int = 0) -> View:
+        """Return what files say of the tensor, where offsets count from byte `begin` on."""
+        strides = tuple(stride * self.dtype.itemsize for stride in self.stride)
+        return View(None, None, name_of(self.dtype), self.size, strides, begin + self.offset)
+
     def over(self, storage: Any, begin: int, version: "Version") -> Any:
         """Return the tensor over a storage, where offsets count from byte `begin` on, that shares a counter."""
         place = (begin + self.offset) // self.dtype.itemsize
@@ -90,6 +109,10 @@ class Layout(NamedTuple):
         if self.is_conjugate:
             tensor = tensor.conj()
         return torch._neg_view(tensor) if self.is_negative else tensor
+
+
+# Of each layout, one that all tensors which lie so can share.
+shared_layout = functools.lru_cache(maxsize=4096)(Layout._make)
 
 
 class Version:

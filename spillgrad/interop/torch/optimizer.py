@@ -56,7 +56,7 @@ class _InStore(Holder):
             storage = tensor.untyped_storage()
             if storage.data_ptr() != array.__array_interface__["data"][0]:
                 _as_bytes(array).copy_(bytes_of(storage, 0, storage.nbytes()))
-            origin = Origin(storage, None)
+            origin = Origin(storage)
             del tensor, storage
             if origin.storage() is not None:
                 return False

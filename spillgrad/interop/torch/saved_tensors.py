@@ -21,16 +21,18 @@ from spillgrad.interop.torch.memory import (
     bytes_of,
     dtype_and_shape,
     is_plain,
-    name_of,
     origin_of,
     origin_of_copy,
+    shared_layout,
     tensor_of_bytes,
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
+from spillgrad.small_tensors import Place, SmallTensors
 from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
-from spillgrad.storage.store import Handle, Label, View
+from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.store_lock import is_interrupted
 from spillgrad_kernels.holder import Holder
 
@@ -41,13 +43,24 @@ SIGNALS_WAIT = True
 class Spilled(Holder):
     """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies."""
 
-    __slots__ = ("__weakref__", "_device", "_earlier", "_key", "_layout", "_spill", "_version", "waiting")
+    __slots__ = (
+        "__weakref__",
+        "_altered_by",
+        "_device",
+        "_earlier",
+        "_key",
+        "_layout",
+        "_spill",
+        "_version",
+        "waiting",
+    )
 
     def __init__(
         self,
         spill: "save_on_disk",
         handle: Handle,
         key: Hashable,
+        altered_by: Hashable | None,
         device: Any,
         layout: Layout,
         version: Version,
@@ -55,7 +68,7 @@ class Spilled(Holder):
     ) -> None:
         super().__init__(spill._store.drops.append, handle)
         self._spill = spill
-        self._key = key
+        self._key, self._altered_by = key, altered_by
         self._device = device
         self._layout = layout  # in what is stored
         self._version = version
@@ -70,7 +83,7 @@ class Spilled(Holder):
     def tensor(self) -> Any:
         """Return the tensor, over memory it shares with all others of its storage."""
         _require(self._version, self._layout)
-        storage, memory = self._spill._memory_of(self.handle, self._key, self._device)
+        storage, memory = self._spill._memory_of(self.handle, self._key, self._altered_by, self._device)
         _require(memory.version, self._layout)
         earlier = self._earlier()
         if earlier is not None:
@@ -79,6 +92,36 @@ class Spilled(Holder):
 
     def __repr__(self) -> str:
         return f"<Spilled {self.handle!r}>"
+
+
+class SpilledSmall:
+    """What a small tensor leaves in the graph."""
+
+    __slots__ = ("_layout", "_place")
+
+    def __init__(self, place: Place, layout: Layout) -> None:
+        self._place, self._layout = place, layout
+
+    def tensor(self) -> Any:
+        """Return the tensor, over memory of its own."""
+        origin = self._place.origin
+        if origin is not None:
+            _require(origin.version, self._layout)
+        whole = torch.from_numpy(self._place.read()).clone()
+        return self._layout.over(whole.untyped_storage(), 0, Version(whole))
+
+
+class _SmallOrigin:
+    """A small storage that was copied, and how often it was changed then."""
+
+    __slots__ = ("_origin", "version")
+
+    def __init__(self, origin: Origin, version: Version) -> None:
+        self._origin, self.version = origin, version
+
+    def is_over(self) -> bool:
+        """Return whether the storage is gone, and nobody changed it before."""
+        return self._origin.storage() is None and self.version.is_unchanged()
 
 
 class Kept:
@@ -124,7 +167,8 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
     One storage is stored once, however many nodes and views save it. Not spilled are parameters and views of them or of
     other leaves that require a gradient, which stay in RAM anyway; what spans fewer than `min_bytes`; what `only`
     (see `saved_tensors_hooks` of `spillgrad.autograd`; of a saved value it gets `tensor` and `nbytes`) does not take;
-    and what is not plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
+    and what is not plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses. With a
+    `min_bytes` below 4096, smaller storages are copied into arrays that many share, as by `spillgrad.save_on_disk`.
 
     A saved tensor that was modified in place raises in backward, as it does without hooks. Only PyTorch's version
     counters tell: changes through `.data`, `.numpy()` or other libraries go unnoticed, as they do without hooks. What
@@ -164,7 +208,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
-        self._codec = codec
+        self._codec_mark = object() if is_lossy(codec) else None
         self._open_store(
             "save_on_disk",
             directory,
@@ -178,6 +222,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
+        self._small = SmallTensors(self._store)
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
         self._newest: weakref.WeakValueDictionary[Hashable, Spilled] = weakref.WeakValueDictionary()
         self._waiting: list[weakref.ref[Spilled]] = []
@@ -203,11 +248,13 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         layout, storage = Layout.of(tensor), tensor.untyped_storage()
         if layout.span_bytes < max(1, self._min_bytes):
             return Kept(_without_the_rest(tensor, layout, storage))
-        version, origin = Version(tensor), origin_of(storage)
-        key = origin.key if not version.number else (origin.key, version.number)
-        if self._codec is not None:
-            key = (key, layout.dtype)  # what a codec makes of bytes depends on what they are
         begin, nbytes = 0, storage.nbytes()
+        if self._small.takes(nbytes) and not tensor.is_cuda:
+            return self._pack_small(tensor, storage, shared_layout(layout))
+        version, origin = Version(tensor), origin_of(storage)
+        # What a lossy codec makes of bytes depends on what they are.
+        altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
+        key = origin.key(version.number, altered_by)
         if layout.span_bytes < SHARE_STORED_WHOLE * nbytes and key not in self._stored:
             begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
             nbytes = layout.offset + layout.span_bytes - begin
@@ -221,21 +268,43 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             label=Label(None, None, labels.current.module, labels.current.step),
             unchanged=version.is_unchanged,
         )
-        spilled = self._newest[key] = Spilled(self, handle, key, tensor.device, layout, version, self._newest.get(key))
+        earlier = self._newest.get(key)
+        spilled = Spilled(self, handle, key, altered_by, tensor.device, layout, version, earlier)
+        self._newest[key] = spilled
         if len(handle.views) < MAX_VIEWS:
-            strides = tuple(stride * tensor.itemsize for stride in layout.stride)
-            handle.views.append(View(None, None, name_of(layout.dtype), layout.size, strides, layout.offset))
+            handle.views.append(layout.view())
         self._stored[key] = handle
         with _memories_lock:
             _memories.setdefault(handle, _Memory(origin, begin, version))
         return spilled
 
+    def _pack_small(self, tensor: Any, storage: Any, layout: Layout) -> SpilledSmall:
+        origin, number = origin_of(storage), tensor._version
+        place = self._small.known(origin, number)
+        if place is None:
+            array = bytes_of(storage, 0, storage.nbytes()).numpy()
+            small_origin = _SmallOrigin(origin, Version(tensor))
+            place = self._small.add(origin, number, array, labels.current.step, small_origin)
+        if len(place.views) < MAX_VIEWS:
+            place.views.append(layout.view(place.start))
+        return SpilledSmall(place, layout)
+
     @torch.compiler.disable
     def unpack_hook(self, packed: Any) -> Any:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor() if isinstance(packed, Spilled | Kept) else packed
+        return packed.tensor() if isinstance(packed, Spilled | SpilledSmall | Kept) else packed
 
-    def _memory_of(self, handle: Handle, key: Hashable, device: Any) -> tuple[Any, _Memory]:
+    def flush(self) -> None:
+        """Return when every live spilled tensor is in the files, and all that happened in the journal.
+
+        Raises SpillError when a tensor could not be written.
+        """
+        self._small.end_batch()
+        super().flush()
+
+    def _memory_of(
+        self, handle: Handle, key: Hashable, altered_by: Hashable | None, device: Any
+    ) -> tuple[Any, _Memory]:
         """Return the storage that has what is stored: any that lives, else one with a copy."""
         storage, memory = _in_ram(handle)
         if memory is not None:
@@ -249,7 +318,7 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = _memories[handle] = _Memory(origin_of_copy(storage, key), 0, version)
+                memory = _memories[handle] = _Memory(origin_of_copy(storage, key, altered_by), 0, version)
                 if storage.data_ptr() == array.__array_interface__["data"][0]:
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
