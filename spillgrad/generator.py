@@ -2,8 +2,10 @@
 
 import contextlib
 import operator
+import os
 import secrets
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +23,10 @@ class GeneratorState:
 
 
 class _Position:
-    """Where in a seed's stream the next draw begins."""
+    """Where in a seed's stream the next draw begins: seed and offset, of which a fork finds both or neither changed."""
 
     def __init__(self, seed: int, offset: int) -> None:
-        self.seed = seed
-        self.offset = offset
+        self.now = (seed, offset)
 
 
 class Generator:
@@ -37,7 +38,8 @@ class Generator:
 
     def __init__(self, seed: int = 0, *, device: Any = None) -> None:
         self.device = as_device(device)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may draw too
+        _generators.add(self)
         self._common = _Position(0, 0)
         self._own = threading.local()  # a thread that replays has a position of its own
         self.manual_seed(seed)
@@ -60,27 +62,27 @@ class Generator:
 
     def initial_seed(self) -> int:
         """Return the seed of this stream."""
-        return self._position.seed
+        return self._position.now[0]
 
     def take(self, count: int) -> tuple[int, int]:
         """Reserve `count` counters; return (seed, first counter)."""
         position = self._position
         with self._lock:
-            offset = position.offset
-            position.offset += count
-            return position.seed, offset
+            taken = seed, offset = position.now
+            position.now = seed, offset + count
+            return taken
 
     def get_state(self) -> GeneratorState:
         """Return where the generator stands."""
         position = self._position
         with self._lock:
-            return GeneratorState(position.seed, position.offset)
+            return GeneratorState(*position.now)
 
     def set_state(self, state: GeneratorState) -> None:
         """Continue from a state that `get_state` returned."""
         position = self._position
         with self._lock:
-            position.seed, position.offset = state.seed, state.offset
+            position.now = state.seed, state.offset
 
     @contextlib.contextmanager
     def replay(self, state: GeneratorState) -> Iterator[None]:
@@ -92,6 +94,17 @@ class Generator:
         finally:
             self._own.position = before
 
+
+_generators: weakref.WeakSet[Generator] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    # Who held them is not in the child.
+    for generator in list(_generators):
+        generator._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 default_generator = Generator(secrets.randbits(63))
 

@@ -1,5 +1,9 @@
 """Dropout: its distribution, and that its mask is drawn again rather than saved."""
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
 
@@ -128,3 +132,25 @@ def test_draws_are_replayed_in_one_thread_and_the_stream_goes_on_as_it_was():
             sg.manual_seed(9)
         assert sg.get_rng_state() == inner and sg.initial_seed() == 1
     assert sg.rand(3).tolist() == second
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_draws_draws_what_comes_next():
+    sg.manual_seed(7)
+    held, forked = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        with default_generator._lock:
+            held.set()
+            forked.wait()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # what hangs must die
+        os._exit(0 if default_generator.take(3) == (7, 0) and default_generator.take(1) == (7, 3) else 1)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
