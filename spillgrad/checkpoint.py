@@ -127,14 +127,10 @@ def load_checkpoint(
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
     damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
-    root = tensor_files.absolute(directory)
-    while True:
-        current, state = checkpoint_directory.open_current(root)
-        try:
-            return _load(current, state, model, optimizer, scheduler, data, strict)
-        except CheckpointError:
-            if checkpoint_directory.is_current(current):
-                raise
+    return checkpoint_directory.of_current(
+        tensor_files.absolute(directory),
+        lambda current, state: _load(current, state, model, optimizer, scheduler, data, strict),
+    )
 
 
 def _load(
@@ -147,7 +143,7 @@ def _load(
     strict: bool,
 ) -> dict[str, Any]:
     directory = current.parent
-    _require_state(current, state)
+    require_state(current, state)
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
     saved = {} if model is None else _read(current, MODEL, state) | state.get("model_extra", {})
     optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
@@ -215,7 +211,7 @@ _PARAMETER = re.compile("[0-9]{1,18}")
 _DEEPEST = 32
 
 
-def _require_state(current: Path, state: dict[str, Any]) -> None:
+def require_state(current: Path, state: dict[str, Any]) -> None:
     """Raise CheckpointError for a state that no save writes, whatever its checksum says."""
     wrong = [f"no {key}" for key in _NEEDED if key not in state]
     wrong += [

@@ -20,14 +20,16 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spillgrad import tensor_files
 from spillgrad.errors import CheckpointError
 from spillgrad.storage import file_lock
 from spillgrad.tensor_files import damaged, reason
+
+T = TypeVar("T")
 
 FORMAT = "spillgrad checkpoint"
 POINTER = "checkpoint.json"
@@ -240,9 +242,18 @@ def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
         raise damaged(path, f"its checksum is {got}, {wanted} was written")
 
 
-def current_version(root: Path) -> Path | None:
-    """Return the sub-directory of the current version, None where there is no checkpoint. Raises CheckpointError."""
-    return open_current(root)[0] if (root / POINTER).is_file() else None
+def of_current(root: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
+    """Return what `read` makes of the current version and its state, or, where a save removed that, of the next one.
+
+    Raises CheckpointError.
+    """
+    while True:
+        current, state = open_current(root)
+        try:
+            return read(current, state)
+        except CheckpointError:
+            if is_current(current):
+                raise
 
 
 def _make(path: Path) -> None:

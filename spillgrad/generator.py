@@ -12,10 +12,17 @@ from typing import Any
 from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError
 
-# Guards the positions of all generators. A fork waits for whoever has it, who would not be in the child; a finalizer or
-# a signal's handler may take it again inside.
+# Guards the positions of all generators. A finalizer or the handler of a signal may take it again inside.
 _lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held the lock is not here."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,10 @@ class GeneratorState:
 
 
 class _Position:
-    """Where in a seed's stream the next draw begins."""
+    """Where in a seed's stream the next draw begins: seed and offset, of which a fork finds both or neither changed."""
 
     def __init__(self, seed: int, offset: int) -> None:
-        self.seed = seed
-        self.offset = offset
+        self.now = (seed, offset)
 
 
 class Generator:
@@ -65,27 +71,27 @@ class Generator:
 
     def initial_seed(self) -> int:
         """Return the seed of this stream."""
-        return self._position.seed
+        return self._position.now[0]
 
     def take(self, count: int) -> tuple[int, int]:
         """Reserve `count` counters; return (seed, first counter)."""
         position = self._position
         with _lock:
-            offset = position.offset
-            position.offset += count
-            return position.seed, offset
+            taken = seed, offset = position.now
+            position.now = seed, offset + count
+            return taken
 
     def get_state(self) -> GeneratorState:
         """Return where the generator stands."""
         position = self._position
         with _lock:
-            return GeneratorState(position.seed, position.offset)
+            return GeneratorState(*position.now)
 
     def set_state(self, state: GeneratorState) -> None:
         """Continue from a state that `get_state` returned."""
         position = self._position
         with _lock:
-            position.seed, position.offset = state.seed, state.offset
+            position.now = state.seed, state.offset
 
     @contextlib.contextmanager
     def replay(self, state: GeneratorState) -> Iterator[None]:

@@ -13,7 +13,15 @@ import numpy as np
 from spillgrad import dlpack, dtypes
 from spillgrad.autograd import node as graph
 from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
+from spillgrad.autograd.node import (
+    AccumulateGrad,
+    Edge,
+    HookDict,
+    Node,
+    RemovableHandle,
+    accumulator_lock,
+    next_sequence,
+)
 from spillgrad.device import CPU, CUDA, Device, as_device, device_of, moved
 from spillgrad.errors import (
     ArgumentError,
@@ -29,6 +37,7 @@ from spillgrad_kernels.device_array import address_of, is_on_device
 
 _uids = itertools.count()
 _new = object.__new__
+_reference = weakref.ref
 
 
 class Storage:
@@ -524,12 +533,16 @@ class Tensor:
             return grad_fn, self._output_nr
         if not self._requires_grad:
             return graph.NO_EDGE
-        accumulator = self._accumulator() if self._accumulator is not None else None
+        present = self._accumulator
+        accumulator = None if present is None else present()
         if accumulator is None:
-            accumulator = _new(AccumulateGrad)
-            accumulator.sequence = graph.next_sequence()
-            accumulator.variable = self
-            self._accumulator = weakref.ref(accumulator)
+            made = _new(AccumulateGrad)
+            made.sequence, made.variable = next_sequence(), self
+            reference = _reference(made)
+            with accumulator_lock:
+                present = self._accumulator
+                if present is None or (accumulator := present()) is None:
+                    self._accumulator, accumulator = reference, made
         return accumulator, 0
 
     def attach(self, node: Node, output_nr: int) -> None:

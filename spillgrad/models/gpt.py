@@ -194,12 +194,14 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
     libraries, the model is in evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
-    saved, description = pretrained.read(path)
-    saved = {_own_name(name): tensor for name, tensor in saved.items() if not _MASK.search(name)}
-    saved = pretrained.without_tied_head(saved, "transformer.wte.weight", path)
-    if model is None:
-        model = pretrained.build(GPT, config or config_of(saved, description, path))
-    return pretrained.fill(model, saved, path)
+
+    def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> GPT:
+        saved = {_own_name(name): tensor for name, tensor in saved.items() if not _MASK.search(name)}
+        saved = pretrained.without_tied_head(saved, "transformer.wte.weight", path)
+        made = pretrained.build(GPT, config or config_of(saved, description, path)) if model is None else model
+        return pretrained.fill(made, saved, path)
+
+    return pretrained.load(path, make)
 
 
 def config_of(

@@ -286,13 +286,15 @@ def from_safetensors(
     evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
-    saved, description = pretrained.read(path)
-    saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
-    if model is None:
-        model = pretrained.build(Llama, config or config_of(saved, description, path))
-    if model.config.tie_word_embeddings:
-        saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
-    return pretrained.fill(model, saved, path)
+
+    def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> Llama:
+        saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
+        made = pretrained.build(Llama, config or config_of(saved, description, path)) if model is None else model
+        if made.config.tie_word_embeddings:
+            saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
+        return pretrained.fill(made, saved, path)
+
+    return pretrained.load(path, make)
 
 
 def config_of(

@@ -6,32 +6,48 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spillgrad import tensor_files
-from spillgrad.checkpoint import load_into
-from spillgrad.checkpoint_directory import current_version
+from spillgrad.checkpoint import load_into, require_state
+from spillgrad.checkpoint_directory import CONFIG, POINTER, of_current
 from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.tensor_files import StoredTensor
 
+T = TypeVar("T")
 M = TypeVar("M", bound=Module)
 Weights = dict[str, StoredTensor]
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
-    """Return the tensors at a path, none of them read yet, and what `config.json` beside them says, if there is one.
+def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] | None], T]) -> T:
+    """Return what `make` makes of the tensors at a path, none of them read yet, and of the `config.json` beside them.
 
-    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to.
+    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to. What
+    another process saves there meanwhile is made in place of what it removed. Without a `config.json`, that is None.
     Raises MissingFileError, CheckpointError.
     """
-    file = tensor_files.absolute(path)
-    if file.is_dir():
-        file = _file_in(current_version(file) or file)
+    root = tensor_files.absolute(path)
+    if (root / POINTER).is_file():
+
+        def make_of(version: Path, state: dict[str, Any]) -> T:
+            require_state(version, state)
+            return make(*_read(_file_in(version), CONFIG in state["checksums"]))
+
+        return of_current(root, make_of)
+    file = _file_in(root) if root.is_dir() else root
+    return make(*_read(file, file.with_name(CONFIG).is_file()))
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
+    """Return what `load` gives to what it calls. Raises MissingFileError, CheckpointError."""
+    return load(path, lambda saved, description: (saved, description))
+
+
+def _read(file: Path, is_described: bool) -> tuple[Weights, dict[str, Any] | None]:
     if not file.is_file():
         raise MissingFileError(
             f"from_safetensors: {file} does not exist; give a .safetensors file, its index, or a folder with them"
         )
-    config = file.with_name("config.json")
-    return tensor_files.read(file), tensor_files.read_json(config) if config.is_file() else None
+    return tensor_files.read(file), tensor_files.read_json(file.with_name(CONFIG)) if is_described else None
 
 
 def _file_in(folder: Path) -> Path:

@@ -1,12 +1,16 @@
 """Nodes of the graph: their names and edges, and hooks on tensors, nodes and leaves."""
 
+import os
+import signal
+import sys
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.autograd import graph
+from spillgrad.autograd import graph, node
 from spillgrad.autograd.graph import get_gradient_edge
 from spillgrad.errors import GraphError, HookTypeError
 from tests.ops.checks import leaf
@@ -368,3 +372,49 @@ def test_variable_is_the_former_name_of_a_tensor():
     x = Variable(data, requires_grad=True)
     (x * 2).sum().backward()
     assert Variable is same is sg.Tensor and isinstance(x.grad, Variable) and x.data_ptr() == data.data_ptr()
+
+
+def test_threads_that_use_a_leaf_for_the_first_time_at_once_find_one_accumulator():
+    """With two, `grad` would see the part of a gradient that arrives at one of them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        leaves = [sg.ones(1, requires_grad=True) for _ in range(3000)]
+        found: list[list[object]] = []
+        begin = threading.Barrier(2)
+
+        def look() -> None:
+            begin.wait()
+            found.append([leaf.gradient_edge()[0] for leaf in leaves])
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(one is other for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_first_uses_a_leaf_records_operations():
+    held, forked = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with node.accumulator_lock:
+            held.set()
+            forked.wait()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # what hangs must die
+        x = sg.ones(2, requires_grad=True)
+        (x * x).sum().backward()
+        os._exit(0 if x.grad.tolist() == [2, 2] else 1)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

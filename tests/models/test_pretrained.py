@@ -269,3 +269,35 @@ def test_reading_a_model_needs_memory_for_one_tensor_beside_its_own(tmp_path):
         )
         assert ended.returncode == 0, ended.stderr
     assert float(ended.stdout) < 32
+
+
+KEEP_SAVING = """
+import itertools, sys
+import spillgrad as sg
+# Heads that are not as wide as they are taken to be where no config.json says so.
+model = sg.models.GPT(sg.models.GPTConfig(vocab_size=11, context=6, n_layer=2, n_head=4, n_embd=64))
+for step in itertools.count():
+    for parameter in model.parameters():
+        parameter.data.fill_(step)
+    sg.save_checkpoint(sys.argv[1], model, step=step)
+    if step == 1:
+        print("saving", flush=True)
+"""
+
+
+def test_weights_beside_saves_of_another_process_are_those_of_one_save(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KEEP_SAVING, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "saving\n"
+            steps = []
+            for _ in range(100):
+                found = sg.models.from_safetensors(tmp_path)
+                assert found.config.n_head == sg.models.config_of(tmp_path).n_head == 4
+                (step,) = {value for parameter in found.parameters() for value in parameter.numpy().ravel().tolist()}
+                steps.append(step)
+        finally:
+            process.kill()
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 1

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -288,8 +288,17 @@ def _checksums(settings: TrainSettings) -> dict[str, str] | None:
     """Return the checksums of the files that adapters are for; None where a checkpoint holds the whole model."""
     if settings.weights is None or settings.lora is None:
         return None
-    paths = {tensor.path for tensor in pretrained.read(settings.weights)[0].values()}
-    return {path.name: tensor_files.checksum(path) for path in sorted(paths)}
+    return pretrained.load(settings.weights, lambda saved, _: _checksums_of({tensor.path for tensor in saved.values()}))
+
+
+def _checksums_of(paths: Set[Path]) -> dict[str, str]:
+    checksums = {}
+    for path in sorted(paths):
+        try:
+            checksums[path.name] = tensor_files.checksum(path)
+        except OSError as error:
+            raise tensor_files.damaged(path, tensor_files.reason(error)) from error
+    return checksums
 
 
 def _waited_s(stats: StoreStats) -> float:
