@@ -393,24 +393,27 @@ class DiskStore:
             if entry.array is None:
                 self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("replace", entry)
-            former = entry.array
-            if former is None:
+            has_former = entry.array is not None
+            if has_former:  # which stays meanwhile; a name for it here would have it count on afterwards
+                cache.begin_change(entry, cast(np.ndarray, entry.array))
+            else:
                 cache.reserve(entry.nbytes)
-            else:  # it stays until the other takes its place, and nobody else does
-                cache.begin_change(entry, former)
         copied = None
         try:
             copied = array.fetch()
         finally:
             with account.lock:
-                if former is None:
-                    cache.unreserve(entry.nbytes)
-                elif entry.changing:
-                    cache.end_change(entry)
+                try:
+                    if copied is not None:
+                        account.settle("replace")
+                        account.live_entry("replace", handle)
+                        self._wait_until_idle("replace", entry)
+                finally:  # only now, or the values on disk would be loaded into the room
+                    if not has_former:
+                        cache.unreserve(entry.nbytes)
+                    elif entry.changing:
+                        cache.end_change(entry)
                 if copied is not None:
-                    account.settle("replace")
-                    account.live_entry("replace", handle)
-                    self._wait_until_idle("replace", entry)
                     kept, entry.arrival = copied
                     cache.begin_change(entry, kept)
                     self._end_change(entry, changed=True)
