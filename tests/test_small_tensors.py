@@ -235,6 +235,20 @@ def test_threads_share_batches(tmp_path: Path, budget: str):
     wait_until(lambda: spill.stats().ram_bytes == 0)  # one may be on its way to the disk
 
 
+def test_where_what_is_held_exceeds_the_budget_full_batches_leave_ram_before_the_next(tmp_path: Path):
+    spill = sg.save_on_disk(tmp_path, ram_budget="256KiB", min_bytes=0)
+    cache, x = spill._store._account.cache, np.zeros(250, np.float32)
+    kept, interval = [], sys.getswitchinterval()
+    sys.setswitchinterval(10)  # the writer gets no processor but where this thread waits
+    try:
+        for _ in range(4000):
+            kept.append(spill.pack_hook(sg.tensor(x)))
+            assert cache.ram_bytes - cache.pinned_bytes <= spill._store.ram_budget
+    finally:
+        sys.setswitchinterval(interval)
+    assert cache.pinned_bytes > spill._store.ram_budget
+
+
 FILL = """
 import sys, warnings
 import numpy as np
@@ -272,5 +286,5 @@ def test_a_full_disk_is_told_and_loses_none(tmp_path: Path, on_full: str, told: 
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.split("\n")
-    assert len([line for line in lines if "could not write" in line and "No space left on device" in line]) == told
+    assert len([line for line in lines if "could not write" in line and "No space left on device" in line]) == told, ran.stdout
     assert ("arrays stay in RAM beyond ram_budget" in ran.stdout) == (on_full == "ram")

@@ -229,7 +229,7 @@ class DiskStore:
         account = self._account
         with account.lock:
             self._begin_put("begin")
-            self._writer.wait_for_room(self._writer.needs(array), label, array.dtype)
+            self._writer.wait_for_room(self._writer.needs(array), label, array.dtype, until_all_left=True)
             entry = account.enter(array, None, label, None, lasting=False)
             account.cache.begin_change(entry, array)
             warning = self._end_put()

@@ -127,10 +127,13 @@ class Writer:
                 return with_encoded
         return array.nbytes
 
-    def wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
+    def wait_for_room(
+        self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, until_all_left: bool = False
+    ) -> bool:  # fmt: skip
         """Wait until so much fits or the disk refuses; return False when only callers could make it fit.
 
-        It is for an array of `dtype` that comes from where `label` says, or for something else, without a dtype.
+        It is for an array of `dtype` that comes from where `label` says, or for something else, without a dtype. With
+        `until_all_left` it returns False only once no other array can leave RAM.
         """
         account, cache = self._account, self._account.cache
         if self._paused:
@@ -144,7 +147,8 @@ class Writer:
         account.waiting_bytes += nbytes
         try:
             while not cache.make_room(nbytes):
-                if cache.pinned_bytes + nbytes > cache.budget_bytes:
+                others_leave = until_all_left and (cache.dirty or self._moving)
+                if cache.pinned_bytes + nbytes > cache.budget_bytes and not others_leave:
                     return False
                 self.wake()
                 account.changed.wait()
