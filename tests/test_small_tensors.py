@@ -286,5 +286,7 @@ def test_a_full_disk_is_told_and_loses_none(tmp_path: Path, on_full: str, told: 
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.split("\n")
-    assert len([line for line in lines if "could not write" in line and "No space left on device" in line]) == told, ran.stdout
+    assert len([line for line in lines if "could not write" in line and "No space left on device" in line]) == told, (
+        ran.stdout
+    )
     assert ("arrays stay in RAM beyond ram_budget" in ran.stdout) == (on_full == "ram")
