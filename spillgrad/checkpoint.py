@@ -10,9 +10,13 @@ import dataclasses
 import json
 import os
 import re
+import reprlib
+import sys
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spillgrad import checkpoint_directory, tensor_files
 from spillgrad.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
@@ -32,6 +36,8 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor, damaged, reason
+
+D = TypeVar("D")
 
 
 def save_checkpoint(
@@ -321,6 +327,38 @@ def _frozen(model: Module) -> dict[str, Tensor]:
 def _config(model: Module) -> dict[str, Any] | None:
     config = getattr(model, "config", None)
     return dataclasses.asdict(config) if dataclasses.is_dataclass(config) and not isinstance(config, type) else None
+
+
+def dataclass_of(kind: type[D], said: object, where: str) -> D:
+    """Return what a file says that a dataclass holds, each value of its field's type.
+
+    Raises CheckpointError, which names the file as `where`, for what no such dataclass is saved as.
+    """
+    if not isinstance(said, dict):
+        raise CheckpointError(f"{where}: got {_shown(said)}, wanted the fields of a {kind.__name__}; use another copy")
+    kinds = typing.get_type_hints(kind)
+    wrong = [f"{key!r:.40}, which is unknown" for key in said.keys() - kinds.keys()]
+    wrong += [f"{key} {_shown(value)}" for key, value in said.items() if key in kinds and not _is_of(value, kinds[key])]
+    if wrong:
+        raise CheckpointError(f"{where}: got {', '.join(wrong)}; no {kind.__name__} is saved so; use another copy")
+    try:
+        return kind(**said)
+    except (ArgumentError, TypeError) as error:  # sizes that do not go together; a field that is missing
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def _shown(value: object) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if isinstance(kind, types.UnionType):
+        return any(_is_of(value, part) for part in typing.get_args(kind))
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if kind is int:
+        return type(value) is int  # a bool is none
+    return isinstance(value, typing.get_origin(kind) or kind)
 
 
 def _unique_state(model: Module) -> tuple[dict[str, Tensor], dict[str, Any]]:

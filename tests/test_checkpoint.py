@@ -24,7 +24,7 @@ from spillgrad.models import pretrained
 from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
-from tests.crafted import HUGE, altered, deep
+from tests.crafted import HUGE, altered, deep, rewrite
 from tests.storage.test_disk_store import in_own_mounts
 
 STEPS = 6
@@ -849,15 +849,6 @@ class Pass(Run):
         return repr((tensors, len(self.optimizer.state), groups, self.schedule.state_dict(), self.data.state_dict()))
 
 
-def _rewrite(folder, state, **pointed):
-    """Have a version's state, or JSON text, say something else, with the right checksum."""
-    text = state if isinstance(state, str) else json.dumps(state)
-    (folder / "state.json").write_text(text)
-    pointer = json.loads((folder.parent / "checkpoint.json").read_text())
-    checksum = xxhash.xxh3_128_hexdigest(text.encode())
-    (folder.parent / "checkpoint.json").write_text(json.dumps({**pointer, "checksum": checksum, **pointed}))
-
-
 def _put(*path, value=None, gone=False):
     """Return a function that changes what is at a place of a state, or takes it out."""
 
@@ -952,7 +943,7 @@ def test_a_state_that_no_save_wrote_is_an_error_whatever_its_checksum_says(tmp_p
     run = Pass()
     run.train(0, 1)
     version = run.save(tmp_path, step=3)
-    _rewrite(version, change(json.loads((version / "state.json").read_text())))
+    rewrite(version, change(json.loads((version / "state.json").read_text())))
     other = Pass()
     before = other.all()
     with pytest.raises(CheckpointError) as caught:
@@ -965,7 +956,7 @@ def test_a_state_that_no_save_wrote_is_an_error_whatever_its_checksum_says(tmp_p
 @pytest.mark.parametrize(("key", "value"), [("last_epoch", HUGE), ("total_steps", 10**308), ("min_ratio", 1e308)])
 def test_a_schedule_of_numbers_beyond_all_is_an_error_or_a_schedule(tmp_path, key, value):
     version = Run().save(tmp_path)
-    _rewrite(version, _put("scheduler", key, value=value)(json.loads((version / "state.json").read_text())))
+    rewrite(version, _put("scheduler", key, value=value)(json.loads((version / "state.json").read_text())))
     with contextlib.suppress(CheckpointError):
         Run().load(tmp_path)
 
@@ -998,7 +989,7 @@ def test_a_pointer_that_no_save_wrote_is_an_error(tmp_path, pointed):
     shutil.copytree(version, tmp_path / "elsewhere")
     for place in (root, tmp_path):
         shutil.copy(version / "state.json", place)
-    _rewrite(version, json.loads((version / "state.json").read_text()), **pointed)
+    rewrite(version, json.loads((version / "state.json").read_text()), **pointed)
     for read in (Run().load, checkpoint.load_checkpoint, pretrained.read):
         with pytest.raises(CheckpointError) as caught:
             read(root)
@@ -1028,7 +1019,7 @@ def test_an_index_that_no_save_wrote_is_an_error(tmp_path, index):
     path.write_text(json.dumps(index))
     state = json.loads((version / "state.json").read_text())
     state["checksums"][path.name] = xxhash.xxh3_128_hexdigest(path.read_bytes())
-    _rewrite(version, state)
+    rewrite(version, state)
     other = Run()
     before = other.weights()
     with pytest.raises(CheckpointError):
@@ -1044,7 +1035,7 @@ def test_a_state_altered_anywhere_is_an_error_or_still_one(tmp_path, seed):
     whole = json.loads((version / "state.json").read_text())
     rng, outcomes = random.Random(seed), set()
     for _ in range(100):
-        _rewrite(version, altered(whole, rng))
+        rewrite(version, altered(whole, rng))
         try:
             Pass().load(tmp_path)
             outcomes.add("loaded")

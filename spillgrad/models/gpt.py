@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from spillgrad.checkpoint import dataclass_of
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
@@ -39,8 +40,9 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"GPTConfig: got {name} {getattr(self, name)}; it must be at least 1")
+            size = getattr(self, name)
+            if not 1 <= size < 1 << 31:
+                raise ArgumentError(f"GPTConfig: got {name} {size}; it must be at least 1, and below 2³¹")
         if self.n_embd % self.n_head:
             raise ArgumentError(
                 f"GPTConfig: got n_embd {self.n_embd} and n_head {self.n_head}; the heads must share the width evenly"
@@ -49,24 +51,26 @@ class GPTConfig:
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
         """Return the config that a `config.json` means. Raises CheckpointError for models that are no such GPT-2."""
+        width = description.get("n_embd", cls.n_embd)
         accepted = {
             "model_type": ("gpt2",),
             "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-            "n_inner": (None, 4 * description.get("n_embd", cls.n_embd)),
+            "n_inner": (None, 4 * width if type(width) is int else None),
             "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,),
             "add_cross_attention": (False,),
             "tie_word_embeddings": (True,),
         }
         pretrained.require(description, accepted)
-        drops = {description.get(f"{place}_pdrop", 0.1) for place in ("embd", "attn", "resid")}
-        if len(drops) > 1:
+        drops = [description.get(f"{place}_pdrop", 0.1) for place in ("embd", "attn", "resid")]
+        if any(drop != drops[0] for drop in drops):
             raise CheckpointError(
-                f"config.json: got embd_pdrop, attn_pdrop and resid_pdrop of {', '.join(map(str, sorted(drops)))}; GPT "
-                "has one dropout: give a config"
+                f"config.json: got embd_pdrop, attn_pdrop and resid_pdrop of {', '.join(map(str, drops))}; GPT has one "
+                "dropout: give a config"
             )
         own = {name: description[name] for name in _SHARED_FIELDS if name in description}
-        return cls(**own, context=description.get("n_positions", cls.context), dropout=drops.pop())
+        own |= {"context": description.get("n_positions", cls.context), "dropout": drops[0]}
+        return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Return what `config.json` holds for this model, which is `GPT2LMHeadModel` there."""
@@ -198,7 +202,11 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
     def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> GPT:
         saved = {_own_name(name): tensor for name, tensor in saved.items() if not _MASK.search(name)}
         saved = pretrained.without_tied_head(saved, "transformer.wte.weight", path)
-        made = pretrained.build(GPT, config or config_of(saved, description, path)) if model is None else model
+        made = model
+        if made is None:
+            own = config or config_of(saved, description, path)
+            pretrained.require_layers(own.n_layer, saved, path)
+            made = pretrained.build(GPT, own)
         return pretrained.fill(made, saved, path)
 
     return pretrained.load(path, make)

@@ -6,12 +6,14 @@ Source: Touvron et al. 2023, "LLaMA: open and efficient foundation language mode
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from spillgrad.checkpoint import dataclass_of
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
@@ -57,8 +59,9 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "max_position_embeddings", "key_value_heads", "head_width"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"LlamaConfig: got {name} {getattr(self, name)}; it must be at least 1")
+            size = getattr(self, name)
+            if not 1 <= size < 1 << 31:
+                raise ArgumentError(f"LlamaConfig: got {name} {size}; it must be at least 1, and below 2³¹")
         heads = self.num_attention_heads
         if self.head_dim is None and self.hidden_size % heads:
             raise ArgumentError(
@@ -72,6 +75,8 @@ class LlamaConfig:
             )
         if self.head_width % 2:
             raise ArgumentError(f"LlamaConfig: got heads of {self.head_width}; rotations need an even width")
+        if not _is_positive(self.rope_theta):
+            raise ArgumentError(f"LlamaConfig: got rope_theta {self.rope_theta!r:.40}; wanted a positive number")
         if self.rope_scaling is not None:
             _check_scaling(self.rope_scaling)
 
@@ -98,15 +103,15 @@ class LlamaConfig:
         if own.get("rope_theta") is None:
             own.pop("rope_theta", None)
         # Newer files have everything about rotations in one place.
-        rotations = dict(description.get("rope_parameters") or own.get("rope_scaling") or {})
+        rotations = description.get("rope_parameters") or own.get("rope_scaling") or {}
+        if not isinstance(rotations, Mapping):
+            raise CheckpointError(f"config.json: got rotations {rotations!r:.80}; wanted an object that describes them")
+        rotations = dict(rotations)
         own |= {"rope_theta": rotations.pop("rope_theta")} if "rope_theta" in rotations else {}
         rotations.setdefault("rope_type", rotations.pop("type", "default"))
         own["rope_scaling"] = None if rotations["rope_type"] == "default" else rotations
-        try:
-            pretrained.require(rotations, {"partial_rotary_factor": (1.0,)})
-            return cls(**own)
-        except ArgumentError as error:
-            raise CheckpointError(f"config.json: {error}") from error
+        pretrained.require(rotations, {"partial_rotary_factor": (1.0,)})
+        return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Return what `config.json` holds for this model, which is `LlamaForCausalLM` there."""
@@ -122,11 +127,18 @@ _SCALINGS = {
 
 def _check_scaling(scaling: Mapping[str, Any]) -> None:
     kind = scaling.get("rope_type")
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise ArgumentError(f"LlamaConfig: got a rope_scaling of type {kind!r}; accepted are {', '.join(_SCALINGS)}")
     missing = [name for name in _SCALINGS[kind] if name not in scaling]
     if missing:
         raise ArgumentError(f"LlamaConfig: got a rope_scaling of type {kind!r} without {', '.join(missing)}; give them")
+    wrong = [f"{name} {scaling[name]!r:.40}" for name in _SCALINGS[kind] if not _is_positive(scaling[name])]
+    if wrong:
+        raise ArgumentError(f"LlamaConfig: got a rope_scaling with {', '.join(wrong)}; wanted positive numbers")
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
 
 
 def _frequencies(config: LlamaConfig) -> np.ndarray:
@@ -289,7 +301,11 @@ def from_safetensors(
 
     def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> Llama:
         saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
-        made = pretrained.build(Llama, config or config_of(saved, description, path)) if model is None else model
+        made = model
+        if made is None:
+            own = config or config_of(saved, description, path)
+            pretrained.require_layers(own.num_hidden_layers, saved, path)
+            made = pretrained.build(Llama, own)
         if made.config.tie_word_embeddings:
             saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
         return pretrained.fill(made, saved, path)

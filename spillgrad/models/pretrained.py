@@ -87,6 +87,12 @@ def without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[st
     return {name: tensor for name, tensor in saved.items() if name != "lm_head.weight"}
 
 
+def require_layers(layers: int, saved: Weights, path: str | os.PathLike[str]) -> None:
+    """Raise CheckpointError where there cannot be so many: to make them first would take for ever."""
+    if layers > len(saved):
+        raise CheckpointError(f"{path}: got {len(saved)} tensors, wanted those of {layers} layers; use another copy")
+
+
 def build(model: Callable[[Any], M], config: Any) -> M:
     """Return a new model whose weights are still to come."""
     with init.skipped():

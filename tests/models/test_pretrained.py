@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 import spillgrad as sg
 from spillgrad.errors import CheckpointError, MissingFileError
 from spillgrad.models import GPT, GPTConfig, Llama, LlamaConfig, gpt, llama
+from tests.crafted import altered
 
 CONFIG = GPTConfig(vocab_size=11, context=6, n_layer=2, n_head=2, n_embd=8, layer_norm_epsilon=1e-4)
 LLAMA = LlamaConfig(
@@ -301,3 +304,19 @@ def test_weights_beside_saves_of_another_process_are_those_of_one_save(tmp_path)
             process.kill()
     assert steps == sorted(steps)
     assert len(set(steps)) > 1
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA])
+def test_a_description_altered_anywhere_is_refused_or_still_one(tmp_path, config):
+    version = sg.save_checkpoint(tmp_path / "saved", sg.models.build(config))
+    shutil.copy(version / "model.safetensors", tmp_path)
+    whole = json.loads((version / "config.json").read_text())
+    rng, outcomes = random.Random(0), set()
+    for _ in range(200):
+        (tmp_path / "config.json").write_text(json.dumps(altered(whole, rng)))
+        try:
+            sg.models.from_safetensors(tmp_path)
+            outcomes.add("loaded")
+        except CheckpointError:
+            outcomes.add("refused")
+    assert outcomes == {"loaded", "refused"}

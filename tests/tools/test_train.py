@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import io
 import itertools
+import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -20,7 +22,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import spillgrad as sg
-from spillgrad.errors import CheckpointError
+from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad_kernels.compile import Counts
 from spillgrad_kernels.system_memory import SystemMemory
 from spillgrad_tools import train_command, train_display, train_saves
@@ -29,6 +31,7 @@ from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training
 from spillgrad_tools.train_display import show_preparation, show_progress, show_sample
 from spillgrad_tools.train_saves import Saves
 from spillgrad_tools.train_settings import TrainOptions, TrainSettings
+from tests.crafted import altered, rewrite
 from tests.storage.test_disk_store import in_own_mounts
 from tests.waiting import wait_until, wait_until_no_spill_file_is_below
 
@@ -826,3 +829,46 @@ def test_a_resumed_run_of_given_weights_needs_them_no_more(here: Path, base: str
     assert main([*arguments, "--weights", "weights", "--steps", "2", "--out", "out"]) == 0
     shutil.rmtree(folder)
     assert main(["train", "--data", "text.txt", "--resume", "out", "--steps", "3"]) == 0
+
+
+@pytest.mark.parametrize("model", ["tiny", "llama-tiny"])
+def test_a_run_whose_settings_and_sizes_were_altered_is_refused_or_still_one(tmp_path: Path, model: str):
+    training = Training(TrainSettings(model=model, steps=3, batch=2, context=32), TEXT)
+    training.save(tmp_path)
+    (version,) = tmp_path.glob("step-*")
+    whole = json.loads((version / "state.json").read_text())
+    rng, outcomes = random.Random(0), set()
+    for number in range(150):
+        place = ("config", "extra")[number % 2]
+        rewrite(version, whole | {place: altered(whole[place], rng)})
+        try:
+            settings, _ = Training.settings_of(tmp_path)
+            Training(settings, TEXT, tmp_path)
+            outcomes.add("resumed")
+        except (CheckpointError, ArgumentError, MemoryError):
+            outcomes.add("refused")
+    assert outcomes == {"resumed", "refused"}
+
+
+def test_a_crafted_run_is_refused_in_one_line(here: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(TrainSettings(model="tiny", steps=3, batch=2, context=32), TEXT)
+    training.save(here / "run")
+    (version,) = (here / "run").glob("step-*")
+    whole = json.loads((version / "state.json").read_text())
+    settings = whole["extra"]["settings"]
+    for changed in (
+        {"config": whole["config"] | {"n_head": "x"}},
+        {"config": whole["config"] | {"n_layer": 2**31 - 1}},
+        {"config": whole["config"] | {"n_embd": 10**400}},
+        {"config": {"a": 1}},
+        {"extra": whole["extra"] | {"settings": None}},
+        {"extra": whole["extra"] | {"settings": settings | {"steps": "3"}}},
+        {"extra": whole["extra"] | {"settings": settings | {"rate": 1}}},
+        {"extra": whole["extra"] | {"settings": settings | {"lr": float("nan")}}},
+    ):
+        rewrite(version, whole | changed)
+        capsys.readouterr()
+        assert main(["train", "--data", "text.txt", "--resume", "run"]) == 2, changed
+        printed = capsys.readouterr().err
+        assert printed.startswith("spillgrad: "), printed
+        assert printed.count("\n") == 1, printed

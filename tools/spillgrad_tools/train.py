@@ -15,6 +15,7 @@ import xxhash
 
 import spillgrad as sg
 from spillgrad import labels, tensor_files
+from spillgrad.checkpoint import dataclass_of
 from spillgrad.device import as_device
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
@@ -93,6 +94,8 @@ class Training:
         if state is not None and state["extra"]["text"] != self._text_hash:
             raise CheckpointError(f"resume: {resume_from} was trained on another text; name that one with --data")
         self._config = _config(settings, state)
+        if resume_from is not None:
+            pretrained.require_layers(_layers(self._config), pretrained.read(resume_from)[0], resume_from)
         self.lr = LR * min(1.0, LR_WIDTH / _width(self._config)) if settings.lr is None else settings.lr
         self.settings = dataclasses.replace(settings, lr=self.lr)
         # A step's batches lie in one, so that steps, their data and resuming know nothing of them.
@@ -195,7 +198,7 @@ class Training:
         Raises CheckpointError when there is none, or none of a run.
         """
         state = _state_of(directory)
-        return TrainSettings(**state["extra"]["settings"]), state["step"]
+        return dataclass_of(TrainSettings, state["extra"]["settings"], f"resume: {directory}"), state["step"]
 
     def _build(self, is_new: bool) -> sg.models.LanguageModel:
         """Return the model; one that goes on, but for a base of adapters, gets its weights later."""
@@ -266,9 +269,8 @@ def _state_of(directory: Path) -> dict[str, Any]:
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
     """Return the model's sizes: those of the run to resume, of the weights to begin with, or those named."""
     if state is not None:
-        if state["model"] == "GPT":
-            return sg.models.GPTConfig(**state["config"])
-        return sg.models.LlamaConfig(**state["config"])
+        kind = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
+        return dataclass_of(kind, state["config"], "resume: the checkpoint")
     if settings.weights is not None:
         config, name = sg.models.config_of(settings.weights), settings.weights
     else:
@@ -282,6 +284,10 @@ def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
 
 def _width(config: Config) -> int:
     return config.n_embd if isinstance(config, sg.models.GPTConfig) else config.hidden_size
+
+
+def _layers(config: Config) -> int:
+    return config.n_layer if isinstance(config, sg.models.GPTConfig) else config.num_hidden_layers
 
 
 def _checksums(settings: TrainSettings) -> dict[str, str] | None:
