@@ -1,5 +1,6 @@
 """Signal handlers run between the things a store does, not within one."""
 
+import _signal  # type: ignore[import-not-found]  # in C
 import _thread
 import signal
 import threading
@@ -63,9 +64,10 @@ def keep_whole() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _SIGNALS:
-        handler = signal.getsignal(number)
-        is_asyncios = str(getattr(handler, "__module__", None)).startswith("asyncio")  # it does nothing by itself
-        if callable(handler) and not isinstance(handler, _Postponing) and not is_asyncios:
+        handler = _signal.getsignal(number)  # 1.5 us for all; that of `signal`, which enumerates them, takes 30
+        if not callable(handler) or isinstance(handler, _Postponing):
+            continue
+        if not str(getattr(handler, "__module__", None)).startswith("asyncio"):  # whose handler does nothing by itself
             signal.signal(number, _Postponing(handler))
 
 

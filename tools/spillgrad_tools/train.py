@@ -269,7 +269,7 @@ def _state_of(directory: Path) -> dict[str, Any]:
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
     """Return the model's sizes: those of the run to resume, of the weights to begin with, or those named."""
     if state is not None:
-        kind = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
+        kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
         return dataclass_of(kind, state["config"], "resume: the checkpoint")
     if settings.weights is not None:
         config, name = sg.models.config_of(settings.weights), settings.weights
