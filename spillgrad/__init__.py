@@ -25,7 +25,7 @@ from typing import Any as _Any
 
 from numpy import dtype
 
-from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  # isort: skip
+from spillgrad.ops import tensor_methods as _bind  # first: gives Tensor its operations  # isort: skip
 from spillgrad import (
     amp,
     autograd,
@@ -172,7 +172,7 @@ from spillgrad.ops.autocast import (
 from spillgrad.ops.bessel import i0
 from spillgrad.ops.bilinear import bilinear
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
-from spillgrad.ops.choice import (
+from spillgrad.ops.clamp_where import (
     clamp,
     clamp_max,
     clamp_min,
@@ -258,6 +258,7 @@ from spillgrad.ops.creation import (
 )  # fmt: skip
 from spillgrad.ops.decompositions import cholesky, qr
 from spillgrad.ops.distance import cdist, cosine_similarity, dist, pairwise_distance, pdist
+from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import cross, einsum, inner, kron, tensordot, vdot
 from spillgrad.ops.exponential import (
     exp,
@@ -273,7 +274,7 @@ from spillgrad.ops.exponential import (
 )
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.incomplete_gamma import igamma, igammac
-from spillgrad.ops.index_writes import (
+from spillgrad.ops.index_replace import (
     diagonal_scatter,
     index_copy,
     index_fill,
@@ -301,20 +302,6 @@ from spillgrad.ops.indexing import (
     take_along_dim,
     unravel_index,
 )  # fmt: skip
-from spillgrad.ops.linalg import (
-    addbmm,
-    addmm,
-    addmv,
-    addr,
-    baddbmm,
-    bmm,
-    dot,
-    ger,
-    matmul,
-    mm,
-    mv,
-    outer,
-)  # fmt: skip
 from spillgrad.ops.logic import (
     bitwise_and,
     bitwise_left_shift,
@@ -328,9 +315,22 @@ from spillgrad.ops.logic import (
     logical_xor,
 )
 from spillgrad.ops.logic import bitwise_not as bitwise_invert
+from spillgrad.ops.matrix_products import (
+    addbmm,
+    addmm,
+    addmv,
+    addr,
+    baddbmm,
+    bmm,
+    dot,
+    ger,
+    matmul,
+    mm,
+    mv,
+    outer,
+)  # fmt: skip
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
 from spillgrad.ops.norms import renorm, vander, vecdot
-from spillgrad.ops.order import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
 from spillgrad.ops.pooling import (
     adaptive_avg_pool1d,
     avg_pool1d,
@@ -338,7 +338,6 @@ from spillgrad.ops.pooling import (
     max_pool2d,
 )
 from spillgrad.ops.promotion import result_type
-from spillgrad.ops.random import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.rearrange import (
     atleast_1d,
     atleast_2d,
@@ -456,6 +455,7 @@ from spillgrad.ops.solving import (
 )  # fmt: skip
 from spillgrad.ops.solving import inv as inverse
 from spillgrad.ops.solving import pinv as pinverse
+from spillgrad.ops.sorting import argsort, kthvalue, median, mode, msort, nanmedian, nanquantile, quantile, sort, topk
 from spillgrad.ops.special import (
     copysign,
     digamma,

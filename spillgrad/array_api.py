@@ -44,7 +44,7 @@ from spillgrad.dtypes import bool_ as bool
 from spillgrad.errors import ArgumentError, ExportError, OperandError, ShapeError
 from spillgrad.ops import (
     arithmetic,
-    choice,
+    clamp_where,
     comparison,
     complex_numbers,
     convert,
@@ -53,10 +53,10 @@ from spillgrad.ops import (
     exponential,
     indexing,
     logic,
-    order,
     reduce,
     rounding,
     scan,
+    sorting,
     special,
     trigonometry,
 )
@@ -74,7 +74,7 @@ from spillgrad.ops.array_api_names import (
     unique_values,
     unstack,
 )
-from spillgrad.ops.subscript import getitem
+from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cuda.availability import missing
 
@@ -116,7 +116,7 @@ _UNARY: dict[ModuleType, str] = {
 }
 _BINARY: dict[ModuleType, str] = {
     arithmetic: "add divide floor_divide hypot multiply pow remainder subtract",
-    choice: "maximum minimum",
+    clamp_where: "maximum minimum",
     comparison: "greater greater_equal less less_equal not_equal",
     exponential: "logaddexp",
     logic: """
@@ -137,20 +137,20 @@ equal = _binary("equal", comparison.eq)
 def sign(x: Tensor, /) -> Tensor:
     """Return -1, 0 or 1 for each element, and NaN for NaN."""
     signs: Tensor = arithmetic.sign(x)
-    return choice.where(comparison.isnan(x), x, signs) if x.is_floating_point() else signs
+    return clamp_where.where(comparison.isnan(x), x, signs) if x.is_floating_point() else signs
 
 
 def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
     """Return the elements held within bounds, in the dtype of `x`."""
     low, high = (convert.to_dtype(bound, x.dtype) if isinstance(bound, Tensor) else bound for bound in (min, max))
-    return convert.clone(x) if low is None and high is None else choice.clip(x, low, high)
+    return convert.clone(x) if low is None and high is None else clamp_where.clip(x, low, high)
 
 
 def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
     """Return elements of `x1` where `condition` holds, else of `x2`."""
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
-        return choice.where(condition, x1, x2)  # type: ignore[no-any-return]
-    return choice.where(condition, *named.promoted("where", x1, x2))  # type: ignore[no-any-return]
+        return clamp_where.where(condition, x1, x2)  # type: ignore[no-any-return]
+    return clamp_where.where(condition, *named.promoted("where", x1, x2))  # type: ignore[no-any-return]
 
 
 # --- Making arrays ---------------------------------------------------------------------------------------------------
@@ -389,14 +389,14 @@ def argsort(
     x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
 ) -> Tensor:  # fmt: skip
     """Return the indices that sort the tensor along a dimension."""
-    return order.argsort(x, axis, descending, stable)
+    return sorting.argsort(x, axis, descending, stable)
 
 
 def sort(
     x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
 ) -> Tensor:  # fmt: skip
     """Return the elements in order along a dimension."""
-    return order.sort(x, axis, descending, stable).values
+    return sorting.sort(x, axis, descending, stable).values
 
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
@@ -427,7 +427,7 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
     """Return the elements at `indices` along one dimension; others broadcast."""
     size = x.shape[shape_ops.normalize_dim("take_along_axis", axis, x.ndim)]
-    counted = choice.where(comparison.lt(indices, 0), arithmetic.add(indices, size), indices)
+    counted = clamp_where.where(comparison.lt(indices, 0), arithmetic.add(indices, size), indices)
     return named.take_along_axis(x, counted, axis=axis)
 
 

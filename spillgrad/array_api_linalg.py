@@ -6,7 +6,7 @@ Source: https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functi
 from typing import Any
 
 from spillgrad.ops import convert, decompositions, einsum, indexing, norms, reduce, shape, solving
-from spillgrad.ops import linalg as products
+from spillgrad.ops import matrix_products as products
 from spillgrad.ops.array_api_names import matrix_transpose, promoted
 from spillgrad.ops.decompositions import QR, SVD, Eigh
 from spillgrad.ops.solving import SignAndLogarithm

@@ -10,7 +10,7 @@ from spillgrad.errors import LinAlgError
 from spillgrad.ops.decompositions import cholesky, eigh, eigvalsh, qr, svd, svdvals
 from spillgrad.ops.einsum import cross as _cross
 from spillgrad.ops.indexing import diagonal as _diagonal
-from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.norms import cond, matrix_norm, multi_dot, norm, vander, vecdot, vector_norm
 from spillgrad.ops.solving import (
     det,

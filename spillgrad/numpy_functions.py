@@ -23,7 +23,7 @@ from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.ops import (
     arithmetic,
     bessel,
-    choice,
+    clamp_where,
     comparison,
     complex_numbers,
     convert,
@@ -35,10 +35,9 @@ from spillgrad.ops import (
     exponential,
     fourier,
     indexing,
-    linalg,
     logic,
+    matrix_products,
     norms,
-    order,
     padding,
     promotion,
     rearrange,
@@ -47,6 +46,7 @@ from spillgrad.ops import (
     scan,
     shape,
     solving,
+    sorting,
     special,
     statistics,
     trigonometry,
@@ -106,7 +106,7 @@ def _trace(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: An
 def _dot(a: Any, b: Any) -> Tensor:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.ndim or not b.ndim:
         return arithmetic.mul(a, b)
-    return linalg.matmul(a, b) if b.ndim <= 2 else einsum.tensordot(a, b, ((a.ndim - 1,), (b.ndim - 2,)))
+    return matrix_products.matmul(a, b) if b.ndim <= 2 else einsum.tensordot(a, b, ((a.ndim - 1,), (b.ndim - 2,)))
 
 
 def _vdot(a: Tensor, b: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _vdot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return linalg.outer(shape.reshape(a, -1), shape.reshape(b, -1))
+    return matrix_products.outer(shape.reshape(a, -1), shape.reshape(b, -1))
 
 
 def _einsum(*operands: Any, optimize: Any = None) -> Tensor:
@@ -191,7 +191,7 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor
 def _where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
     if x is None and y is None:
         return indexing.nonzero(condition, as_tuple=True)
-    return choice.where(condition, x, y)
+    return clamp_where.where(condition, x, y)
 
 
 def _qr(a: Tensor, mode: str = "reduced") -> Any:
@@ -208,9 +208,9 @@ _OWN: dict[str, dict[str, Callable[..., Any]]] = {
         "around": _round, "array_split": _array_split, "average": _average, "concatenate": array_api.concat,
         "copy": convert.clone, "cross": _cross, "cumprod": _cumulative(scan.cumprod),
         "cumsum": _cumulative(scan.cumsum), "diagonal": _diagonal, "dot": _dot, "einsum": _einsum,
-        "median": _median(order.quantile), "nanmedian": _median(order.nanquantile),
-        "nanpercentile": _percentile(order.nanquantile), "outer": _outer, "pad": _pad,
-        "percentile": _percentile(order.quantile), "permute_dims": _transpose, "ptp": _ptp, "round": _round,
+        "median": _median(sorting.quantile), "nanmedian": _median(sorting.nanquantile),
+        "nanpercentile": _percentile(sorting.nanquantile), "outer": _outer, "pad": _pad,
+        "percentile": _percentile(sorting.quantile), "permute_dims": _transpose, "ptp": _ptp, "round": _round,
         "sort": _in_order(array_api.sort), "split": _split, "squeeze": _squeeze, "swapaxes": _swapaxes, "take": _take,
         "trace": _trace, "transpose": _transpose, "vander": _vander, "vdot": _vdot, "where": _where,
     },
@@ -222,13 +222,13 @@ _OWN: dict[str, dict[str, Callable[..., Any]]] = {
 _SAME: dict[str, dict[ModuleType, str]] = {
     "numpy": {
         bessel: "i0",
-        choice: "nan_to_num",
+        clamp_where: "nan_to_num",
         comparison: "isclose isneginf isposinf",
         complex_numbers: "angle",
         counting: "bincount isin",
         einsum: "inner kron",
         indexing: "argwhere diag unravel_index",
-        order: "nanquantile quantile",
+        sorting: "nanquantile quantile",
         rearrange: """
             atleast_1d atleast_2d atleast_3d column_stack diagflat dsplit dstack fliplr flipud hsplit rot90 vsplit
         """,
@@ -394,7 +394,8 @@ def call_function(function: Any, types: Iterable[type], arguments: tuple[Any, ..
 # --- Functions of elements -------------------------------------------------------------------------------------------
 
 _ELEMENTWISE = (
-    arithmetic, exponential, trigonometry, rounding, comparison, choice, logic, special, complex_numbers, linalg,
+    arithmetic, exponential, trigonometry, rounding, comparison, clamp_where, logic, special, complex_numbers,
+    matrix_products,
 )  # fmt: skip
 _UFUNCS: dict[str, Callable[..., Any]] = {
     "conjugate": complex_numbers.conj, "degrees": trigonometry.rad2deg,

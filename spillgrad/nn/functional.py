@@ -43,6 +43,15 @@ from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, lo
 from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from spillgrad.ops.ctc import ctc_loss
 from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance, pdist
+from spillgrad.ops.dropout_masks import (
+    alpha_dropout,
+    dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    dropout_add,
+    feature_alpha_dropout,
+)  # fmt: skip
 from spillgrad.ops.embedding import embedding, embedding_bag, one_hot
 from spillgrad.ops.interpolate import interpolate
 from spillgrad.ops.likelihood_losses import (
@@ -53,7 +62,6 @@ from spillgrad.ops.likelihood_losses import (
     poisson_nll_loss,
     soft_margin_loss,
 )
-from spillgrad.ops.linalg import linear
 from spillgrad.ops.losses import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -73,6 +81,7 @@ from spillgrad.ops.margin_losses import (
     triplet_margin_loss,
     triplet_margin_with_distance_loss,
 )  # fmt: skip
+from spillgrad.ops.matrix_products import linear
 from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
 from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import (
@@ -89,18 +98,9 @@ from spillgrad.ops.pooling import (
     max_unpool1d,
     max_unpool2d,
 )  # fmt: skip
-from spillgrad.ops.random import (
-    alpha_dropout,
-    dropout,
-    dropout1d,
-    dropout2d,
-    dropout3d,
-    dropout_add,
-    feature_alpha_dropout,
-)  # fmt: skip
 from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
-from spillgrad.ops.sliding import fold
-from spillgrad.ops.sliding import unfold_image as unfold
+from spillgrad.ops.sliding_windows import fold
+from spillgrad.ops.sliding_windows import unfold_image as unfold
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.ops.volume_pooling import (
     adaptive_avg_pool3d,

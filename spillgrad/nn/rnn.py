@@ -11,7 +11,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils.rnn import PackedSequence
-from spillgrad.ops import creation, indexing, random, recurrent, recurrent_layer, shape
+from spillgrad.ops import creation, dropout_masks, indexing, recurrent, recurrent_layer, shape
 from spillgrad.tensor import Tensor
 
 
@@ -178,7 +178,7 @@ class RNNBase(Module):
                 ends.append(end)
             data = outputs[0] if len(outputs) == 1 else shape.cat(outputs, -1)
             if layer < self.num_layers - 1:
-                data = random.dropout(data, self.dropout, self.training)
+                data = dropout_masks.dropout(data, self.dropout, self.training)
         return data, [shape.stack(parts) for parts in zip(*ends, strict=True)]
 
     def extra_repr(self) -> str:

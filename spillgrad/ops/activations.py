@@ -9,7 +9,7 @@ from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
-from spillgrad.ops.choice import clamp
+from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.creation import draw
 from spillgrad.ops.elementwise import OPERATIONS, call, row_function
 from spillgrad.ops.exponential import log

@@ -11,15 +11,15 @@ from spillgrad.device import Device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.autocast import product_dtype
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import where
-from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.clamp_where import where
+from spillgrad.ops.dropout_masks import dropout
 from spillgrad.ops.indexing import masked_fill
-from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.normalization import run_on_tensors, softmax
-from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.random import dropout
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor

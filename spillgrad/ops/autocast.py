@@ -21,8 +21,8 @@ from spillgrad.autograd.grad_mode import decorated, is_grad_enabled, no_grad, st
 from spillgrad.autograd.node import Edge
 from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
+from spillgrad.ops.operation import Operation
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.cuda.availability import missing
 from spillgrad_kernels.device_array import address_of, placed

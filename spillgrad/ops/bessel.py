@@ -10,10 +10,10 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.ops.arithmetic import div, mul, sign, sub
-from spillgrad.ops.choice import where
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
 # Up to here 70 terms of the power series are enough; beyond, 30 of the other are exact to the last digit.

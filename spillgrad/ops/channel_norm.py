@@ -14,10 +14,10 @@ from spillgrad.autograd.recomputation import is_recomputing
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add, div, mul, pow, rsqrt, square, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.normalization import require_parameter_dtype, run_on_tensors
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import avg_pool2d
 from spillgrad.ops.reduce import mean, sum

@@ -11,10 +11,10 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import arithmetic, choice, elementwise, inplace, rounding, trigonometry
+from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, rounding, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import select, stack, transpose
 from spillgrad.tensor import Tensor
 
@@ -85,8 +85,8 @@ def angle(input: Tensor) -> Tensor:
         return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
         input = to_dtype(input, dtypes.get_default_dtype())
-    zero = rounding.floor(choice.clamp(input, 0, 0))  # of NaN NaN; it has no slope
-    return choice.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
+    zero = rounding.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    return clamp_where.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
 
 
 def adjoint(input: Tensor) -> Tensor:

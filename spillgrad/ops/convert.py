@@ -5,8 +5,8 @@ from typing import Any
 
 from spillgrad import dtypes
 from spillgrad.device import CPU, CUDA, Device, as_device, moved
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import cast
+from spillgrad.ops.array_casts import cast
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.indexing import index_add
-from spillgrad.ops.numeric import as_own, compute_dtype, contiguous
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import normalize_dim

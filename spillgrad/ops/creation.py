@@ -13,8 +13,8 @@ from spillgrad.device import empty as empty_array
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
+from spillgrad.ops.array_casts import cast
 from spillgrad.ops.convert import to
-from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import random as kernels

@@ -8,14 +8,14 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp_min, where
-from spillgrad.ops.define import operation
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.clamp_where import clamp_min, where
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import norm, sum
 from spillgrad.ops.shape import broadcast_tensors, reshape, transpose, unsqueeze
-from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import empty_beside, is_on_device
 

@@ -17,7 +17,7 @@ from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul, sub
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape, roll
 from spillgrad.tensor import Tensor

@@ -2,7 +2,7 @@
 
 Operands broadcast and promote as in PyTorch. With `out=` the result goes into a tensor of its shape, which may be an
 operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `exponential`, `trigonometry`,
-`rounding`, `comparison`, `choice`, `logic`, `special`, `activations`.
+`rounding`, `comparison`, `clamp_where`, `logic`, `special`, `activations`.
 """
 
 import functools
@@ -16,12 +16,12 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled, state
 from spillgrad.device import CPU, CUDA, Device
 from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
-from spillgrad.ops import generate, inplace
+from spillgrad.ops import inplace, operation_source
+from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.define import Derivative, Operation
-from spillgrad.ops.numeric import as_own, run_formula
+from spillgrad.ops.call_plan import CallPlan, Planned, new_plan
+from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
-from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
@@ -50,7 +50,7 @@ class Loop(Planned):
     def promoted(self, *operands: Any) -> tuple[Any, ...]:
         return promoted(self.name, operands)
 
-    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
         found = [dtype for _, _, dtype in layouts]
         dtype = next((d for d in found if d != dtypes.bool_), dtypes.bool_)
         if any(d not in (dtype, dtypes.bool_) for d in found):
@@ -114,7 +114,7 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
         return with_names(formula, tensor_functions())
 
     names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
-    derivative = generate.function(_derivative_source(len(parameters(formula))), loop.name, names)
+    derivative = operation_source.function(_derivative_source(len(parameters(formula))), loop.name, names)
     return Derivative((source,), (*parameters(formula), f"{source}_shape"), derivative)
 
 

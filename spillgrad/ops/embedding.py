@@ -9,13 +9,13 @@ from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.choice import where
-from spillgrad.ops.define import operation
+from spillgrad.ops.array_casts import moved_by, on_floats
+from spillgrad.ops.clamp_where import where
+from spillgrad.ops.getitem_setitem import getitem, setitem
 from spillgrad.ops.indexing import check_index, gather, summed_at
-from spillgrad.ops.numeric import moved_by, on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
-from spillgrad.ops.subscript import getitem, setitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.device_array import arange_beside, beside

@@ -10,7 +10,7 @@ from spillgrad.device import as_device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
+from spillgrad.ops.operation import operation
 from spillgrad.ops.padding import pad
 from spillgrad.ops.shape import as_tuple, narrow, normalize_dims, roll
 from spillgrad.tensor import Tensor

@@ -16,12 +16,12 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.errors import FusionError, ShapeError
 from spillgrad.ops.arithmetic import add
+from spillgrad.ops.array_casts import as_array, cast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.elementwise import tensor_functions
-from spillgrad.ops.numeric import as_array, cast
-from spillgrad.ops.symbol import Recorder, Symbol, Unrecorded, refusal
+from spillgrad.ops.fuse_symbols import Recorder, Symbol, Unrecorded, refusal
+from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.cpu import compute
 from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
@@ -144,10 +144,10 @@ def _operation_that_raised(traceback: TracebackType | None) -> str:
     while traceback is not None:
         frame = traceback.tb_frame
         module = frame.f_globals.get("__name__", "")
-        ours = module.partition(".")[0] == "spillgrad" and module not in (__name__, "spillgrad.ops.bind")
+        ours = module.partition(".")[0] == "spillgrad" and module not in (__name__, "spillgrad.ops.tensor_methods")
         if ours and outside:
             name = frame.f_code.co_name
-        if module == "spillgrad.ops.bind" and isinstance(frame.f_locals.get("name"), str):
+        if module == "spillgrad.ops.tensor_methods" and isinstance(frame.f_locals.get("name"), str):
             name, ours = frame.f_locals["name"], True  # an in-place method
         outside = not ours
         if ours:

@@ -11,11 +11,11 @@ import numpy as np
 
 from spillgrad.errors import GraphError
 from spillgrad.ops.arithmetic import mul, neg, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
 from spillgrad.ops.exponential import exp
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.promotion import Operand, as_operand, result_type
 from spillgrad.ops.special import lgamma, xlogy
 from spillgrad.tensor import Tensor

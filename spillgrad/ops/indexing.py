@@ -10,17 +10,17 @@ from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, on_floats
 from spillgrad.ops.broadcast import expand_to, sum_to
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone, to_dtype
-from spillgrad.ops.define import Operation, operation
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
-from spillgrad.ops.numeric import as_own, cast, contiguous, moved_by, on_floats
+from spillgrad.ops.fuse_symbols import Symbol
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.operation import Operation, operation
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
-from spillgrad.ops.subscript import getitem
-from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.device_array import is_on_device, on_device, zeros_beside

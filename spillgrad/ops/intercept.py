@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from spillgrad.autograd.grad_mode import state
-from spillgrad.ops import define
-from spillgrad.ops.define import Operation
-from spillgrad.ops.symbol import Symbol
+from spillgrad.ops.fuse_symbols import Symbol
+from spillgrad.ops.operation import Operation, all_operations
 
 # What runs instead of an operation: takes it and its arguments, returns what it would.
 Handler = Callable[[Operation, tuple[Any, ...]], Any]
@@ -53,7 +52,7 @@ class Interception:
         global _entered
         with _lock:
             _entered += 1
-            for operation in list(define.operations):
+            for operation in list(all_operations):
                 if not operation.view and (names is None or operation.name in names):
                     _Intercepted.put_before(operation)
 

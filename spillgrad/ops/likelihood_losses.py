@@ -7,7 +7,7 @@ from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.activations import logsigmoid
 from spillgrad.ops.arithmetic import add, div, mul, square
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp, where
+from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.exponential import exp, log
 from spillgrad.ops.fuse import fuse

@@ -7,10 +7,10 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
+from spillgrad.ops.array_casts import as_array, as_own
 from spillgrad.ops.elementwise import by_numpy, deliver
-from spillgrad.ops.numeric import as_array, as_own
+from spillgrad.ops.fuse_symbols import Symbol, record
 from spillgrad.ops.promotion import Operand, as_operand, common_dtype
-from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor
 
 

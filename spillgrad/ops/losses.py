@@ -11,18 +11,18 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.activations import relu, sigmoid, softplus
 from spillgrad.ops.arithmetic import abs, div, mul, square, sub
+from spillgrad.ops.array_casts import as_own, on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to, sum_to
-from spillgrad.ops.choice import clamp, where
-from spillgrad.ops.define import Composed, Operation, operation
+from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.fuse import fuse
+from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.ops.indexing import gather
-from spillgrad.ops.linalg import linear, matmul
+from spillgrad.ops.matrix_products import linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.numeric import as_own, on_floats, require_floats
+from spillgrad.ops.operation import Composed, Operation, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
-from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
 from spillgrad_kernels.device_array import arange_beside, empty_beside, is_on_device

@@ -7,12 +7,12 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, pow, sqrt
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp_min, minimum, where
+from spillgrad.ops.clamp_where import clamp_min, minimum, where
 from spillgrad.ops.distance import pairwise_distance
 from spillgrad.ops.indexing import check_index, gather, index_select
 from spillgrad.ops.losses import reduced
-from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, unsqueeze

@@ -9,13 +9,13 @@ import numpy as np
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import reduce
 from spillgrad.ops.arithmetic import abs, add, div, mul
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.decompositions import svdvals
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.matrices import require_matrices, require_square
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.lapack import require_matrices, require_square
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import amax, amin, sum
 from spillgrad.ops.shape import as_tuple, movedim, normalize_dim, normalize_dims, reshape, unsqueeze

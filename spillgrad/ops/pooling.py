@@ -10,13 +10,13 @@ import numpy as np
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import mul, pow
-from spillgrad.ops.choice import where
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.comparison import gt
-from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import gather, scatter
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import reshape
-from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
+from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import pooling as kernels
 from spillgrad_kernels.device_array import is_on_device, on_device

@@ -10,7 +10,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.symbol import Symbol
+from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import ARRAYS, is_on_device

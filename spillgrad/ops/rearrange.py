@@ -12,8 +12,9 @@ from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import clone
-from spillgrad.ops.define import operation
+from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.ops.indexing import diag, place_diagonal
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import (
     cat,
@@ -32,7 +33,6 @@ from spillgrad.ops.shape import (
     transpose,
     unsqueeze,
 )
-from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 
 # --- Turns and mirrors -----------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.differentiate import grad
-from spillgrad.ops.define import Composed, Operation, operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.operation import Composed, Operation, operation
 from spillgrad.ops.recurrent import STEPS, State, run_steps
 from spillgrad.ops.shape import view_as
 from spillgrad.tensor import Tensor

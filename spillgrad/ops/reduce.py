@@ -14,17 +14,17 @@ from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.arithmetic import abs, div, mul, pow
+from spillgrad.ops.array_casts import as_own, compute_dtype, on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import maximum, minimum, where
+from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
+from spillgrad.ops.clamp_where import maximum, minimum, where
 from spillgrad.ops.comparison import isnan
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import spread_into_zeros
 from spillgrad.ops.logic import logical_not
-from spillgrad.ops.numeric import as_own, compute_dtype, on_floats, require_floats
-from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import (
     as_tuple,
     constant_pad,
@@ -90,7 +90,7 @@ class _Folded(Planned):
         super().__init__(fold, ("self", "dims", "keepdim"), arrays=1)
         self._numpy_function = functools.partial(numpy_function, **options)
 
-    def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> Plan:
+    def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> CallPlan:
         fold = kernels.prepare(self.name, layouts[0], dims, keepdim)
         code, large = (fold.code, None) if fold.direct else (None, fold)
         return new_plan(layouts, code, fold.units, fold.kept, fold.shape, fold.dtype, large)

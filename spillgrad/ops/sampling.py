@@ -9,11 +9,11 @@ from spillgrad import dtypes
 from spillgrad.device import Device, as_device
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import Generator, default_generator
-from spillgrad.ops import inplace, numeric
+from spillgrad.ops import array_casts, inplace
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.convert import to_device
 from spillgrad.ops.counting import places_among
 from spillgrad.ops.creation import draw, randint
-from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.placement import by_host, require_one_device
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
@@ -123,7 +123,7 @@ def normal(
     drawn_shape = shape_arguments((size,)) if size is not None else np.broadcast_shapes(*(x.shape for x in tensors))
     draws = draw("normal", kernels.normal, drawn_shape, wanted, generator, place).astype(np.float64)
     means, stds = (x.array.astype(np.float64) if isinstance(x, Tensor) else x for x in (mean, std))
-    return Tensor.wrap(numeric.cast(numeric.as_own(draws * stds + means), wanted))
+    return Tensor.wrap(array_casts.cast(array_casts.as_own(draws * stds + means), wanted))
 
 
 @by_host

@@ -9,13 +9,13 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add, mul, sub
-from spillgrad.ops.choice import where
+from spillgrad.ops.array_casts import compute_dtype, on_floats, require_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.logic import logical_xor
-from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import ValuesAndIndices, sum
 from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll
 from spillgrad.tensor import Tensor

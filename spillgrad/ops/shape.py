@@ -10,11 +10,11 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
-from spillgrad.ops import numeric
+from spillgrad.ops import array_casts
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Derivative, Operation, operation
-from spillgrad.ops.subscript import getitem
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.operation import Derivative, Operation, operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside, beside, empty_beside
 
@@ -89,7 +89,7 @@ def _viewed(self: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _copied(self: np.ndarray, shape: Shape) -> np.ndarray:
-    return numeric.cast(self, self.dtype).reshape(shape)
+    return array_casts.cast(self, self.dtype).reshape(shape)
 
 
 def _back_to_shape(g: Tensor, self_shape: Shape) -> Tensor:

@@ -9,15 +9,14 @@ import numpy as np
 from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
+from spillgrad.ops.array_casts import compute_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone
-from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.matrices import (
+from spillgrad.ops.lapack import (
     identity_like,
     lapack,
     mT,
@@ -25,7 +24,8 @@ from spillgrad.ops.matrices import (
     require_one_dtype,
     require_square,
 )
-from spillgrad.ops.numeric import compute_dtype
+from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import broadcast_to, reshape, squeeze, tril, triu, unsqueeze
 from spillgrad.tensor import Tensor

@@ -11,11 +11,11 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops.arithmetic import mul, neg, sub
-from spillgrad.ops.choice import clamp
-from spillgrad.ops.define import operation
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.elementwise import by_numpy, call, row_function
 from spillgrad.ops.exponential import log
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
 erf = row_function("erf", "Return the error function of each element.")

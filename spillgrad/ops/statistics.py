@@ -8,11 +8,11 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sqrt, sub
-from spillgrad.ops.choice import clamp
+from spillgrad.ops.array_casts import require_floats
+from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.indexing import diag
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.placement import by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.reduce import sum

@@ -9,8 +9,8 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import inplace, shape
 from spillgrad.ops.arithmetic import mul
-from spillgrad.ops.define import operation
 from spillgrad.ops.inplace import Geometry
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, placed

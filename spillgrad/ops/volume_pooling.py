@@ -11,7 +11,7 @@ import numpy as np
 
 from spillgrad.errors import ShapeError
 from spillgrad.ops.arithmetic import pow
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.pooling import (
     OutputSize,
     adapted_maxima,
@@ -23,7 +23,7 @@ from spillgrad.ops.pooling import (
     unpooled,
 )
 from spillgrad.ops.shape import reshape
-from spillgrad.ops.windows import Sizes, sizes
+from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
 
 

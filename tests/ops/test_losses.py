@@ -13,7 +13,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.autograd import gradcheck, gradgradcheck
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from spillgrad.ops import linalg, losses, normalization
+from spillgrad.ops import losses, matrix_products, normalization
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(2)
@@ -108,7 +108,7 @@ def test_the_loss_of_a_product_is_that_of_its_logits(hooked, reduction, label_sm
             return losses.linear_cross_entropy(x, weight, target, *bias, **options)
 
     def unfused(x, weight, *bias):
-        return losses.cross_entropy(linalg.linear(x, weight, *bias), target, **options)
+        return losses.cross_entropy(matrix_products.linear(x, weight, *bias), target, **options)
 
     values = (FEATURES, HEAD, *bias)
     one, other = [leaf(v) for v in values], [leaf(v) for v in values]

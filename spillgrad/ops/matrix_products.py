@@ -9,17 +9,17 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
-from spillgrad.ops import numeric
+from spillgrad.ops import array_casts
 from spillgrad.ops.arithmetic import add, mul
+from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, product_dtype, require_products_dtype
 from spillgrad.ops.broadcast import expand_to, sum_to
-from spillgrad.ops.choice import where
-from spillgrad.ops.define import Operation, operation
+from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.elementwise import OPERATIONS, call
 from spillgrad.ops.intercept import is_active
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.operation import Operation, operation
 from spillgrad.ops.placement import require_one_device
-from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
@@ -40,13 +40,13 @@ class _Product(Planned):
     def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
         return _checked(*arguments)
 
-    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
         if layouts[0][2] not in FLOATS:
             return None
         a, b = layouts
         return self._planned(layouts, a, b)
 
-    def _planned(self, layouts: tuple[Layout, ...], a: Layout, b: Layout, addend: Shape | None = None) -> Plan:
+    def _planned(self, layouts: tuple[Layout, ...], a: Layout, b: Layout, addend: Shape | None = None) -> CallPlan:
         # How many threads there are may change: what one of several would compute alone is computed so.
         call = kernels.prepare(a, b, None, max(2, get_num_threads()), addend)
         large = self if call.code is None else None
@@ -70,7 +70,7 @@ class _Product(Planned):
         if a.dtype.kind in "biu":
             return np.matmul(a, b)  # type: ignore[no-any-return]
         if a.dtype == dtypes.bfloat16:
-            return numeric.cast(kernels.matmul(_bits(a), _bits(b)), dtypes.bfloat16)
+            return array_casts.cast(kernels.matmul(_bits(a), _bits(b)), dtypes.bfloat16)
         return on_floats(kernels.matmul, a, b)
 
 
@@ -261,7 +261,7 @@ class _Linear(_Product):
         _check_linear(*arguments)
         return arguments
 
-    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
         rows, (shape, strides, dtype), *bias = layouts
         if dtype not in FLOATS or len(rows[0]) < 2 or any(b[1] != (dtype.itemsize,) for b in bias):
             return None
@@ -288,8 +288,8 @@ class _Linear(_Product):
         elif input.dtype.kind in "biu":
             product = np.add(rows @ weight.T, *bias) if bias else rows @ weight.T
         elif input.dtype == dtypes.bfloat16:
-            wide_bias = [numeric.cast(b, dtypes.float32) for b in bias]
-            product = numeric.cast(kernels.linear(_bits(rows), _bits(weight), *wide_bias), dtypes.bfloat16)
+            wide_bias = [array_casts.cast(b, dtypes.float32) for b in bias]
+            product = array_casts.cast(kernels.linear(_bits(rows), _bits(weight), *wide_bias), dtypes.bfloat16)
         else:
             product = on_floats(kernels.linear, rows, weight, *bias)
         return product.reshape(*input.shape[:-1], weight.shape[0])

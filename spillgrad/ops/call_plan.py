@@ -11,8 +11,8 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.node import OutputMeta
 from spillgrad.device import CPU, CUDA
-from spillgrad.ops import generate
-from spillgrad.ops.numeric import as_array, compute_dtype
+from spillgrad.ops import operation_source
+from spillgrad.ops.array_casts import as_array, compute_dtype
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
 from spillgrad_kernels.dispatch import Kernel
@@ -31,7 +31,7 @@ class Large(Protocol):
         """Compute into `outs`."""
 
 
-class Plan(NamedTuple):
+class CallPlan(NamedTuple):
     """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
 
     code: Kernel | None  # computes, of a range, `words` and the arrays' ids, 0 for an absent one
@@ -79,10 +79,10 @@ class Planned:
         self.parameters = parameters
         self.arrays = len(parameters) if arrays is None else arrays
         self.absent = absent
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, CallPlan] = {}
         self.device_plans: dict[Any, DevicePlan] = {}
 
-    def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> Plan | None:
+    def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> CallPlan | None:
         """Return how to compute for operands that lie so in memory; None where they must be converted first."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class Planned:
         return arguments
 
     @functools.cached_property
-    def compute(self) -> "Callable[..., tuple[np.ndarray, Plan | DevicePlan] | None]":
+    def compute(self) -> "Callable[..., tuple[np.ndarray, CallPlan | DevicePlan] | None]":
         """Return the result, and its plan; None for arguments that no plan is for.
 
         With `out`, the result goes there; None also where it does not lie as fresh results do.
@@ -167,7 +167,7 @@ class Planned:
             "on_device": self._on_device,
         }  # fmt: skip
         source = _compute_source(self.arrays, len(self.parameters) - self.arrays, self.absent)
-        return generate.function(source, self.name, names)
+        return operation_source.function(source, self.name, names)
 
     def prepare(self, *arguments: Any, out: Any = None) -> bool:
         """Make a plan for arguments like these; return whether there is one."""
@@ -199,9 +199,9 @@ class Planned:
 def new_plan(
     layouts: tuple[Layout, ...], code: Kernel | None, units: int, words: np.ndarray, shape: tuple[int, ...],
     dtype: dtypes.DType, large: Large | None,
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     """Return a plan for operands of these layouts, and a result like this."""
-    return Plan(
+    return CallPlan(
         code, units, address_of(words), allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
         tuple([layout[::2] for layout in layouts]), (OutputMeta(shape, dtype, CPU),), words,
     )  # fmt: skip

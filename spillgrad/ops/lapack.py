@@ -7,8 +7,8 @@ import numpy as np
 
 from spillgrad.errors import DtypeError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import div
-from spillgrad.ops.choice import where
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import NotOnDevice, beside, is_on_device

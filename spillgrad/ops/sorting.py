@@ -12,10 +12,10 @@ from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import gather, spread_into_zeros
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import ValuesAndIndices, gradient_at_indices, shared_among_ties
 from spillgrad.ops.shape import movedim, normalize_dim, reshape
 from spillgrad.tensor import Tensor

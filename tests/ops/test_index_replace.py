@@ -5,7 +5,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
-from spillgrad.ops import index_writes
+from spillgrad.ops import index_replace
 from tests.ops.checks import check_gradients, leaf
 
 A = np.random.default_rng(5).normal(size=(3, 4))
@@ -86,7 +86,7 @@ X, I64 = sg.zeros(2, 3), sg.tensor([0])
         (lambda: X.scatter_reduce(0, I64[None], X, "max"), ArgumentError, "got reduce='max'; accepted are"),
         (lambda: X.select_scatter(sg.ones(2), 0, 0), ShapeError, r"its place has \(3,\)"),
         (lambda: sg.zeros(2).fill_diagonal_(1), ShapeError, "wanted a matrix"),
-        (lambda: index_writes.index_reduce(X, 0, I64, X, "amax"), ShapeError, "index_reduce: got a source"),
+        (lambda: index_replace.index_reduce(X, 0, I64, X, "amax"), ShapeError, "index_reduce: got a source"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):

@@ -28,11 +28,11 @@ from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
 from spillgrad.autograd.saved import SavedNone, SavedTensor
 from spillgrad.device import device_of, filled
 from spillgrad.dtypes import is_differentiable
-from spillgrad.ops import generate
+from spillgrad.ops import operation_source
+from spillgrad.ops.call_plan import Planned
+from spillgrad.ops.fuse_symbols import Unrecorded, record
 from spillgrad.ops.placement import compute_on_host, refuse_view, require_one_device
-from spillgrad.ops.planned import Planned
 from spillgrad.ops.saved_names import KNOWN
-from spillgrad.ops.symbol import Unrecorded, record
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice, is_on_device
 
@@ -89,7 +89,7 @@ def view_of(source: Tensor, array: np.ndarray) -> Tensor:
 
 
 # All operations there are; some are made for a number of operands, and forgotten.
-operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
+all_operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
 
 
 @dataclass(eq=False)
@@ -125,7 +125,7 @@ class Operation:
                     f"{self.name}: a derivative names {', '.join(unknown)}; it can name {', '.join(sorted(known))}"
                 )
         self.saves = tuple(frozenset(order).intersection(d.parameters) for d in self.derivatives)
-        operations.add(self)
+        all_operations.add(self)
         self.node_name = self.name.title().replace("_", "") + "Backward0"  # as PyTorch: Log1PBackward0
         self.__doc__ = None if isinstance(self.forward, Planned) else inspect.getdoc(self.forward)
 
@@ -136,11 +136,11 @@ class Operation:
     @functools.cached_property
     def run(self) -> Callable[..., Any]:
         """What a call runs, without the cost of one more; written when it is first asked for."""
-        return self._generated(generate.call_source(self.structure, made=False))
+        return self._generated(operation_source.call_source(self.structure, made=False))
 
     @functools.cached_property
     def _run_made(self) -> Callable[..., Any]:
-        return self._generated(generate.call_source(self.structure, made=True))
+        return self._generated(operation_source.call_source(self.structure, made=True))
 
     def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
         """Return the output tensor, recorded, of a call whose result a kernel of several operations already made.
@@ -166,14 +166,14 @@ class Operation:
         return self._run_made(*(results if self.structure.single else [results]), *arguments)
 
     @functools.cached_property
-    def structure(self) -> generate.Structure:
+    def structure(self) -> operation_source.Structure:
         """What the operation's code depends on."""
         positions = {name: i for i, name in enumerate(self.parameters)}
         named = {name for derivative in self.derivatives for name in derivative.parameters}
         planned = isinstance(self.forward, Planned)  # a plan has the metadata of every input
         derivatives = [(tuple([positions[name] for name in d.inputs]), d.parameters) for d in self.derivatives]
         asked = [i for name, i in positions.items() if planned or {f"{name}_shape", f"{name}_dtype"} & named]
-        return generate.Structure(
+        return operation_source.Structure(
             self.parameters, self.outputs, self.aux, tuple(derivatives), tuple(asked), self.view, planned
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ class Operation:
         return tuple([position for position, name in enumerate(self.parameters) if name in having])
 
     def _generated(self, source: str) -> Callable[..., Any]:
-        return generate.function(source, self.name, {**_NAMES, **self._own_names})
+        return operation_source.function(source, self.name, {**_NAMES, **self._own_names})
 
     @functools.cached_property
     def _own_names(self) -> dict[str, Any]:
@@ -197,7 +197,9 @@ class Operation:
 
     def _apply(self) -> Callable[..., list[Any]]:
         functions = {f"derivative{number}": derivative.function for number, derivative in enumerate(self.derivatives)}
-        return generate.function(generate.apply_source(self.structure), "apply", {**_NAMES, **functions})
+        return operation_source.function(
+            operation_source.apply_source(self.structure), "apply", {**_NAMES, **functions}
+        )
 
     def _symbolic(self, *arguments: Any) -> Any:
         return record(self.name, self.promoted(arguments))

@@ -8,9 +8,9 @@ from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import add, mul
-from spillgrad.ops.define import operation
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.inplace import change
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
 

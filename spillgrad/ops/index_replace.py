@@ -8,12 +8,12 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
-from spillgrad.ops import inplace, subscript
+from spillgrad.ops import getitem_setitem, inplace
 from spillgrad.ops.arithmetic import div, mul
+from spillgrad.ops.array_casts import cast, on_floats
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone
-from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import (
     check_index,
     check_mask,
@@ -26,7 +26,7 @@ from spillgrad.ops.indexing import (
     scatter_add,
     used_part,
 )
-from spillgrad.ops.numeric import cast, on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
@@ -107,7 +107,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
     source = values if isinstance(values, Tensor) else Tensor.wrap(moved(np.asarray(values, input.dtype), input.device))
     if source.dtype != input.dtype:
         raise DtypeError(f"index_put: got input {input.dtype} and values {source.dtype}; convert one with .to(dtype)")
-    return subscript.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
+    return getitem_setitem.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
 
 
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
@@ -310,7 +310,7 @@ def slice_scatter(
 ) -> Tensor:
     """Return `input` with the slices start:end:step of one dimension replaced by `src`."""
     index = (slice(None),) * normalize_dim("slice_scatter", dim, input.ndim) + (slice(start, end, step),)
-    return _with_part("slice_scatter", input, src, lambda x: subscript.getitem(x, index))
+    return _with_part("slice_scatter", input, src, lambda x: getitem_setitem.getitem(x, index))
 
 
 def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
@@ -331,7 +331,7 @@ def fill_diagonal_(tensor: Tensor, fill_value: Number, wrap: bool = False) -> Te
     if wrap and len(shape) == 2 and shape[0] > shape[1]:
         rows = np.array([r for r in range(shape[0]) if r % (shape[1] + 1) < shape[1]])
         places = (rows, rows % (shape[1] + 1))
-    subscript.setitem(tensor, places, fill_value)
+    getitem_setitem.setitem(tensor, places, fill_value)
     return tensor
 
 

@@ -13,10 +13,10 @@ from spillgrad.device import CPU, CUDA, filled
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
+from spillgrad.ops.array_casts import as_own, cast, contiguous, on_floats
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import indexing as kernels

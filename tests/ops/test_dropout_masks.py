@@ -7,7 +7,7 @@ import spillgrad as sg
 from spillgrad.autograd.differentiate import grad
 from spillgrad.errors import ArgumentError, DtypeError, GraphError
 from spillgrad.generator import default_generator
-from spillgrad.ops.random import dropout, dropout_add
+from spillgrad.ops.dropout_masks import dropout, dropout_add
 from tests.ops.checks import check_gradients, leaf
 
 

@@ -11,7 +11,7 @@ from spillgrad.ops import (
     activations,
     arithmetic,
     bessel,
-    choice,
+    clamp_where,
     comparison,
     complex_numbers,
     convert,
@@ -21,15 +21,15 @@ from spillgrad.ops import (
     distance,
     einsum,
     exponential,
+    getitem_setitem,
     incomplete_gamma,
-    index_writes,
+    index_replace,
     indexing,
     inplace,
-    linalg,
     logic,
+    matrix_products,
     normalization,
     norms,
-    order,
     promotion,
     rearrange,
     reduce,
@@ -37,12 +37,12 @@ from spillgrad.ops import (
     sampling,
     scan,
     shape,
-    sliding,
+    sliding_windows,
     solving,
+    sorting,
     special,
     statistics,
     strided,
-    subscript,
     trigonometry,
 )
 from spillgrad.tensor import Tensor
@@ -52,7 +52,7 @@ _METHODS: dict[Any, str] = {
     arithmetic: "mod positive",
     exponential: "logaddexp logaddexp2",
     comparison: "allclose equal isclose isfinite isinf isnan isneginf isposinf signbit",
-    choice: "fmax fmin",
+    clamp_where: "fmax fmin",
     shape: """
         broadcast_to chunk expand expand_as flatten flip moveaxis movedim narrow permute ravel repeat
         repeat_interleave reshape reshape_as roll select split split_with_sizes squeeze swapaxes swapdims t
@@ -62,15 +62,15 @@ _METHODS: dict[Any, str] = {
         all amax amin aminmax any argmax argmin count_nonzero logsumexp max mean min nanmean nansum norm
         prod std sum var
     """,
-    order: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
+    sorting: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
     scan: "cummax cummin diff logcumsumexp",
     complex_numbers: "adjoint angle conj resolve_conj",
-    linalg: "bmm dot ger matmul mm mv outer",
+    matrix_products: "bmm dot ger matmul mm mv outer",
     solving: "det logdet matrix_exp matrix_power slogdet",
     decompositions: "cholesky qr",
     normalization: "log_softmax softmax",
     indexing: "argwhere diag diagonal gather index_select masked_select nonzero take take_along_dim",
-    index_writes: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
+    index_replace: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
     counting: "bincount histc isin unique unique_consecutive",
     statistics: "corrcoef cov histogram",
     strided: "as_strided squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_",
@@ -80,7 +80,7 @@ _METHODS: dict[Any, str] = {
         diag_embed diagflat dsplit fliplr flipud hsplit rot90 sum_to_size tensor_split trace vsplit
     """,
     sampling: "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial random_",
-    sliding: "unfold",
+    sliding_windows: "unfold",
     convert: "clone contiguous to",
     activations: "hardshrink prelu",
 }
@@ -97,7 +97,7 @@ _IN_PLACE_TOO: dict[Any, str] = {
     """,
     rounding: "ceil fix floor frac round trunc",
     comparison: "eq ge greater greater_equal gt le less less_equal lt ne not_equal",
-    choice: "clamp clamp_max clamp_min clip maximum minimum nan_to_num",
+    clamp_where: "clamp clamp_max clamp_min clip maximum minimum nan_to_num",
     logic: """
         bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor logical_and
         logical_not logical_or logical_xor
@@ -106,12 +106,12 @@ _IN_PLACE_TOO: dict[Any, str] = {
     activations: "relu sigmoid",
     scan: "cumprod cumsum",
     shape: "tril triu",
-    linalg: "addbmm addmm addmv addr baddbmm",
+    matrix_products: "addbmm addmm addmv addr baddbmm",
     norms: "renorm",
     bessel: "i0",
     incomplete_gamma: "igamma igammac",
     indexing: "index_add masked_fill scatter scatter_add",
-    index_writes: "index_copy index_fill index_put index_reduce masked_scatter put scatter_reduce",
+    index_replace: "index_copy index_fill index_put index_reduce masked_scatter put scatter_reduce",
 }
 
 _DTYPE_METHODS = {
@@ -162,7 +162,7 @@ def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
         "pow": arithmetic.pow,
         "floordiv": arithmetic.floor_divide,
         "mod": arithmetic.remainder,
-        "matmul": linalg.matmul,
+        "matmul": matrix_products.matmul,
         "and": logic.bitwise_and,
         "or": logic.bitwise_or,
         "xor": logic.bitwise_xor,
@@ -180,8 +180,8 @@ def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     operators["__pos__"] = lambda self: self
     operators["__abs__"] = arithmetic.abs
     operators["__invert__"] = logic.bitwise_not
-    operators["__getitem__"] = subscript.getitem
-    operators["__setitem__"] = subscript.setitem
+    operators["__getitem__"] = getitem_setitem.getitem
+    operators["__setitem__"] = getitem_setitem.setitem
     return operators
 
 
@@ -214,7 +214,7 @@ def _type_as(self: Tensor, other: Tensor) -> Tensor:
 
 def _where(self: Tensor, condition: Tensor, other: Any) -> Any:
     """Return elements of the tensor where `condition` holds, else of `other`."""
-    return choice.where(condition, self, other)
+    return clamp_where.where(condition, self, other)
 
 
 def _polygamma(self: Tensor, n: int) -> Tensor:

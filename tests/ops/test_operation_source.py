@@ -8,17 +8,19 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.autograd.graph import saved_tensors_hooks
-from spillgrad.ops import generate
-from spillgrad.ops.define import operation
+from spillgrad.ops import operation_source
 from spillgrad.ops.elementwise import OPERATIONS
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import _cat
 from tests.ops.checks import leaf
 
 
-@pytest.mark.parametrize("source", [lambda s: generate.call_source(s, made=False), generate.apply_source])
+@pytest.mark.parametrize(
+    "source", [lambda s: operation_source.call_source(s, made=False), operation_source.apply_source]
+)
 def test_the_documented_code_is_what_is_written(source):
     written = textwrap.indent(source(OPERATIONS["mul"].structure), "    ")
-    assert generate.__doc__ is not None and written in generate.__doc__
+    assert operation_source.__doc__ is not None and written in operation_source.__doc__
 
 
 def test_operations_of_one_structure_share_their_code():
@@ -28,7 +30,7 @@ def test_operations_of_one_structure_share_their_code():
     assert (sin.run.__name__, cos.run.__name__) == ("sin", "cos")
 
 
-@pytest.mark.parametrize("count", [generate.UNROLLED - 1, generate.UNROLLED + 1])
+@pytest.mark.parametrize("count", [operation_source.UNROLLED - 1, operation_source.UNROLLED + 1])
 def test_many_inputs_behave_as_few(count):
     values = np.linspace(0.5, 2.5, count)
     packed: list[float] = []
@@ -66,12 +68,12 @@ def test_a_concatenation_of_any_number_of_tensors_has_the_same_gradient(count):
     weights = np.arange(float(joined.numel()))
     (joined * sg.Tensor(weights)).sum().backward()
     np.testing.assert_array_equal(np.concatenate([x.grad.numpy() for x in leaves]), weights)
-    assert _cat(count).structure.listed == (count + 2 > generate.UNROLLED)
+    assert _cat(count).structure.listed == (count + 2 > operation_source.UNROLLED)
 
 
 def test_the_code_for_thousands_of_inputs_is_as_short_as_for_ten():
     few, many = (_cat(count).structure for count in (10, 4000))
-    for source in (lambda s: generate.call_source(s, made=False), generate.apply_source):
+    for source in (lambda s: operation_source.call_source(s, made=False), operation_source.apply_source):
         assert len(source(many)) < len(source(few)) + 20
 
 

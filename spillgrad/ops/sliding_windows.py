@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import as_tuple, constant_pad, crop, normalize_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, on_device

@@ -8,7 +8,7 @@ from spillgrad.autograd.graph import saved_tensors_hooks
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.nn.functional import linear
 from spillgrad.ops import elementwise
-from spillgrad.ops.linalg import ACTIVATIONS
+from spillgrad.ops.matrix_products import ACTIVATIONS
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(0)
