@@ -71,7 +71,7 @@ FRAMEWORK_USERS = (
 LATE_IMPORTS = {
     "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
     "spillgrad.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
-    "spillgrad.ops.tensor_methods": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
+    "spillgrad.interop.numpy": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
     "spillgrad.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",

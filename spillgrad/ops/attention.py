@@ -27,6 +27,8 @@ from spillgrad_kernels import attention as kernels
 from spillgrad_kernels.random import counters_needed
 from spillgrad_kernels.random import dropout as zero_some
 
+__all__ = ["scaled_dot_product_attention"]
+
 
 def _attention_forward(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, attn_mask: np.ndarray | None, scale: float,

@@ -27,6 +27,8 @@ from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.cuda.availability import missing
 from spillgrad_kernels.device_array import address_of, placed
 
+__all__ = ["autocast", "clear_autocast_cache", "get_autocast_dtype", "is_autocast_cache_enabled", "is_autocast_enabled"]
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _PRODUCTS = frozenset(

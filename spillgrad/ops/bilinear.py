@@ -10,6 +10,8 @@ from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import permute, reshape, unsqueeze
 from spillgrad.tensor import Tensor
 
+__all__ = ["bilinear"]
+
 
 @float32_in_autocast
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -27,6 +27,8 @@ from spillgrad_kernels import reductions
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.device_array import on_device
 
+__all__ = ["batch_norm", "group_norm", "instance_norm", "local_response_norm"]
+
 Shape = tuple[int, ...]
 # Over what statistics are taken: of each group of each sample, and of each group of the whole batch.
 _SAMPLE, _BATCH = (2, 3), (0, 2, 3)

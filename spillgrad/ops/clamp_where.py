@@ -7,10 +7,13 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import call, row_function
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, Operand, result_type
 from spillgrad.tensor import Tensor
+
+__all__ = ["clamp", "clamp_max", "clamp_min", "clip", "fmax", "fmin", "maximum", "minimum", "nan_to_num", "where"]
 
 
 def where(
@@ -35,12 +38,21 @@ def _true_places(condition: Tensor) -> tuple[Tensor, ...]:
     return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
 
 
-maximum = row_function("maximum", "Return the larger of two elements; NaN where either is.")
-minimum = row_function("minimum", "Return the smaller of two elements; NaN where either is.")
-fmax = row_function("fmax", "Return the larger of two elements; of a number and NaN the number.")
-fmin = row_function("fmin", "Return the smaller of two elements; of a number and NaN the number.")
+maximum = row_function(
+    "maximum", "Return the larger of two elements; NaN where either is.", in_place=True, numpy=True, standard=True
+)
+minimum = row_function(
+    "minimum", "Return the smaller of two elements; NaN where either is.", in_place=True, numpy=True, standard=True
+)
+fmax = row_function(
+    "fmax", "Return the larger of two elements; of a number and NaN the number.", method=True, numpy=True
+)
+fmin = row_function(
+    "fmin", "Return the smaller of two elements; of a number and NaN the number.", method=True, numpy=True
+)
 
 
+@declare(in_place=True)
 def clamp(
     input: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
@@ -65,16 +77,19 @@ def _bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
     return (-math.inf, math.inf) if dtypes.category(dtype) > 1 else (False, True)
 
 
+@declare(in_place=True)
 def clamp_min(input: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return each element, those below `min` as `min`."""
     return clamp(input, min, out=out)
 
 
+@declare(in_place=True)
 def clamp_max(input: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return each element, those above `max` as `max`."""
     return clamp(input, None, max, out=out)
 
 
+@declare(in_place=True, numpy=True)
 def nan_to_num(
     input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None,
     *, out: Tensor | None = None,

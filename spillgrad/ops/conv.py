@@ -22,6 +22,8 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import conv as kernels
 from spillgrad_kernels.windows import Windows
 
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+
 _computed = functools.partial(on_floats, device_takes_half=True)
 
 

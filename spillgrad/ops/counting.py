@@ -9,12 +9,15 @@ from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import index_add
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import normalize_dim
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import on_device
+
+__all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "unique_consecutive"]
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
@@ -34,6 +37,7 @@ def _with_extras(values: np.ndarray, inverse: Any, counts: Any, return_inverse: 
     return tuple(results) if len(results) > 1 else results[0]
 
 
+@declare(method=True)
 @or_by_host
 def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
@@ -56,6 +60,7 @@ def unique(
     return _with_extras(values, inverse, found[2], return_inverse, return_counts)
 
 
+@declare(method=True)
 @or_by_host
 def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
@@ -76,6 +81,7 @@ def unique_consecutive(
     return _with_extras(values, shaped, counts, return_inverse, return_counts)
 
 
+@declare(method=True, numpy=True)
 @or_by_host
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element is one of `test_elements` (with `invert`, is none)."""
@@ -87,6 +93,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 # --- How often -------------------------------------------------------------------------------------------------------
 
 
+@declare(method=True, numpy=True)
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Return how often each whole number from 0 on stands in a vector, or the sum of the weights where it does.
 
@@ -115,6 +122,7 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
     return Tensor.wrap(as_own(np.min(array))).item(), Tensor.wrap(as_own(np.max(array))).item()
 
 
+@declare(method=True)
 @or_by_host
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.

@@ -23,6 +23,8 @@ from spillgrad.ops.shape import constant_pad, narrow, reshape, select, stack, un
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 
+__all__ = ["ctc_loss"]
+
 # The logarithm of what counts as no probability: finite, so that no gradient is infinity minus infinity.
 _NONE = -1e30
 

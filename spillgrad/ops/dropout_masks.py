@@ -14,6 +14,8 @@ from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
 
+__all__ = ["alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_add", "feature_alpha_dropout"]
+
 
 def _dropped(self: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
     return on_floats(lambda a: kernels.dropout(a, p, seed, offset), self)

@@ -20,6 +20,7 @@ from spillgrad.ops import inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.call_plan import CallPlan, Planned, new_plan
+from spillgrad.ops.declaration import Names, declare
 from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
 from spillgrad.ops.promotion import promoted
@@ -159,8 +160,11 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
     return _compute_into(out, ROWS[name], promoted(name, operands))
 
 
-def row_function(name: str, doc: str) -> Callable[..., Tensor]:
-    """Return the function of tensors that a row with one or two operands is."""
+def row_function(
+    name: str, doc: str, *, method: Names = False, in_place: Names = False, numpy: Names = False,
+    standard: Names = False,
+) -> Callable[..., Tensor]:  # fmt: skip
+    """Return the function of tensors that a row with one or two operands is, and `declare` what else it is called."""
     operation = OPERATIONS[name]
     if len(operation.parameters) == 1:
 
@@ -174,7 +178,7 @@ def row_function(name: str, doc: str) -> Callable[..., Tensor]:
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]  # where unpickling finds it, as for namedtuples
     function.__doc__ = doc
-    return function
+    return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(function)
 
 
 def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:

@@ -20,6 +20,8 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.device_array import arange_beside, beside
 
+__all__ = ["embedding", "embedding_bag", "one_hot"]
+
 
 def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
     return moved_by(lambda table: kernels.embedding(table, indices), weight)

@@ -26,6 +26,8 @@ from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.cpu import compute
 from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
 
+__all__ = ["fuse"]
+
 Shape = tuple[int, ...]
 
 

@@ -14,6 +14,7 @@ from spillgrad.ops.array_casts import cast, on_floats
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import (
     check_index,
     check_mask,
@@ -33,6 +34,11 @@ from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, resha
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside, is_on_device
 
+__all__ = [
+    "diagonal_scatter", "index_copy", "index_fill", "index_put", "index_reduce", "masked_scatter", "put",
+    "scatter_reduce", "select_scatter", "slice_scatter",
+]  # fmt: skip
+
 Shape = tuple[int, ...]
 
 # --- Whole slices ----------------------------------------------------------------------------------------------------
@@ -44,9 +50,12 @@ def _copied_slices(self: np.ndarray, dim: int, index: np.ndarray, source: np.nda
     return out
 
 
+def _without_slices(g: Tensor, dim: int, index: Tensor) -> Tensor:
+    return index_fill(g, dim, index, 0.0)
+
+
 _index_copy: Callable[..., Tensor] = operation(
-    "index_copy", _copied_slices,
-    self=lambda g, dim, index: index_fill(g, dim, index, 0.0),
+    "index_copy", _copied_slices, self=_without_slices,
     source=lambda g, dim, index: index_select(g, dim, index),
 )  # fmt: skip
 
@@ -60,6 +69,7 @@ def _check_slices(name: str, input: Tensor, dim: int, index: Tensor) -> tuple[in
     return dim, (*input.shape[:dim], index.numel(), *input.shape[dim + 1 :])
 
 
+@declare(in_place=True)
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Return `input` with the slices at the positions `index` of one dimension replaced by those of `source`.
 
@@ -79,6 +89,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     return _index_copy(input, dim, flatten(index), reshape(source, wanted))
 
 
+@declare(in_place=True)
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -> Tensor:
     """Return `input` with the slices at the positions `index` of one dimension replaced by one value."""
     dim, wanted = _check_slices("index_fill", input, dim, index)
@@ -96,6 +107,7 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
 # --- Elements by their places ----------------------------------------------------------------------------------------
 
 
+@declare(in_place=True)
 def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accumulate: bool = False) -> Tensor:
     """Return `input` with the elements at `input[indices]` replaced by `values`, or with them added (`accumulate`).
 
@@ -110,6 +122,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
     return getitem_setitem.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
 
 
+@declare(in_place=True)
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Return `input` with the elements at positions of the flattened tensor replaced by, or added to, `source`."""
     count = input.numel()
@@ -122,6 +135,7 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
     return reshape(written, input.shape)
 
 
+@declare(in_place=True)
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Return `input` with the elements where `mask` holds replaced by the first elements of `source`, in order.
 
@@ -227,6 +241,7 @@ def _products_before(factors: Tensor, ranks: np.ndarray) -> Tensor:
 _fold: Callable[..., Tensor] = operation("scatter_reduce", _folded, joint=(("self", "src"), _fold_gradient))
 
 
+@declare(in_place=True)
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -270,6 +285,7 @@ def _highest(dtype: dtypes.DType) -> Number:
     return np.inf if dtypes.is_floating_point(dtype) else True if dtype == dtypes.bool_ else dtypes.iinfo(dtype).max
 
 
+@declare(in_place=True)
 def index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -300,11 +316,13 @@ def _with_part(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], T
     return result
 
 
+@declare(method=True)
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """Return `input` with the slice `select(input, dim, index)` replaced by `src`."""
     return _with_part("select_scatter", input, src, lambda x: select(x, dim, index))
 
 
+@declare(method=True)
 def slice_scatter(
     input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -313,11 +331,13 @@ def slice_scatter(
     return _with_part("slice_scatter", input, src, lambda x: getitem_setitem.getitem(x, index))
 
 
+@declare(method=True)
 def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Return `input` with the diagonal of two dimensions replaced by `src`."""
     return _with_part("diagonal_scatter", input, src, lambda x: diagonal(x, offset, dim1, dim2))
 
 
+@declare(method=True)
 def fill_diagonal_(tensor: Tensor, fill_value: Number, wrap: bool = False) -> Tensor:
     """Overwrite the main diagonal with one value; with `wrap`, tall matrices get further ones. Return the tensor.
 
@@ -336,6 +356,6 @@ def fill_diagonal_(tensor: Tensor, fill_value: Number, wrap: bool = False) -> Te
 
 
 __all__ = [
-    "diagonal_scatter", "fill_diagonal_", "index_copy", "index_fill", "index_put", "index_reduce", "masked_scatter",
+    "diagonal_scatter", "index_copy", "index_fill", "index_put", "index_reduce", "masked_scatter",
     "put", "scatter_reduce", "select_scatter", "slice_scatter",
 ]  # fmt: skip

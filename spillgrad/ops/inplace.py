@@ -20,6 +20,7 @@ from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.array_casts import assign, cast, contiguous, on_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_device, to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
@@ -307,6 +308,7 @@ class _StridedRead(Node):
 register_view_again(_view_again)
 
 
+@declare(method=True)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
@@ -342,11 +344,13 @@ _copy = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradien
 _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 
 
+@declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
     """Overwrite the tensor with one value."""
     return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.dtype))
 
 
+@declare(method=True)
 def zero_(tensor: Tensor) -> Tensor:
     """Overwrite the tensor with zeros."""
     return fill_(tensor, 0)

@@ -19,6 +19,8 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.memory import empty, zeros
 
+__all__ = ["interpolate"]
+
 # Which modes take how many dimensions behind batch and channels.
 _MODES = {
     "nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,),

@@ -17,6 +17,11 @@ from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.special import xlogy
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "binary_cross_entropy", "gaussian_nll_loss", "kl_div", "multilabel_soft_margin_loss", "poisson_nll_loss",
+    "soft_margin_loss",
+]  # fmt: skip
+
 
 def _require_alike(name: str, input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:

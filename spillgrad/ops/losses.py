@@ -27,6 +27,11 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
 from spillgrad_kernels.device_array import arange_beside, empty_beside, is_on_device
 
+__all__ = [
+    "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "l1_loss", "linear_cross_entropy", "mse_loss",
+    "nll_loss", "smooth_l1_loss",
+]  # fmt: skip
+
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
     """Return the losses as they are, summed, or averaged; a mean with `weights` divides by their sum.

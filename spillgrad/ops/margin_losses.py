@@ -18,6 +18,11 @@ from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss",
+    "multilabel_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss",
+]  # fmt: skip
+
 
 @float32_in_autocast
 def margin_ranking_loss(

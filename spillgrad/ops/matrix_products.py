@@ -16,6 +16,7 @@ from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, produc
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, call
 from spillgrad.ops.intercept import is_active
 from spillgrad.ops.operation import Operation, operation
@@ -29,6 +30,8 @@ from spillgrad_kernels.device_array import empty_beside, is_on_device, twin
 from spillgrad_kernels.dispatch import get_num_threads
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.walk import Layout, Shape
+
+__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "ger", "matmul", "mm", "mv", "outer"]
 
 
 class _Product(Planned):
@@ -123,6 +126,7 @@ def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Te
     return sum_to(_matmul(transpose(self, -2, -1), g), other_shape)
 
 
+@declare(method=True, numpy=True)
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Return the matrix product of the last two dimensions; leading ones broadcast, 1-D operands are vectors.
 
@@ -180,12 +184,14 @@ def _require_dims(name: str, operands: tuple[tuple[Tensor, int], ...]) -> None:
         raise ShapeError(f"{name}: got {got}; wanted {wanted} dimensions: matmul takes any")
 
 
+@declare(method=True)
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the product of two matrices. Raises ShapeError for anything else."""
     _require_dims("mm", ((input, 2), (mat2, 2)))
     return matmul(input, mat2)
 
 
+@declare(method=True)
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the products of two equally long batches of matrices. Raises ShapeError for anything else."""
     _require_dims("bmm", ((input, 3), (mat2, 3)))
@@ -194,6 +200,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     return _bmm.run(input, mat2)  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 @float32_in_autocast
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """Return the product of a matrix and a vector. Raises ShapeError for anything else."""
@@ -201,6 +208,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     return matmul(input, vec)
 
 
+@declare(method=True)
 @float32_in_autocast
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
@@ -220,18 +228,21 @@ def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Te
     return add(expand_to(scaled, product.shape), product, alpha=alpha)
 
 
+@declare(in_place=True)
 @half_in_autocast
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * mat1 @ mat2; with beta 0 the input does not count, be it NaN."""
     return _added_to(input, mm(mat1, mat2), beta, alpha)
 
 
+@declare(in_place=True)
 @half_in_autocast
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * batch1 @ batch2 for batches of matrices (see `addmm`)."""
     return _added_to(input, bmm(batch1, batch2), beta, alpha)
 
 
+@declare(in_place=True)
 @half_in_autocast
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * the sum of batch1 @ batch2 over batches of matrices (see `addmm`)."""
@@ -243,12 +254,14 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, a
     return _added_to(input, mm(first, second), beta, alpha)
 
 
+@declare(in_place=True)
 @float32_in_autocast
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * mat @ vec for a matrix and a vector (see `addmm`)."""
     return _added_to(input, mv(mat, vec), beta, alpha)
 
 
+@declare(in_place=True)
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Return beta * input + alpha * the outer product of two vectors (see `addmm`)."""
     return _added_to(input, outer(vec1, vec2), beta, alpha)
@@ -403,6 +416,7 @@ def _add_residual(product: Any, other: Any) -> Any:
     return product + other
 
 
+@declare(method=True)
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """Return the outer product of two vectors. Raises ShapeError for anything else."""
     _require_dims("outer", ((input, 1), (vec2, 1)))

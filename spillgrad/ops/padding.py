@@ -10,6 +10,8 @@ from spillgrad.ops.shape import constant_pad, crop
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 
+__all__ = ["pad"]
+
 # PyTorch's names, and NumPy's of what happens to the positions.
 _OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 

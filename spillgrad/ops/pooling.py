@@ -24,6 +24,11 @@ from spillgrad_kernels.indexing import scatter_add
 from spillgrad_kernels.pooling import Ranges
 from spillgrad_kernels.windows import Pair, Windows
 
+__all__ = [
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d",
+    "avg_pool2d", "lp_pool1d", "lp_pool2d", "max_pool1d", "max_pool2d", "max_unpool1d", "max_unpool2d",
+]  # fmt: skip
+
 Shape = tuple[int, ...]
 
 _ranges = functools.lru_cache(maxsize=256)(kernels.ranges)

@@ -12,6 +12,7 @@ from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import clone
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.ops.indexing import diag, place_diagonal
 from spillgrad.ops.operation import operation
@@ -35,9 +36,16 @@ from spillgrad.ops.shape import (
 )
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "cartesian_prod", "channel_shuffle", "column_stack",
+    "combinations", "diag_embed", "diagflat", "dsplit", "dstack", "fliplr", "flipud", "hsplit", "pixel_shuffle",
+    "pixel_unshuffle", "rot90", "tensor_split", "trace", "tril_indices", "triu_indices", "vsplit",
+]  # fmt: skip
+
 # --- Turns and mirrors -----------------------------------------------------------------------------------------------
 
 
+@declare(method=True, numpy=True)
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Return a copy turned `k` times by 90 degrees, from the first of two dimensions towards the second."""
     turned = normalize_dims("rot90", dims, input.ndim)
@@ -53,11 +61,13 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     )
 
 
+@declare(method=True, numpy=True)
 def fliplr(input: Tensor) -> Tensor:
     """Return a copy with the order along the second dimension reversed."""
     return flip(input, 1)
 
 
+@declare(method=True, numpy=True)
 def flipud(input: Tensor) -> Tensor:
     """Return a copy with the order along the first dimension reversed."""
     return flip(input, 0)
@@ -66,6 +76,7 @@ def flipud(input: Tensor) -> Tensor:
 # --- Pieces and joints -----------------------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Return views of pieces: so many of nearly equal size, or those between the given indices."""
     dim = normalize_dim("tensor_split", dim, input.ndim)
@@ -91,16 +102,19 @@ def _pieces_along(name: str, input: Tensor, indices_or_sections: Any, dim: int, 
     return tensor_split(input, indices_or_sections, dim)
 
 
+@declare(method=True, numpy=True)
 def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Return views of pieces along the second dimension, of vectors along the first."""
     return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
 
 
+@declare(method=True, numpy=True)
 def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Return views of pieces along the first dimension."""
     return _pieces_along("vsplit", input, indices_or_sections, 0, 2)
 
 
+@declare(method=True, numpy=True)
 def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Return views of pieces along the third dimension."""
     return _pieces_along("dsplit", input, indices_or_sections, 2, 3)
@@ -112,26 +126,31 @@ def _of_each(function: Any, tensors: tuple[Any, ...]) -> Any:
     return results[0] if several is tensors and len(tensors) == 1 else results
 
 
+@declare(numpy=True)
 def atleast_1d(*tensors: Any) -> Any:
     """Return a view of each tensor with at least one dimension."""
     return _of_each(lambda x: x if x.ndim else reshape(x, 1), tensors)
 
 
+@declare(numpy=True)
 def atleast_2d(*tensors: Any) -> Any:
     """Return a view of each tensor with at least two dimensions, new ones first."""
     return _of_each(lambda x: x if x.ndim > 1 else reshape(x, (1, -1)), tensors)
 
 
+@declare(numpy=True)
 def atleast_3d(*tensors: Any) -> Any:
     """Return a view of each tensor with at least three dimensions: (n,) becomes (1, n, 1), (m, n) (m, n, 1)."""
     return _of_each(lambda x: x if x.ndim > 2 else unsqueeze(x, -1) if x.ndim == 2 else reshape(x, (1, -1, 1)), tensors)
 
 
+@declare(numpy=True)
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along the third dimension."""
     return cat([atleast_3d(x) for x in tensors], 2)
 
 
+@declare(numpy=True)
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along the second dimension, 0-d and 1-D ones as columns."""
     return cat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in tensors], 1)
@@ -172,6 +191,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 # --- Diagonals and triangles -----------------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Return zeros with the last dimension of `input` as the diagonal of two new ones."""
     ndim = input.ndim + 1
@@ -184,6 +204,7 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     return place_diagonal(input, offset, first, second, shape)
 
 
+@declare(method=True, numpy=True)
 def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     """Return the matrix with the elements of a tensor on its diagonal and zeros elsewhere."""
     return diag(reshape(input, -1), offset)
@@ -195,6 +216,7 @@ _trace: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 @float32_in_autocast
 def trace(input: Tensor) -> Tensor:
     """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
@@ -269,6 +291,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
 # --- Sums down to a shape --------------------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     """Return the sum over the dimensions along which `size` would broadcast to the tensor's shape.
 

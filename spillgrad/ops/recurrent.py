@@ -15,6 +15,8 @@ from spillgrad.ops.shape import cat, chunk, narrow, split, unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 
+__all__ = ["gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"]
+
 State = tuple[Tensor, ...]
 # (input's part of the gates, state, weight_hh, bias_hh, weight_hr) -> state
 Step = Callable[[Tensor, State, Tensor, Tensor | None, Tensor | None], State]

@@ -21,6 +21,7 @@ from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
 from spillgrad.ops.clamp_where import maximum, minimum, where
 from spillgrad.ops.comparison import isnan
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import spread_into_zeros
 from spillgrad.ops.logic import logical_not
@@ -42,6 +43,11 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
 from spillgrad_kernels.device_array import twin
 from spillgrad_kernels.walk import Layout
+
+__all__ = [
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
+    "nanmean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 Dims = int | Sequence[int] | None
@@ -151,12 +157,14 @@ def _prod_gradient(g: Tensor, self: Tensor, dims: Shape) -> Tensor:
 _prod: Callable[..., Tensor] = operation("prod", _Folded("prod", np.prod, dtype=np.int64), self=_prod_gradient)
 
 
+@declare(method=True)
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the sum over dimensions; integers and bool sum to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
     return _sum(input, _dims("sum", dim, axis, input.ndim), keepdim)
 
 
+@declare(method=True, numpy=True)
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the average over dimensions. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
@@ -164,6 +172,7 @@ def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
     return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)
 
 
+@declare(method=True, numpy=True)
 def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the sum over dimensions of what is not NaN."""
     if input.is_floating_point():
@@ -171,6 +180,7 @@ def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any
     return sum(input, dim, keepdim, dtype=dtype, axis=axis)
 
 
+@declare(method=True, numpy=True)
 def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the average over dimensions of what is not NaN; NaN where all is. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
@@ -179,6 +189,7 @@ def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: An
     return div(nansum(input, dim, keepdim, axis=axis), to_dtype(numbers, input.dtype))
 
 
+@declare(method=True)
 @float32_in_autocast
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the product over dimensions; integers and bool multiply to int64."""
@@ -233,6 +244,7 @@ def _spread(
     return function(input, _dims(name, dim, axis, input.ndim), keepdim, float(correction))  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def var(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
@@ -241,6 +253,7 @@ def var(
     return _spread(_var, "var", input, dim, unbiased, keepdim, correction, axis)
 
 
+@declare(method=True)
 def std(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
@@ -351,26 +364,31 @@ def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) ->
     return operation(input, dims, keepdim)  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
     """Return the largest element; along a dimension (values, indices); with another tensor the elementwise maximum."""
     return _extreme("max", _max_along, _max_of_all, maximum, input, dim, keepdim, axis)
 
 
+@declare(method=True)
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
     """Return the smallest element; along a dimension (values, indices); with another tensor the elementwise minimum."""
     return _extreme("min", _min_along, _min_of_all, minimum, input, dim, keepdim, axis)
 
 
+@declare(method=True)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, axis: int | None = None) -> MinAndMax:
     """Return (min, max) over all dimensions or along one."""
     return MinAndMax(amin(input, dim, keepdim, axis=axis), amax(input, dim, keepdim, axis=axis))
 
 
+@declare(method=True)
 def amax(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return the largest element over dimensions; equal ones share the gradient evenly."""
     return _over("amax", _amax, input, axis if dim is None else dim, keepdim)
 
 
+@declare(method=True)
 def amin(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return the smallest element over dimensions; equal ones share the gradient evenly."""
     return _over("amin", _amin, input, axis if dim is None else dim, keepdim)
@@ -387,11 +405,13 @@ def _argument(name: str, position: Callable[..., np.ndarray], input: Tensor, dim
     return Tensor.wrap(position(input.array, dim, keepdim))
 
 
+@declare(method=True)
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
     """Return the position of the first largest element: in the flattened tensor, or along a dimension."""
     return _argument("argmax", _position_of_max, input, axis if dim is None else dim, keepdim)
 
 
+@declare(method=True)
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
     """Return the position of the first smallest element: in the flattened tensor, or along a dimension."""
     return _argument("argmin", _position_of_min, input, axis if dim is None else dim, keepdim)
@@ -410,6 +430,7 @@ _logsumexp: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return log(sum(exp(x))) over dimensions, without overflow."""
     require_floats("logsumexp", input.dtype)
@@ -428,6 +449,7 @@ def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
 _euclidean: Callable[..., Tensor] = operation("linalg_vector_norm", _euclidean_forward, self=_euclidean_gradient)
 
 
+@declare(method=True)
 def norm(
     input: Tensor,
     p: float | str | None = 2.0,
@@ -461,16 +483,19 @@ def norm(
 # --- Truth and counting ----------------------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether all elements over dimensions are not zero."""
     return Tensor.wrap(as_own(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim)))
 
 
+@declare(method=True)
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether any element over dimensions is not zero."""
     return Tensor.wrap(as_own(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim)))
 
 
+@declare(method=True)
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
     """Return how many elements over dimensions are not zero, as int64."""
     return Tensor.wrap(as_own(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim))))

@@ -13,10 +13,18 @@ from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeE
 from spillgrad.ops import array_casts
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.ops.operation import Derivative, Operation, operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside, beside, empty_beside
+
+__all__ = [
+    "broadcast_tensors", "broadcast_to", "cat", "chunk", "concat", "concatenate", "expand", "flatten", "flip",
+    "hstack", "meshgrid", "moveaxis", "movedim", "narrow", "permute", "ravel", "repeat_interleave", "reshape", "roll",
+    "row_stack", "select", "split", "split_with_sizes", "squeeze", "stack", "swapaxes", "swapdims", "t", "tile",
+    "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "vstack",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -115,6 +123,7 @@ _transpose: Callable[..., Tensor] = operation(
 _t: Callable[..., Tensor] = operation("t", lambda self: self.T, view=True, self=lambda g: _t(g))
 
 
+@declare(method=True)
 def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return the same elements in another shape: a view where memory allows, else a copy; one size may be -1."""
     wanted = _complete("reshape", shape_arguments(sizes, shape), input.numel())
@@ -124,6 +133,7 @@ def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
         return _reshape(input, wanted)
 
 
+@declare(method=True)
 def view(input: Tensor, *sizes: Any) -> Tensor:
     """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes as that dtype.
 
@@ -151,21 +161,25 @@ def _reinterpreted(input: Tensor, dtype: dtypes.DType) -> Tensor:
         ) from error
 
 
+@declare(method=True)
 def view_as(input: Tensor, other: Tensor) -> Tensor:
     """Return a view in the shape of `other`."""
     return view(input, other.shape)
 
 
+@declare(method=True)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
     """Return the same elements in the shape of `other`."""
     return reshape(input, other.shape)
 
 
+@declare(method=True, numpy=True)
 def ravel(input: Tensor) -> Tensor:
     """Return the elements in one dimension."""
     return reshape(input, -1)
 
 
+@declare(method=True)
 def flatten(
     input: Tensor, start_dim: int = 0, end_dim: int = -1, *, start_axis: int | None = None, stop_axis: int | None = None
 ) -> Tensor:
@@ -179,6 +193,7 @@ def flatten(
     return reshape(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
 
 
+@declare(method=True)
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Return one dimension split into `sizes`."""
     dim = normalize_dim("unflatten", dim, input.ndim)
@@ -186,6 +201,7 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return reshape(input, (*input.shape[:dim], *inner, *input.shape[dim + 1 :]))
 
 
+@declare(method=True)
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
     """Return a view without dimensions of size 1: all, or those of `dim` that have it."""
     dim = axis if dim is None else dim
@@ -193,12 +209,14 @@ def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any 
     return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))
 
 
+@declare(method=True)
 def unsqueeze(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return a view with a new dimension of size 1 at `dim`."""
     dim = one_dim("unsqueeze", dim, axis, input.ndim + 1)
     return _unsqueeze(input, (*input.shape[:dim], 1, *input.shape[dim:]))
 
 
+@declare(method=True)
 def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
     """Return a view with the dimensions in another order (Paddle: `transpose(x, perm)`)."""
     order = normalize_dims("permute", shape_arguments(order, dims), input.ndim)
@@ -207,6 +225,7 @@ def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
     return _permute(input, order)
 
 
+@declare(method=True)
 def transpose(input: Tensor, dim0: Any = None, dim1: int | None = None, *, perm: Sequence[int] | None = None) -> Tensor:
     """Return a view with two dimensions swapped; given a list (Paddle's `perm`), with all of them reordered."""
     if perm is not None or dim1 is None:
@@ -217,6 +236,7 @@ def transpose(input: Tensor, dim0: Any = None, dim1: int | None = None, *, perm:
 swapaxes = swapdims = transpose
 
 
+@declare(method=True)
 def t(input: Tensor) -> Tensor:
     """Return the transpose of a matrix; vectors and 0-d tensors as they are. Raises ShapeError above two dimensions."""
     if input.ndim > 2:
@@ -226,6 +246,7 @@ def t(input: Tensor) -> Tensor:
     return _t(input) if input.ndim == 2 else input
 
 
+@declare(method=True)
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return a view with some dimensions moved to other places, the others in their order."""
     sources = normalize_dims("movedim", source, input.ndim)
@@ -241,6 +262,7 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
 moveaxis = movedim
 
 
+@declare(method=True)
 def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return a view in which dimensions of size 1 repeat; -1 keeps a size."""
     wanted = shape_arguments(sizes, shape)
@@ -252,6 +274,7 @@ def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     return expand_to(input, tuple(input.shape[i - lead] if size == -1 else size for i, size in enumerate(wanted)))
 
 
+@declare(method=True)
 def broadcast_to(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
     """Return a view of `shape` in which dimensions of size 1 repeat."""
     return expand(input, *sizes, shape=shape)
@@ -270,6 +293,7 @@ def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(expand_to(x, shape) for x in tensors)
 
 
+@declare(method=True)
 def expand_as(input: Tensor, other: Tensor) -> Tensor:
     """Return a view of `input` in the shape of `other`."""
     return expand_to(input, other.shape)
@@ -366,12 +390,14 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -
     return _stack(len(parts))(*parts, dim)  # type: ignore[no-any-return]
 
 
+@declare(numpy=True)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along the second dimension, 1-D ones along the first."""
     parts = [x if x.ndim else reshape(x, 1) for x in tensors]
     return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
 
 
+@declare(numpy="vstack")
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along the first dimension, 1-D ones as rows."""
     return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
@@ -390,6 +416,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     return grids if indexing == "ij" or len(grids) < 2 else tuple(transpose(x, 0, 1) for x in grids)
 
 
+@declare(method=True)
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return a view of `length` indices of one dimension from `start` on.
 
@@ -425,6 +452,7 @@ _narrow: Callable[..., Tensor] = operation(
 )
 
 
+@declare(method=True)
 def split(
     input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0, *, axis: int | None = None
 ) -> tuple[Tensor, ...]:
@@ -450,6 +478,7 @@ def split(
     return _in_tuple(_split(len(sizes))(input, tuple(sizes), dim)) if sizes else ()
 
 
+@declare(method=True)
 def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return views of consecutive pieces of the given sizes."""
     return split(input, list(split_sizes), dim)
@@ -475,6 +504,7 @@ def _whole(self: np.ndarray, sizes: Shape, dim: int) -> np.ndarray:
     return self.view()
 
 
+@declare(method=True)
 def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
     """Return views of at most `chunks` pieces of equal size (the last may be smaller)."""
     dim = normalize_dim("chunk", dim if axis is None else axis, input.ndim)
@@ -486,6 +516,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) 
     return split(input, -(-size // chunks), dim) if size else split(input, [0] * chunks, dim)
 
 
+@declare(method=True)
 def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
     """Return views of the slices along a dimension, without it; all are outputs of one operation, as with `split`."""
     dim = normalize_dim("unbind", dim if axis is None else axis, input.ndim)
@@ -507,6 +538,7 @@ def _unbind(count: int) -> Operation:
     return operation("unbind", slices, outputs=tuple(f"slice{i}" for i in range(count)), view=True, self=backward)
 
 
+@declare(method=True)
 def select(input: Tensor, dim: int, index: int) -> Tensor:
     """Return a view of one slice along a dimension, without it."""
     dim = normalize_dim("select", dim, input.ndim)
@@ -522,6 +554,7 @@ def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
 _flip: Callable[..., Tensor] = operation("flip", _flipped, self=lambda g, dims: _flip(g, dims))
 
 
+@declare(method=True)
 def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
     """Return a copy with the order along some dimensions reversed."""
     named = axis if dims is None else dims
@@ -540,6 +573,7 @@ _roll: Callable[..., Tensor] = operation(
 )
 
 
+@declare(method=True)
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
 ) -> Tensor:
@@ -599,6 +633,7 @@ def _repeat_gradient(g: Tensor, repeats: Shape, self_shape: Shape) -> Tensor:
 _repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gradient)
 
 
+@declare(method=True)
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
     """Return the tensor tiled `repeats` times along each dimension, new ones first."""
     counts = shape_arguments(repeats)
@@ -607,12 +642,14 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
     return _repeat(input, counts)
 
 
+@declare(method=True)
 def tile(input: Tensor, *dims: Any) -> Tensor:
     """Return the tensor tiled `dims` times along its last dimensions."""
     counts = shape_arguments(dims)
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
 
+@declare(method=True)
 def repeat_interleave(
     input: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, axis: int | None = None
 ) -> Tensor:
@@ -653,12 +690,14 @@ def _require_matrix(name: str, input: Tensor) -> None:
         raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least two dimensions")
 
 
+@declare(in_place=True)
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return the lower triangle of matrices, zeros above the given diagonal."""
     _require_matrix("tril", input)
     return _tril(input, diagonal)  # type: ignore[no-any-return]
 
 
+@declare(in_place=True)
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return the upper triangle of matrices, zeros below the given diagonal."""
     _require_matrix("triu", input)

@@ -7,6 +7,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import as_tuple, constant_pad, crop, normalize_dim, reshape
 from spillgrad.tensor import Tensor
@@ -64,6 +65,7 @@ sum_windows: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Return a view of all windows of `size` along a dimension, `step` apart; a window is the new last dimension."""
     dim = normalize_dim("unfold", dimension, input.ndim)

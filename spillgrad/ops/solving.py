@@ -14,6 +14,7 @@ from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.lapack import (
@@ -31,6 +32,11 @@ from spillgrad.ops.shape import broadcast_to, reshape, squeeze, tril, triu, unsq
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import zeros_beside
 
+__all__ = [
+    "det", "inv", "lstsq", "matrix_exp", "matrix_power", "matrix_rank", "pinv", "slogdet", "solve",
+    "solve_triangular", "tensorinv", "tensorsolve",
+]  # fmt: skip
+
 Shape = tuple[int, ...]
 
 
@@ -42,6 +48,7 @@ _inv: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method="inverse")
 @float32_in_autocast
 def inv(A: Tensor) -> Tensor:
     """Return the inverse of square matrices.
@@ -144,6 +151,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
 
 
+@declare(numpy="linalg.tensorsolve")
 @float32_in_autocast
 def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
     """Return X with tensordot(A, X, X.ndim) = B. Shapes: A (*B.shape, *X.shape), where both products are equal."""
@@ -158,6 +166,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Te
     return reshape(solve(reshape(A, (B.numel(), -1)), reshape(B, -1)), unknown)
 
 
+@declare(numpy="linalg.tensorinv")
 @float32_in_autocast
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
     """Return the inverse of A as a map from its dimensions behind `ind` to those before."""
@@ -218,6 +227,7 @@ _det: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 @float32_in_autocast
 def det(A: Tensor) -> Tensor:
     """Return the determinant of square matrices; its gradient is right where it is zero, too.
@@ -241,6 +251,7 @@ _slogdet: Callable[..., Any] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 @float32_in_autocast
 def slogdet(A: Tensor) -> SignAndLogarithm:
     """Return the sign of the determinant and the logarithm of its absolute value, without overflow.
@@ -252,6 +263,7 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
     return SignAndLogarithm(*_slogdet(A))
 
 
+@declare(method=True)
 @float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
     """Return the logarithm of the determinant; NaN where that is negative. Shapes: input (..., n, n), result (...)."""
@@ -296,6 +308,7 @@ def _pinv_gradient(g: Tensor, A: Tensor, result: Tensor) -> Tensor:
 _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_gradient)
 
 
+@declare(method="pinverse", numpy="linalg.pinv")
 @float32_in_autocast
 def pinv(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
@@ -309,6 +322,7 @@ def pinv(
     return _pinv(A, atol, rtol, hermitian)
 
 
+@declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
 def matrix_rank(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
@@ -369,6 +383,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     return LeastSquares(solution, residuals, rank, values)
 
 
+@declare(method=True)
 def matrix_power(A: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices; a negative one of their inverse.
 
@@ -386,6 +401,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
     return matmul(square, A) if n % 2 else square
 
 
+@declare(method=True)
 @float32_in_autocast
 def matrix_exp(A: Tensor) -> Tensor:
     """Return the exponential of square matrices: a Taylor series of A / 2ˢ, then squared s times.

@@ -14,12 +14,15 @@ from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
 from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import gather, spread_into_zeros
 from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import ValuesAndIndices, gradient_at_indices, shared_among_ties
 from spillgrad.ops.shape import movedim, normalize_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside, on_device
+
+__all__ = ["argsort", "kthvalue", "median", "mode", "msort", "nanmedian", "nanquantile", "quantile", "sort", "topk"]
 
 Shape = tuple[int, ...]
 
@@ -71,6 +74,7 @@ def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | 
     return ValuesAndIndices(*_topk(input, dim, descending, count))
 
 
+@declare(method=True)
 def sort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
@@ -78,6 +82,7 @@ def sort(
     return _ordered("sort", input, dim if axis is None else axis, descending, None)
 
 
+@declare(method=True)
 def argsort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
 ) -> Tensor:
@@ -85,11 +90,13 @@ def argsort(
     return sort(input, dim, descending, stable, axis=axis).indices
 
 
+@declare(method=True)
 def msort(input: Tensor) -> Tensor:
     """Return the tensor sorted along its first dimension."""
     return sort(input, 0).values
 
 
+@declare(method=True)
 def topk(
     input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
@@ -160,6 +167,7 @@ def _choose(name: str, operation: Any, input: Tensor, dim: int, keepdim: bool, k
     return ValuesAndIndices(*operation(input, dim, keepdim, k))
 
 
+@declare(method=True)
 def kthvalue(
     input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> ValuesAndIndices:
@@ -167,6 +175,7 @@ def kthvalue(
     return _choose("kthvalue", _kthvalue, input, dim if axis is None else axis, keepdim, k)
 
 
+@declare(method=True)
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False, *, axis: int | None = None) -> ValuesAndIndices:
     """Return (values, indices) of the most frequent element along a dimension: the smallest of several."""
     return _choose("mode", _mode, input, dim if axis is None else axis, keepdim)
@@ -195,11 +204,13 @@ def _middle(name: str, of_all: Any, along: Any, input: Tensor, dim: int | None, 
     return of_all(input, tuple(range(input.ndim)))
 
 
+@declare(method=True)
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
     """Return the median, the lower of two; along a dimension (values, indices). NaN where there is one."""
     return _middle("median", _median_of_all, _median, input, dim, keepdim, axis)
 
 
+@declare(method=True)
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
     """Return the median of what is not NaN, the lower of two; along a dimension (values, indices)."""
     return _middle("nanmedian", _nanmedian_of_all, _nanmedian, input, dim, keepdim, axis)
@@ -256,6 +267,7 @@ def _quantile(
     return result if parts.ndim else reshape(result, shape)
 
 
+@declare(method=True, numpy=True)
 @float32_in_autocast
 def quantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
@@ -269,6 +281,7 @@ def quantile(
     return _quantile("quantile", input, q, axis if dim is None else dim, keepdim, interpolation, ignore_nan=False)
 
 
+@declare(method=True, numpy=True)
 @float32_in_autocast
 def nanquantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",

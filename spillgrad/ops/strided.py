@@ -9,11 +9,14 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import inplace, shape
 from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.inplace import Geometry
 from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, placed
+
+__all__ = ["as_strided"]
 
 # --- Views -----------------------------------------------------------------------------------------------------------
 
@@ -54,6 +57,7 @@ def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
 _as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, self=_gradient)
 
 
+@declare(method=True)
 def as_strided(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:  # fmt: skip
@@ -104,21 +108,25 @@ def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: 
     return tensor
 
 
+@declare(method=True)
 def squeeze_(tensor: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
     """Do `squeeze` in place; return the tensor."""
     return _become(tensor, "squeeze_", shape.squeeze, axis if dim is None else dim)
 
 
+@declare(method=True)
 def unsqueeze_(tensor: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Do `unsqueeze` in place; return the tensor."""
     return _become(tensor, "unsqueeze_", shape.unsqueeze, axis if dim is None else dim)
 
 
+@declare(method=True)
 def t_(tensor: Tensor) -> Tensor:
     """Do `t` in place; return the tensor."""
     return _become(tensor, "t_", shape.t)
 
 
+@declare(method=True)
 def transpose_(tensor: Tensor, dim0: int, dim1: int) -> Tensor:
     """Do `transpose` in place; return the tensor."""
     return _become(tensor, "transpose_", shape.transpose, dim0, dim1)

@@ -1,6 +1,6 @@
 """Operations become methods and operators of `Tensor`, here and nowhere else, once at import."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spillgrad import dtypes
@@ -8,111 +8,22 @@ from spillgrad.autograd import differentiate
 from spillgrad.autograd import node as graph
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import (
-    activations,
     arithmetic,
-    bessel,
     clamp_where,
     comparison,
     complex_numbers,
     convert,
-    counting,
     creation,
-    decompositions,
-    distance,
-    einsum,
-    exponential,
     getitem_setitem,
-    incomplete_gamma,
-    index_replace,
-    indexing,
     inplace,
     logic,
     matrix_products,
-    normalization,
-    norms,
     promotion,
-    rearrange,
-    reduce,
-    rounding,
-    sampling,
-    scan,
     shape,
-    sliding_windows,
-    solving,
-    sorting,
     special,
-    statistics,
-    strided,
-    trigonometry,
 )
+from spillgrad.ops.declaration import declarations
 from spillgrad.tensor import Tensor
-
-# Functions whose first argument is the tensor: a method of the same name each.
-_METHODS: dict[Any, str] = {
-    arithmetic: "mod positive",
-    exponential: "logaddexp logaddexp2",
-    comparison: "allclose equal isclose isfinite isinf isnan isneginf isposinf signbit",
-    clamp_where: "fmax fmin",
-    shape: """
-        broadcast_to chunk expand expand_as flatten flip moveaxis movedim narrow permute ravel repeat
-        repeat_interleave reshape reshape_as roll select split split_with_sizes squeeze swapaxes swapdims t
-        tile transpose unbind unflatten unsqueeze view view_as
-    """,
-    reduce: """
-        all amax amin aminmax any argmax argmin count_nonzero logsumexp max mean min nanmean nansum norm
-        prod std sum var
-    """,
-    sorting: "argsort kthvalue median mode msort nanmedian nanquantile quantile sort topk",
-    scan: "cummax cummin diff logcumsumexp",
-    complex_numbers: "adjoint angle conj resolve_conj",
-    matrix_products: "bmm dot ger matmul mm mv outer",
-    solving: "det logdet matrix_exp matrix_power slogdet",
-    decompositions: "cholesky qr",
-    normalization: "log_softmax softmax",
-    indexing: "argwhere diag diagonal gather index_select masked_select nonzero take take_along_dim",
-    index_replace: "diagonal_scatter fill_diagonal_ select_scatter slice_scatter",
-    counting: "bincount histc isin unique unique_consecutive",
-    statistics: "corrcoef cov histogram",
-    strided: "as_strided squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_",
-    distance: "cdist dist",
-    einsum: "cross inner kron tensordot vdot",
-    rearrange: """
-        diag_embed diagflat dsplit fliplr flipud hsplit rot90 sum_to_size tensor_split trace vsplit
-    """,
-    sampling: "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial random_",
-    sliding_windows: "unfold",
-    convert: "clone contiguous to",
-    activations: "hardshrink prelu",
-}
-# Those that exist in place too, under the name with an underscore.
-_IN_PLACE_TOO: dict[Any, str] = {
-    arithmetic: """
-        abs absolute add addcdiv addcmul div divide float_power floor_divide fmod gcd hypot lcm lerp mul
-        multiply neg negative pow reciprocal remainder rsqrt sgn sign sqrt square sub subtract true_divide
-    """,
-    exponential: "exp exp2 expm1 ldexp log log10 log1p log2",
-    trigonometry: """
-        acos acosh arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh cos cosh
-        deg2rad rad2deg sin sinh tan tanh
-    """,
-    rounding: "ceil fix floor frac round trunc",
-    comparison: "eq ge greater greater_equal gt le less less_equal lt ne not_equal",
-    clamp_where: "clamp clamp_max clamp_min clip maximum minimum nan_to_num",
-    logic: """
-        bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor logical_and
-        logical_not logical_or logical_xor
-    """,
-    special: "copysign digamma erf erfc erfinv heaviside lgamma logit mvlgamma nextafter sinc xlogy",
-    activations: "relu sigmoid",
-    scan: "cumprod cumsum",
-    shape: "tril triu",
-    matrix_products: "addbmm addmm addmv addr baddbmm",
-    norms: "renorm",
-    bessel: "i0",
-    incomplete_gamma: "igamma igammac",
-    indexing: "index_add masked_fill scatter scatter_add",
-    index_replace: "index_copy index_fill index_put index_reduce masked_scatter put scatter_reduce",
-}
 
 _DTYPE_METHODS = {
     "float": dtypes.float32,
@@ -284,40 +195,16 @@ def _to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
     return convert.to(self, device=device)
 
 
-def _array_namespace(self: Tensor, /, *, api_version: str | None = None) -> Any:
-    """Return the module with the array API standard's functions. Raises ArgumentError for another version."""
-    from spillgrad import array_api
+def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
+    """Put every operation that is declared so far onto `Tensor`, and further methods; tell the autograd core about it.
 
-    if api_version not in (None, "2021.12", "2022.12", "2023.12", array_api.__array_api_version__):
-        raise ArgumentError(
-            f"__array_namespace__: got api_version={api_version!r}; wanted {array_api.__array_api_version__!r} or older"
-        )
-    return array_api
-
-
-def _array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-    """Do what NumPy's function of elements does, differentiably."""
-    from spillgrad import numpy_functions
-
-    return numpy_functions.call_ufunc(ufunc, method, inputs, options)
-
-
-def _array_function(self: Tensor, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-    """Do what NumPy's function does, differentiably."""
-    from spillgrad import numpy_functions
-
-    return numpy_functions.call_function(function, types, arguments, options)
-
-
-def bind() -> None:
-    """Put every operation onto `Tensor` and tell the autograd core about it."""
+    `protocols` are methods by which other libraries ask.
+    """
     methods: dict[str, Any] = {}
-    for module, names in _METHODS.items():
-        methods |= {name: getattr(module, name) for name in names.split()}
-    for module, names in _IN_PLACE_TOO.items():
-        for name in names.split():
-            methods[name] = getattr(module, name)
-            methods[f"{name}_"] = _in_place(f"{name}_", methods[name])
+    for declared in declarations:
+        methods |= dict.fromkeys(declared.method_names(), declared.function)
+        for name in declared.in_place_names():
+            methods[f"{name}_"] = _in_place(f"{name}_", declared.function)
     methods |= {name: _conversion(dtype) for name, dtype in _DTYPE_METHODS.items()}
     methods |= {f"new_{function.__name__}": _new(function) for function in _NEW}
     methods |= {
@@ -336,27 +223,12 @@ def bind() -> None:
         "is_same_size": _is_same_size,
         "cpu": _cpu,
         "to_device": _to_device,
-        "__array_namespace__": _array_namespace,
-        "__array_ufunc__": _array_ufunc,
-        "__array_function__": _array_function,
-        "inverse": solving.inv,
-        "pinverse": solving.pinv,
         "type_as": _type_as,
-        "astype": convert.to,
-        "cast": convert.to,
         "where": _where,
         "polygamma": _polygamma,
         "backward": differentiate.tensor_backward,
-        "copy_": inplace.copy_,
-        "fill_": inplace.fill_,
-        "zero_": inplace.zero_,
-        "uniform_": creation.uniform_,
-        "normal_": creation.normal_,
     }
-    methods |= _operators(methods)
+    methods |= _operators(methods) | dict(protocols)
     for name, method in methods.items():
         setattr(Tensor, name, method)
     graph.register_tensor(Tensor, complex_numbers.add_gradients, complex_numbers.accumulate)
-
-
-bind()

@@ -26,6 +26,8 @@ from spillgrad.ops.shape import reshape
 from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
 
+__all__ = ["adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "lp_pool3d", "max_pool3d", "max_unpool3d"]
+
 
 def _slices(name: str, input: Tensor) -> Tensor:
     """Return volumes, with or without a batch, as images whose channels are the slices of one channel."""

@@ -13,6 +13,8 @@ from spillgrad.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.tensor import Tensor
 
+__all__ = ["bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"]
+
 
 def _window(
     name: str, length: int, periodic: bool, values: Callable[[np.ndarray], np.ndarray], dtype: Any, device: Any,

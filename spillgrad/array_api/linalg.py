@@ -5,9 +5,11 @@ Source: https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functi
 
 from typing import Any
 
+from spillgrad.array_api.wrapping import promoted
 from spillgrad.ops import convert, decompositions, einsum, indexing, norms, reduce, shape, solving
 from spillgrad.ops import matrix_products as products
-from spillgrad.ops.array_api_names import matrix_transpose, promoted
+from spillgrad.ops.array_api_names import matrix_transpose
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.decompositions import QR, SVD, Eigh
 from spillgrad.ops.solving import SignAndLogarithm
 from spillgrad.tensor import Tensor
@@ -18,12 +20,14 @@ def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
     return products.matmul(*promoted("matmul", x1, x2))
 
 
+@declare(numpy=True)
 def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
     """Return the sum of products over the last `axes` dimensions of `x1` and the first of `x2`, or over named ones."""
     first, second = promoted("tensordot", x1, x2)
     return einsum.tensordot(first, second, axes)
 
 
+@declare(numpy=True)
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """Return the sums of products along a dimension."""
     return norms.vecdot(*promoted("vecdot", x1, x2), dim=axis)

@@ -6,6 +6,7 @@ Source: https://data-apis.org/array-api/2024.12/extensions/fourier_transform_fun
 from collections.abc import Callable
 from typing import Any
 
+from spillgrad.array_api.wrapping import called
 from spillgrad.ops import convert, fourier
 from spillgrad.tensor import Tensor
 
@@ -14,18 +15,14 @@ def _along_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def transform(x: Tensor, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
         return function(x, n, axis, norm)
 
-    transform.__name__ = transform.__qualname__ = function.__name__
-    transform.__doc__ = function.__doc__
-    return transform
+    return called(transform, function)
 
 
 def _along_several(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def transform(x: Tensor, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
         return function(x, s, axes, norm)
 
-    transform.__name__ = transform.__qualname__ = function.__name__
-    transform.__doc__ = function.__doc__
-    return transform
+    return called(transform, function)
 
 
 fft, ifft = _along_one(fourier.fft), _along_one(fourier.ifft)
