@@ -18,15 +18,13 @@ the functions for NumPy's.
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Names = bool | str
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(NamedTuple):
     """A function and its further names."""
 
     function: Callable[..., Any]
