@@ -123,6 +123,7 @@ from spillgrad.ops.convert import to as cast
 from spillgrad.ops.counting import *
 from spillgrad.ops.creation import *
 from spillgrad.ops.decompositions import cholesky, qr
+from spillgrad.ops.diagonals import *
 from spillgrad.ops.distance import *
 from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import *
@@ -131,6 +132,7 @@ from spillgrad.ops.fuse import *
 from spillgrad.ops.incomplete_gamma import *
 from spillgrad.ops.index_replace import *
 from spillgrad.ops.indexing import *
+from spillgrad.ops.join_split import *
 from spillgrad.ops.logic import *
 from spillgrad.ops.matrix_products import *
 from spillgrad.ops.normalization import *

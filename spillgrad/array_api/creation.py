@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.array_api.wrapping import called
 from spillgrad.errors import ArgumentError, ExportError
-from spillgrad.ops import array_api_names, convert, shape
+from spillgrad.ops import array_api_names, convert, diagonals, join_split
 from spillgrad.ops import creation as ops
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
@@ -100,16 +100,16 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
 @declare(numpy=True)
 def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
     """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
-    return shape.meshgrid(*arrays, indexing=indexing)
+    return join_split.meshgrid(*arrays, indexing=indexing)
 
 
 @declare(numpy=True)
 def tril(x: Tensor, /, *, k: int = 0) -> Tensor:
     """Return matrices with zeros above the k-th diagonal."""
-    return shape.tril(x, k)
+    return diagonals.tril(x, k)
 
 
 @declare(numpy=True)
 def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
     """Return matrices with zeros below the k-th diagonal."""
-    return shape.triu(x, k)
+    return diagonals.triu(x, k)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import array_api_names, convert
+from spillgrad.ops import array_api_names, convert, join_split, rearrange
 from spillgrad.ops import shape as shape_ops
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
@@ -21,19 +21,19 @@ def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
 def concat(arrays: Any, /, *, axis: int | None = 0) -> Tensor:
     """Return tensors joined along an existing dimension, or without one all their elements in a row."""
     parts = list(arrays)
-    return shape_ops.cat([shape_ops.reshape(x, -1) for x in parts] if axis is None else parts, axis or 0)
+    return join_split.cat([shape_ops.reshape(x, -1) for x in parts] if axis is None else parts, axis or 0)
 
 
 @declare(numpy=True)
 def stack(arrays: Any, /, *, axis: int = 0) -> Tensor:
     """Return tensors of one shape joined along a new dimension."""
-    return shape_ops.stack(list(arrays), axis)
+    return join_split.stack(list(arrays), axis)
 
 
 @declare(numpy=True)
 def flip(x: Tensor, /, *, axis: Any = None) -> Tensor:
     """Return a copy with the order along some dimensions, or all, reversed."""
-    return shape_ops.flip(x, dims=tuple(range(x.ndim)) if axis is None else axis)
+    return rearrange.flip(x, dims=tuple(range(x.ndim)) if axis is None else axis)
 
 
 @declare(numpy=True)
@@ -64,7 +64,7 @@ def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
 def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
     """Return a copy whose elements moved along some dimensions, or along the flattened tensor."""
     several = isinstance(axis, tuple) and not isinstance(shift, tuple)
-    return shape_ops.roll(x, (shift,) * len(axis) if several else shift, axis)
+    return rearrange.roll(x, (shift,) * len(axis) if several else shift, axis)
 
 
 def squeeze(x: Tensor, /, axis: Any) -> Tensor:
@@ -78,4 +78,4 @@ def squeeze(x: Tensor, /, axis: Any) -> Tensor:
 @declare(numpy=True)
 def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
     """Return the tensor tiled along its last dimensions."""
-    return shape_ops.tile(x, repetitions)
+    return rearrange.tile(x, repetitions)

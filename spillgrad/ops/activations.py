@@ -15,9 +15,10 @@ from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, call, row_function
 from spillgrad.ops.exponential import log
 from spillgrad.ops.indexing import scatter
+from spillgrad.ops.join_split import chunk
 from spillgrad.ops.normalization import softmax
 from spillgrad.ops.reduce import argmax
-from spillgrad.ops.shape import chunk, normalize_dim, reshape, unsqueeze
+from spillgrad.ops.shape import normalize_dim, reshape, unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels

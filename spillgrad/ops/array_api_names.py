@@ -16,18 +16,11 @@ from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import take, take_along_dim
+from spillgrad.ops.join_split import cat, unbind
 from spillgrad.ops.logic import bitwise_not
+from spillgrad.ops.rearrange import repeat_interleave
 from spillgrad.ops.scan import cumprod, cumsum
-from spillgrad.ops.shape import (
-    broadcast_tensors,
-    cat,
-    normalize_dim,
-    permute,
-    repeat_interleave,
-    transpose,
-    unbind,
-    unsqueeze,
-)
+from spillgrad.ops.shape import broadcast_tensors, normalize_dim, permute, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside
 

@@ -15,8 +15,9 @@ from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, roundin
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.join_split import select, stack
 from spillgrad.ops.operation import operation
-from spillgrad.ops.shape import select, stack, transpose
+from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 
 __all__ = [

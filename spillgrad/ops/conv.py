@@ -14,8 +14,9 @@ from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.autocast import require_products_dtype
 from spillgrad.ops.convert import contiguous
 from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad, crop
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import constant_pad, crop, permute, reshape
+from spillgrad.ops.shape import permute, reshape
 from spillgrad.ops.sliding_windows import sum_windows, windows_along
 from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor

@@ -17,9 +17,11 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.exponential import logaddexp
 from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.ops.indexing import gather
+from spillgrad.ops.join_split import narrow, select, stack, unbind
 from spillgrad.ops.losses import reduced
+from spillgrad.ops.rearrange import constant_pad
 from spillgrad.ops.reduce import mean
-from spillgrad.ops.shape import constant_pad, narrow, reshape, select, stack, unbind, unsqueeze
+from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 

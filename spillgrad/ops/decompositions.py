@@ -9,11 +9,13 @@ from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops.arithmetic import add, mul, sub
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.indexing import diagonal
+from spillgrad.ops.join_split import cat, narrow
 from spillgrad.ops.lapack import identity_like, lapack, mT, quotient, require_matrices, require_square
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.operation import operation
-from spillgrad.ops.shape import cat, narrow, tril, triu, unsqueeze
+from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.solving import solve_triangular
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import zeros_beside

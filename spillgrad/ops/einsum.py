@@ -19,8 +19,9 @@ from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.rearrange import roll
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape, roll
+from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape
 from spillgrad.tensor import Tensor
 
 __all__ = ["cross", "einsum", "inner", "kron", "tensordot", "vdot"]

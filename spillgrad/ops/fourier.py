@@ -11,9 +11,11 @@ from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.join_split import narrow
 from spillgrad.ops.operation import operation
 from spillgrad.ops.padding import pad
-from spillgrad.ops.shape import as_tuple, narrow, normalize_dims, roll
+from spillgrad.ops.rearrange import roll
+from spillgrad.ops.shape import as_tuple, normalize_dims
 from spillgrad.tensor import Tensor
 
 __all__ = [

@@ -27,10 +27,12 @@ from spillgrad.ops.indexing import (
     scatter_add,
     used_part,
 )
+from spillgrad.ops.join_split import cat, narrow, select
 from spillgrad.ops.operation import operation
 from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.promotion import Number
-from spillgrad.ops.shape import cat, flatten, flip, narrow, normalize_dim, reshape, select
+from spillgrad.ops.rearrange import flip
+from spillgrad.ops.shape import flatten, normalize_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside, is_on_device
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops.indexing import index_select
-from spillgrad.ops.shape import constant_pad, crop
+from spillgrad.ops.rearrange import constant_pad, crop
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 

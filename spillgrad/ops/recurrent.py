@@ -10,8 +10,9 @@ from typing import Any
 from spillgrad.errors import ShapeError
 from spillgrad.ops.activations import relu, sigmoid
 from spillgrad.ops.arithmetic import add, mul, sub
+from spillgrad.ops.join_split import cat, chunk, narrow, split
 from spillgrad.ops.matrix_products import linear
-from spillgrad.ops.shape import cat, chunk, narrow, split, unsqueeze
+from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 

@@ -24,21 +24,11 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import spread_into_zeros
+from spillgrad.ops.join_split import narrow
 from spillgrad.ops.logic import logical_not
 from spillgrad.ops.operation import operation
-from spillgrad.ops.shape import (
-    as_tuple,
-    constant_pad,
-    flatten,
-    flip,
-    narrow,
-    normalize_dim,
-    normalize_dims,
-    permute,
-    reshape,
-    unflatten,
-    unsqueeze,
-)
+from spillgrad.ops.rearrange import constant_pad, flip
+from spillgrad.ops.shape import as_tuple, flatten, normalize_dim, normalize_dims, permute, reshape, unflatten, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
 from spillgrad_kernels.device_array import twin

@@ -15,10 +15,12 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.join_split import cat, narrow
 from spillgrad.ops.logic import logical_xor
 from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad, flip, roll
 from spillgrad.ops.reduce import ValuesAndIndices, sum
-from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll
+from spillgrad.ops.shape import normalize_dim, one_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
 from spillgrad_kernels.device_array import arange_beside

@@ -9,7 +9,8 @@ from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
-from spillgrad.ops.shape import as_tuple, constant_pad, crop, normalize_dim, reshape
+from spillgrad.ops.rearrange import constant_pad, crop
+from spillgrad.ops.shape import as_tuple, normalize_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, on_device
 from spillgrad_kernels.memory import zeros

@@ -15,6 +15,7 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.lapack import (
@@ -28,7 +29,7 @@ from spillgrad.ops.lapack import (
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import broadcast_to, reshape, squeeze, tril, triu, unsqueeze
+from spillgrad.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import zeros_beside
 

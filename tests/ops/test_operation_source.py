@@ -10,8 +10,8 @@ import spillgrad as sg
 from spillgrad.autograd.graph import saved_tensors_hooks
 from spillgrad.ops import operation_source
 from spillgrad.ops.elementwise import OPERATIONS
+from spillgrad.ops.join_split import _cat
 from spillgrad.ops.operation import operation
-from spillgrad.ops.shape import _cat
 from tests.ops.checks import leaf
 
 

@@ -14,6 +14,7 @@ from spillgrad.ops import (
     creation,
     decompositions,
     indexing,
+    join_split,
     matrix_products,
     norms,
     padding,
@@ -36,7 +37,7 @@ def append(arr: Tensor, values: Tensor, axis: int | None = None) -> Tensor:
 
 @declare(numpy=True)
 def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
-    return list(rearrange.tensor_split(ary, indices_or_sections, axis))
+    return list(join_split.tensor_split(ary, indices_or_sections, axis))
 
 
 @declare(numpy=True)
@@ -191,7 +192,7 @@ def take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
 @declare(numpy=True)
 def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     powers = norms.vander(x, N=N)
-    return powers if increasing else shape.flip(powers, -1)
+    return powers if increasing else rearrange.flip(powers, -1)
 
 
 @declare(numpy=True)
