@@ -11,6 +11,7 @@ from spillgrad.ops.distance import normalize as normalize
 from spillgrad.ops.distance import pairwise_distance as pairwise_distance
 from spillgrad.ops.distance import pdist as pdist
 from spillgrad.ops.dropout_masks import *
+from spillgrad.ops.elementwise_losses import *
 from spillgrad.ops.embedding import *
 from spillgrad.ops.interpolate import *
 from spillgrad.ops.likelihood_losses import *
