@@ -32,7 +32,7 @@ __all__ = [
 
 
 class UniqueAll(NamedTuple):
-    """What `unique_all` returns."""
+    """The results of `unique_all`."""
 
     values: Tensor
     indices: Tensor
@@ -41,14 +41,14 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """What `unique_counts` returns."""
+    """The results of `unique_counts`."""
 
     values: Tensor
     counts: Tensor
 
 
 class UniqueInverse(NamedTuple):
-    """What `unique_inverse` returns."""
+    """The results of `unique_inverse`."""
 
     values: Tensor
     inverse_indices: Tensor

@@ -28,7 +28,7 @@ _FLOATING = dtypes.HALF | FLOATS
 
 
 def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
-    """Return a copy as `dtype`; what does not fit becomes infinite or wraps around, silently as in PyTorch."""
+    """Return a copy as `dtype`. Values out of range silently become infinite or wrap around, as in PyTorch."""
     if is_on_device(array):
         return array.astype(dtype)
     out = empty(array.shape, dtype)
@@ -51,7 +51,7 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
         if source.dtype == target.dtype:
             copy(np.broadcast_to(source, target.shape), target)
             return
-        # What kernels read as float32 becomes half precision; anything else would be rounded twice.
+        # Only values that kernels read as float32 are rounded to half precision here; others would be rounded twice.
         sources = _READ_AS_FLOAT32 if target.dtype in dtypes.HALF else _FLOATING
         if target.dtype in _FLOATING and (source.dtype in sources or (not of_half and source.dtype.kind in "biu")):
             elementwise(_itself, "convert", [np.broadcast_to(source, target.shape)], target.dtype, target)
@@ -65,12 +65,12 @@ def _itself(self: Any) -> Any:
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
-    """Return an array itself where it lies in order without gaps, else a copy that does."""
+    """Return an array in row-major memory without gaps: itself where it is already, else a copy."""
     return array if array.flags.c_contiguous else cast(array, array.dtype)
 
 
 def as_own(value: Any) -> np.ndarray:
-    """Return what a function of NumPy gave as an array: NumPy makes numbers of arrays without dimensions."""
+    """Return a result of NumPy's as an array: instead of arrays without dimensions NumPy returns numbers."""
     return value if isinstance(value, ARRAYS) else np.asarray(value)
 
 

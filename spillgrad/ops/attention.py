@@ -75,7 +75,7 @@ _attention: Callable[..., Tensor] = operation(
 def _dropout_factors(
     shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: kernels.Dropout
 ) -> np.ndarray:
-    """Return what the kernel multiplies each weight by."""
+    """Return the factor of each attention weight: 0 for those dropped, otherwise more than 1."""
     # A row's words start at a counter of its own: rows are as long as whole counters.
     row = 4 * counters_needed(shape[-1])
     ones = filled(device, (*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype, 1)

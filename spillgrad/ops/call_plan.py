@@ -1,5 +1,7 @@
-"""Forward functions that remember how to compute: one look finds, for operands that lie in memory as others did before,
-the kernel, the result's layout and the metadata of a node.
+"""Forward functions that remember how to compute.
+
+For operands with the same shapes, strides and dtypes as earlier ones, one look finds a plan: the kernel, the layout of
+the result and the metadata of a node.
 """
 
 import functools
@@ -25,14 +27,14 @@ _REMEMBERED = 1024
 
 
 class Large(Protocol):
-    """What computes with several threads or copies."""
+    """A computation that takes several threads, or copies of its operands."""
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...]) -> Any:
         """Compute into `outs`."""
 
 
 class CallPlan(NamedTuple):
-    """What calls of an operation with the same layouts share: how to compute, and the metadata of their nodes."""
+    """How to compute an operation of operands with certain layouts, and the metadata of its nodes."""
 
     code: Kernel | None  # computes, of a range, `words` and the arrays' ids, 0 for an absent one
     units: int
@@ -48,7 +50,7 @@ class CallPlan(NamedTuple):
 
 
 class DevicePlan(NamedTuple):
-    """What calls with arrays of a device share: `call` computes, and nodes have this metadata."""
+    """How to compute an operation of arrays of a device, and the metadata of its nodes."""
 
     call: Any
     numbers: tuple[int, ...]  # the positions of numbers of Python
@@ -58,7 +60,7 @@ class DevicePlan(NamedTuple):
 
 
 class CallOnDevice(NamedTuple):
-    """A function of arrays of a device, as a plan's call."""
+    """A function of device arrays in the form of a plan's `call`."""
 
     function: Callable[..., Any]
 
@@ -68,10 +70,10 @@ class CallOnDevice(NamedTuple):
 
 
 class Planned:
-    """A function of arrays, of which some may be numbers, then of attributes; and the plans for those it has met.
+    """A function of arrays or numbers, followed by attributes, and the plans for operands it has met.
 
-    Its kernels may take more arrays, of which `absent` are none here. Subclasses say how to plan, and how to compute
-    what no plan is for.
+    Its kernels may take more arrays; `absent` counts those that are missing here. Subclasses make the plans, and
+    compute where there is none.
     """
 
     def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None, absent: int = 0) -> None:
@@ -83,20 +85,20 @@ class Planned:
         self.device_plans: dict[Any, DevicePlan] = {}
 
     def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> CallPlan | None:
-        """Return how to compute for operands that lie so in memory; None where they must be converted first."""
+        """Return the plan for operands of these layouts; None where they must be converted first."""
         raise NotImplementedError
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the result for what no plan is for: dtypes that kernels do not compute in, or an `out` unlike others.
+        """Return the result without a plan: for dtypes that no kernel computes in, or for an unusual `out`.
 
-        It is in `out` where it fits there.
+        The result is in `out` where it fits there.
         """
         raise NotImplementedError
 
     def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool, *attributes: Any) -> Any:
         """Return (call, shape, dtype) for device arrays and numbers of one dtype; None where there is no such plan.
 
-        `call.run(operands, outs)` returns the results for what lies alike. Of `out` there is the layout, or None.
+        `call.run(operands, outs)` returns the results for operands of the same layouts. `out` is a layout, or None.
         `is_aligned` says that all arrays begin where a device's widest accesses may.
         """
         return None
@@ -115,7 +117,7 @@ class Planned:
         return tuple(key)
 
     def _on_device(self, *arguments: Any, out: Any = None) -> tuple[Any, DevicePlan] | None:
-        """Return what `compute` does, where one of the arguments is an array of a device."""
+        """Do the work of `compute` where one of the arguments is an array of a device."""
         plan = self.device_plans.get(self._device_key(arguments, out))
         if plan is None:
             return None
@@ -158,9 +160,9 @@ class Planned:
 
     @functools.cached_property
     def compute(self) -> "Callable[..., tuple[np.ndarray, CallPlan | DevicePlan] | None]":
-        """Return the result, and its plan; None for arguments that no plan is for.
+        """Return the result and its plan; None where there is no plan for the arguments.
 
-        With `out`, the result goes there; None also where it does not lie as fresh results do.
+        With `out` the result goes there; None also where its layout is not that of a fresh result.
         """
         names = {
             "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,

@@ -1,4 +1,4 @@
-"""Comparisons of elements, and tests of what kind of numbers they are."""
+"""Comparisons of elements, and tests for infinity, NaN and signs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What values there are, how often, and where they would stand. Of it all, weights alone have a gradient."""
+"""Different values, their counts and their places in sorted sequences. Only the weights of counts have a gradient."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.
 
-    What lies outside is not counted. Raises ArgumentError for no bins, or a range that is not finite.
+    Elements outside are not counted. Raises ArgumentError for no bins, or a range that is not finite.
     """
     array = _comparable(input.array).reshape(-1)
     if bins < 1:
@@ -156,8 +156,8 @@ def searchsorted(
 ) -> Tensor:  # fmt: skip
     """Return where elements would stand in sequences that are sorted along the last dimension.
 
-    Before what is equal, or behind it (`right`, or side="right"). Shapes: sorted_sequence (n,) with any input, or
-    (..., n) with (..., k), where all but the last dimension are the same.
+    A place is before equal elements, or after them with `right` or side="right". Shapes: sorted_sequence (n,) with any
+    input, or (..., n) with (..., k), where all but the last dimension are the same.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f'searchsorted: got side={side!r} and right={right}; accepted are "left" and "right"')
@@ -179,7 +179,7 @@ def searchsorted(
 
 @on_device("sorting")
 def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarray:
-    """Return where elements would stand in rows that are sorted, before what is equal or after it.
+    """Return the places of elements in sorted rows: before equal ones, or `after` them.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k).
     """

@@ -107,7 +107,7 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     """Return `data` as a tensor: itself, or an array's memory, where they have the dtype and device.
 
-    What becomes of a tensor that requires a gradient is differentiated. Objects with `__cuda_array_interface__` are
+    A conversion of a tensor that requires a gradient is recorded. Objects with `__cuda_array_interface__` are
     arrays on the device.
     """
     if not isinstance(data, Tensor) and hasattr(data, "__cuda_array_interface__"):

@@ -27,7 +27,7 @@ from spillgrad_kernels.device_array import beside
 
 __all__ = ["ctc_loss"]
 
-# The logarithm of what counts as no probability: finite, so that no gradient is infinity minus infinity.
+# Stands for the logarithm of 0. It is finite, so that no gradient is infinity minus infinity.
 _NONE = -1e30
 
 

@@ -1,4 +1,4 @@
-"""What a function of tensors is called elsewhere: as a method, in place, by NumPy and by the array API standard.
+"""The further names of functions of tensors: as methods, in place, in NumPy and in the array API standard.
 
     tanh = row_function("tanh", "Return the hyperbolic tangent.", in_place=True, numpy=True, standard=True)
 
@@ -62,7 +62,7 @@ declarations: list[Declaration] = []
 def declare(
     *, method: Names = False, in_place: Names = False, numpy: Names = False, standard: Names = False
 ) -> Callable[[Function], Function]:
-    """Note what else the decorated function is called, and return the function itself; what is in place is a method."""
+    """Note further names of the decorated function and return it; `in_place` without `method` gives both."""
 
     def note(function: Function) -> Function:
         declarations.append(Declaration(function, method, in_place, numpy, standard))

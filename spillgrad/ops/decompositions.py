@@ -106,7 +106,7 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:
         raise ArgumentError(f'linalg.qr: got mode {mode!r}; expected one of "reduced", "complete" and "r"')
     if mode == "complete" and rows > columns:
         return QR(*_complete_qr(A))
-    if rows < columns:  # the first columns make Q, and with it what is left of R
+    if rows < columns:  # the first columns make Q, and Q makes the other columns of R
         Q, triangle = _qr(narrow(A, -1, 0, rows))
         R = cat([triangle, matmul(mT(Q), narrow(A, -1, rows, columns - rows))], -1)
     else:

@@ -1,4 +1,4 @@
-"""Random operations: a mask is not saved but drawn again from its seed and position."""
+"""Dropout. A mask is not saved: backward draws it again from its seed and position."""
 
 from collections.abc import Callable
 
@@ -102,7 +102,7 @@ def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     return _dropped_channels("dropout3d", input, p, training, inplace, (4, 5), 4)
 
 
-# What selu gives far below 0 (Klambauer et al. 2017, section 2).
+# The limit of selu far below 0 (Klambauer et al. 2017, section 2).
 _SELU_LOWEST = -1.7580993408473766
 
 

@@ -45,7 +45,7 @@ class Term(NamedTuple):
 
 
 def _parsed(name: str, text: str) -> Labels:
-    """Return the labels of one operand or the result. Raises ArgumentError for what is none."""
+    """Return the labels of one operand or the result. Raises ArgumentError for anything else."""
     left, dots, right = text.partition(_ELLIPSIS)
     labels = [*left, *([_ELLIPSIS] if dots else []), *right]
     for label in labels:
@@ -157,7 +157,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
         einsum("bij,bjk->bik", a, b)    einsum("...ii->...i", a)    einsum(a, [0, 1], b, [1, 2], [0, 2])
 
     Labels are letters (or, in lists, numbers); repeated in one operand they take its diagonal, "..." are dimensions
-    that broadcast, as those of size 1 do. Without "->", the result names what appears once, in alphabetical order.
+    that broadcast, as those of size 1 do. Without "->", the result has the labels that appear once, alphabetically.
     Raises ArgumentError for an equation that cannot be read, ShapeError for operands that it does not fit.
     """
     if isinstance(equation, str):

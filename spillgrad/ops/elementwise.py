@@ -97,7 +97,7 @@ def _shapes(operands: Iterable[Any]) -> list[Shape]:
 
 
 def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
-    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers, and what is like one, fit anything
+    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers and 0-d tensors fit any shape
     return ShapeError(
         f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
         "reshape or unsqueeze one of them"
@@ -144,7 +144,7 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
-    """Return what the functions that formulas call mean for tensors."""
+    """Return the functions of tensors that formulas call, by name."""
     return {name: OPERATIONS[name] for name in FUNCTIONS}
 
 
@@ -164,7 +164,7 @@ def row_function(
     name: str, doc: str, *, method: Names = False, in_place: Names = False, numpy: Names = False,
     standard: Names = False,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """Return the function of tensors that a row with one or two operands is, and `declare` what else it is called."""
+    """Return the function of tensors for a row with one or two operands, and `declare` its further names."""
     operation = OPERATIONS[name]
     if len(operation.parameters) == 1:
 
@@ -182,7 +182,7 @@ def row_function(
 
 
 def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:
-    """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
+    """Compute a function of NumPy's that has no gradient. Raises ShapeError when shapes do not broadcast."""
     require_one_device(name, operands)
     values = [operand.array if isinstance(operand, Tensor) else operand for operand in operands]
     try:

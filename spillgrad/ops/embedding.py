@@ -137,9 +137,9 @@ def embedding_bag(
 ) -> Tensor:  # fmt: skip
     """Return sums, means or elementwise maxima of bags of rows of `weight`; of an empty bag zeros.
 
-    A bag is a row of `input`, or, of a vector, what lies from one of the `offsets` to the next (to the end, unless the
-    last offset is the end itself: `include_last_offset`). `per_sample_weights` multiply the rows of a sum. The row
-    `padding_idx` is left out. Of equal maxima the first has the gradient. The other options are those of `embedding`.
+    A bag is a row of `input`. In a vector, a bag reaches from one of the `offsets` to the next, and the last one to
+    the end; with `include_last_offset` the last offset is that end. `per_sample_weights` multiply the rows of a sum.
+    The row `padding_idx` is left out. The first of equal maxima has the gradient. Other options are as in `embedding`.
     Shapes: input (B, n), or (n,) with offsets (B,); weight (V, D); per_sample_weights as input; result (B, D).
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for an index outside [0, V).
     """

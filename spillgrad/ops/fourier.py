@@ -164,7 +164,7 @@ def _inverse_hermitian_transform(name: str, input: Tensor, s: Any, dim: Dims, no
 def fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
 
-    `norm` says what is divided by n: "backward" the inverse, "forward" the transform, "ortho" both by the root of n.
+    `norm` says which transform is divided by n: "backward" the inverse, "forward" this one, "ortho" both by its root.
     Shapes: a real or complex input gives a complex result of its shape, with n along `dim`.
     Raises ShapeError, DtypeError, ArgumentError.
     """

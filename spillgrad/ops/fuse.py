@@ -1,7 +1,8 @@
 """Fusion: a function of elementwise tensor operations becomes one kernel forward and one backward.
 
-The function is called once with symbols; what it does with them is a program (`spillgrad_kernels.program`), which is
-compiled for the dtypes at hand. Only arguments are saved for backward, which computes everything else again.
+The function is called once with symbols. Its operations on them are recorded as a program
+(`spillgrad_kernels.program`), which is compiled for the dtypes at hand. Only arguments are saved for backward, which
+computes everything else again.
 """
 
 import functools
@@ -158,7 +159,7 @@ def _operation_that_raised(traceback: TracebackType | None) -> str:
     return name
 
 
-# What formulas convert with, and how they cut the graph, on tensors; numbers stay numbers.
+# The functions of tensors that formulas call, conversions and `detach` included; numbers stay numbers.
 def _to(dtype: str) -> Callable[[Any], Any]:
     return lambda value: to_dtype(value, dtypes.as_dtype(dtype)) if isinstance(value, Tensor) else value
 
@@ -310,7 +311,7 @@ class _Variant:
         return [known.get(name) for name in names]
 
 
-# What an operation's derivatives mean by themselves cannot name an argument.
+# Names that mean something else in derivatives, and so cannot name an argument.
 _RESERVED = ("g", "grads", "needs")
 
 

@@ -1,7 +1,7 @@
-"""What a function that is being fused computes with: symbols in place of tensors, whose operations become a program.
+"""Symbols: a function that is being fused gets them in place of tensors, and what it computes becomes a program.
 
-A symbol is a tensor of known dtype and number of dimensions without values. Operations meet it like any tensor, up to
-the point where they would read its memory: there elementwise ones are recorded, and all others raise.
+A symbol is a tensor with a dtype and a number of dimensions but without values. Operations take it like any tensor, up
+to the point where they read memory: there elementwise operations are recorded, and all others raise.
 """
 
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ _LOGIC: dict[str, Formula] = {
 def record(name: str, operands: Sequence[Any]) -> Any:
     """Record an operation by its name; at least one operand is a symbol.
 
-    Raises FusionError for what is not elementwise, for tensors that are no arguments, and for arithmetic of integers.
+    Raises FusionError for other operations than elementwise ones, tensors that are no arguments, and integers.
     """
     first = next(o for o in operands if isinstance(o, Symbol))
     who = first.recorder.name

@@ -24,7 +24,7 @@ from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_b
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the index as NumPy takes it, and whether it is basic. Raises DimensionError for what is no index."""
+    """Return the index as NumPy takes it, and whether it is basic. Raises DimensionError for anything else."""
     parts = [_part(p) for p in (index if isinstance(index, tuple) else (index,))]
     return tuple(parts), not any(isinstance(p, ARRAYS) for p in parts)
 
@@ -54,7 +54,7 @@ def _part(part: Any) -> Any:
 
 
 def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Split an advanced index with integers in two: pick the integers' slices, then index what is left.
+    """Split an advanced index with integers in two: pick the integers' slices, then index those.
 
     NumPy counts integers among the index arrays, which moves dimensions to the front; PyTorch applies them before.
     """
@@ -205,7 +205,7 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
     """Overwrite the elements at an index with a broadcast value; gradients flow to the value.
 
     Raises DimensionError when an index is out of range, ShapeError when the value does not broadcast, OperandError for
-    what is no value.
+    a value that is no tensor, array or number.
     """
     parsed, basic = _parsed(index)
     source = _source(value, tensor)
@@ -261,7 +261,7 @@ def _shaped_alike(part: Any) -> Any:
 
 
 def _source(value: Any, target: Tensor) -> Tensor:
-    """Return a value as a tensor; what is not one yet, and no number, on the target's device."""
+    """Return a value as a tensor: arrays and lists on the target's device."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float | complex):

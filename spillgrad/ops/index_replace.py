@@ -249,7 +249,7 @@ def scatter_reduce(
 ) -> Tensor:
     """Return `input` with the elements of `src` at `index` along one dimension folded into it.
 
-    `reduce` is "sum", "prod", "mean", "amax" or "amin"; without `include_self` what stood at an index does not count.
+    `reduce` is "sum", "prod", "mean", "amax" or "amin"; without `include_self` the old elements there do not count.
     Equal extremes share the gradient. Shapes: index as input, smaller or equal except along `dim`; src at least as
     large as index.
     """

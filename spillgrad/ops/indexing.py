@@ -41,7 +41,7 @@ def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> Non
     values = index.array
     if values.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got an index of {values.dtype}; wanted integers: convert it with .to(int64)")
-    if is_on_device(values):  # to look at them would wait for the device: kernels leave out what is not there
+    if is_on_device(values):  # a check would wait for the device: its kernels skip indices out of range
         return
     if values.size and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]

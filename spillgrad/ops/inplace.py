@@ -1,6 +1,6 @@
-"""In-place changes and the graph: the changed tensor, its base and its other views all stay right.
+"""In-place changes in the graph: gradients stay right for the changed tensor, its base and its other views.
 
-An in-place operation is the operation itself on a snapshot of the tensor, whose result then moves into the tensor's
+An in-place operation runs the ordinary operation on a snapshot of the tensor, then copies the result into the tensor's
 memory.
 """
 
@@ -51,7 +51,7 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     result = function(snapshot, *arguments, **options)
     write(tensor, name, result.array)
     if not result.requires_grad:
-        result = _copy(snapshot, result)  # no derivative leads to what was there: its gradient is zero
+        result = _copy(snapshot, result)  # no derivative leads to the old values: their gradient is zero
     if result.requires_grad:
         record_change(tensor, result.gradient_edge())
     return tensor

@@ -1,4 +1,4 @@
-"""What functions of matrices share: checks of their operands, and NumPy's LAPACK called in their precision."""
+"""NumPy's LAPACK in the precision of the operands, and the checks that functions of matrices share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 def require_matrices(name: str, *matrices: Tensor) -> None:
-    """Raise ShapeError below two dimensions, DtypeError for what holds no floating-point numbers or several dtypes."""
+    """Raise ShapeError below two dimensions, DtypeError for other than floating-point numbers or for several dtypes."""
     for matrix in matrices:
         if matrix.ndim < 2:
             raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")

@@ -342,7 +342,7 @@ def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
     if target.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got a target of {target.dtype}; wanted class indices: convert it with .to(int64)")
     values = target.array
-    if is_on_device(values):  # to look at them would wait for the device: what is outside has a loss of NaN
+    if is_on_device(values):  # a check would wait for the device: a class out of range has a loss of NaN there
         return
     outside = values[((values < 0) | (values >= classes)) & (values != ignore_index)]
     if outside.size:

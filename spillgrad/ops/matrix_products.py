@@ -50,7 +50,7 @@ class _Product(Planned):
         return self._planned(layouts, a, b)
 
     def _planned(self, layouts: tuple[Layout, ...], a: Layout, b: Layout, addend: Shape | None = None) -> CallPlan:
-        # How many threads there are may change: what one of several would compute alone is computed so.
+        # The number of threads may be raised later: plan for two at least. One thread computes a small product alone.
         call = kernels.prepare(a, b, None, max(2, get_num_threads()), addend)
         large = self if call.code is None else None
         return new_plan(layouts, call.code, call.plan.blocks, call.geometry, call.shape, call.dtype, large)
@@ -93,7 +93,7 @@ _matmul: Operation = operation(
     self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
     other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
 )  # fmt: skip
-# Of two matrices: PyTorch's name, and its names of what is saved.
+# PyTorch's name of the product of two matrices, and its names of the saved tensors.
 _mm: Operation = operation(
     "mm", _Product("mm", ("self", "mat2")),
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
@@ -327,7 +327,7 @@ _linear: Operation = operation(
 _linear_without_bias: Operation = operation("linear", _Linear("linear", ("input", "weight")), **_OF_INPUT_AND_WEIGHT)
 
 
-# What `linear` can apply to its result before it leaves the cache.
+# The functions that `linear` can apply to its result while that is in the cache.
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
 
 
@@ -380,7 +380,7 @@ def _check_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, res
 def _fused_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
-    """Compute in one kernel what is recorded as several operations."""
+    """Compute in one kernel, and record several operations."""
     operands = [x for x in (input, weight, bias, residual) if x is not None]
     if any([x.is_cuda for x in operands]):
         require_one_device("linear", operands)

@@ -1,4 +1,4 @@
-"""Norms of vectors and matrices, and what is measured by them."""
+"""Norms of vectors and matrices, condition numbers, renormalization; chains of products and Vandermonde matrices."""
 
 import math
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
     softmax = operation("softmax", kernels.softmax, self=lambda g, result, axis: softmax_backward(g, result, axis))
 
-What a derivative's parameters name is what is saved for backward:
+The values that a derivative's parameters name are saved for backward:
 
 * `g`, the gradient of the (first) output, or `grads`, those of all outputs;
 * an input or attribute of the forward function, by its name;
@@ -39,7 +39,7 @@ from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice, is_
 
 @dataclass(frozen=True)
 class Derivative:
-    """The gradient of one input, or of several at once, as a function whose parameters name what it needs."""
+    """The gradient of one input, or of several at once, as a function whose parameters name the values it needs."""
 
     inputs: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -135,7 +135,7 @@ class Operation:
 
     @functools.cached_property
     def run(self) -> Callable[..., Any]:
-        """What a call runs, without the cost of one more; written when it is first asked for."""
+        """The function that a call runs; callers that use it directly save a call. It is written when first used."""
         return self._generated(operation_source.call_source(self.structure, made=False))
 
     @functools.cached_property
@@ -162,12 +162,12 @@ class Operation:
         return arguments, found if isinstance(found, tuple | list) else [found]
 
     def again(self, arguments: Sequence[Any], results: Sequence[np.ndarray]) -> Any:
-        """Return what a call of promoted arguments returns, recorded, from results that are known."""
+        """Return and record the output for promoted arguments and known results, as a call would."""
         return self._run_made(*(results if self.structure.single else [results]), *arguments)
 
     @functools.cached_property
     def structure(self) -> operation_source.Structure:
-        """What the operation's code depends on."""
+        """The properties that the operation's code depends on."""
         positions = {name: i for i, name in enumerate(self.parameters)}
         named = {name for derivative in self.derivatives for name in derivative.parameters}
         planned = isinstance(self.forward, Planned)  # a plan has the metadata of every input
@@ -188,7 +188,7 @@ class Operation:
 
     @functools.cached_property
     def _own_names(self) -> dict[str, Any]:
-        """What the code of the call names and is this operation's own."""
+        """The objects that the code of the call names and that are this operation's own."""
         own: dict[str, Any] = {"name": self.name, "symbolic": self._symbolic, "anew": self._anew}
         own["forward"] = self.forward.compute if isinstance(self.forward, Planned) else self.forward
         if self.derivatives:
@@ -205,13 +205,13 @@ class Operation:
         return record(self.name, self.promoted(arguments))
 
     def _anew(self, *arguments: Any) -> Tensor:
-        """Compute what no plan is for: with operands of one dtype, and with a plan made for the next time."""
+        """Compute where there is no plan yet: promote the operands, and make a plan for the next call."""
         assert isinstance(self.forward, Planned)
         arguments = self.forward.promoted(*arguments)
         return self.computed(arguments, self._result(arguments))
 
     def _result(self, arguments: Sequence[Any]) -> Any:
-        """Return what the planned forward function gives for promoted arguments."""
+        """Return the result of the planned forward function for promoted arguments."""
         assert isinstance(self.forward, Planned)
         arrays = [a._array if isinstance(a, Tensor) else a for a in arguments]
         if any([is_on_device(array) for array in arrays]):
@@ -223,7 +223,7 @@ class Operation:
 
 
 class OperationNode(Node):
-    """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show what it saved.
+    """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show its saved values.
 
     Each operation has a class of its own, whose `apply` is written for it; the operation's call fills in the rest.
     """
@@ -241,14 +241,14 @@ class OperationNode(Node):
         return tuple([self.edges[position] for position in self.operation.differentiable])
 
     def recorded(self) -> None:
-        """Let anomaly detection note the operation's place, and hooks pack what it saved."""
+        """Let anomaly detection note the operation's place, and hooks pack the saved tensors."""
         anomaly_mode.note(self)
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
                 saved.pack()
 
     def unpacked(self) -> dict[str, Any]:
-        """Return what was saved by name, unpacked in the order it was packed, whatever derivatives' order."""
+        """Return the saved values by name, unpacked in the order of packing."""
         return {
             name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()
         }
@@ -264,7 +264,7 @@ class OperationNode(Node):
                 saved.release()
 
     def value(self, slot: str) -> Any:
-        """Return what the node saved, unpacked."""
+        """Return a saved value, unpacked."""
         value = self._saved[slot]
         return value.unpack() if isinstance(value, SavedTensor) else value
 
@@ -322,7 +322,7 @@ def _hold_all(gradients: Any, held: set[int], results: list[Any], positions: Ite
         results[position] = None if gradient is None else _hold(gradient, held)
 
 
-# What generated code names, whatever the operation.
+# The objects that generated code of every operation names.
 _NAMES: dict[str, Any] = {
     "ARRAYS": ARRAYS, "DeviceArray": DeviceArray, "NO_EDGE": NO_EDGE, "NotOnDevice": NotOnDevice,
     "SavedTensor": SavedTensor, "Storage": Storage, "Tensor": Tensor, "Unrecorded": Unrecorded, "device_of": device_of,

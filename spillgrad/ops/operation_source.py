@@ -1,7 +1,8 @@
-"""The Python code of an operation: its call and its backward, written out for the inputs it has and what it saves.
+"""The Python code of an operation: its call and its backward, written out for its inputs and saved values.
 
-Loops over "the inputs, those that are tensors, those that want a gradient" cost more than a thousand elements take. So
-the code is written per operation, as the kernels' loops are. That of `mul`, whose derivatives name the other input:
+Loops over the inputs, over tensors among them and over those that need a gradient would take longer than the arithmetic
+of a thousand elements. So the code is written for each operation, as the kernels' loops are. This is the code of `mul`,
+whose derivatives name the other input:
 
     def call(p0, p1):
         try:
@@ -59,9 +60,9 @@ the code is written per operation, as the kernels' loops are. That of `mul`, who
             results[1] = hold(found, held)
         return results
 
-p are parameters, a their arrays, r the forward function's results, o output tensors; n says who needs a gradient, e is
-where it flows. What a device has no kernel for, the host computes. Of more than UNROLLED parameters, as `cat` may have,
-each of these is a list: writing out costs some microseconds a line, once.
+p are parameters, a their arrays, r the forward function's results and o output tensors; n says whether an input needs a
+gradient, and e is the edge where that flows. The host computes where a device has no kernel. With more than UNROLLED
+parameters, as `cat` may have, each of these is a list: every line that is written costs some microseconds, once.
 """
 
 import functools
@@ -73,12 +74,12 @@ UNROLLED = 8
 
 
 class Structure(NamedTuple):
-    """What the code depends on; operations of one structure share it."""
+    """The properties that the code depends on; operations of one structure share its code."""
 
     parameters: tuple[str, ...]
     outputs: tuple[str, ...]
     aux: tuple[str, ...]
-    # Per derivative: the positions of its inputs, and what its parameters name.
+    # Per derivative: the positions of its inputs, and the names of its parameters.
     derivatives: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
     metadata: tuple[int, ...]  # inputs whose shape or dtype a derivative names
     view: bool
@@ -100,7 +101,7 @@ class Structure(NamedTuple):
         return len(self.parameters) > UNROLLED
 
     def of(self, letter: str) -> list[str]:
-        """Return the expressions for what a letter means, per parameter."""
+        """Return the expressions that a letter stands for, one for each parameter."""
         return [f"{letter}[{i}]" if self.listed else f"{letter}{i}" for i in range(len(self.parameters))]
 
     def all_of(self, letter: str) -> str:
@@ -253,7 +254,7 @@ def _attached(structure: Structure, planned: bool) -> Iterator[str]:
 
 
 def _saved(structure: Structure, position: int, name: str) -> str:
-    """Return the expression for what is kept of an input, output or auxiliary: a tensor is, another value is itself."""
+    """Return the expression for the saved form of an input, output or auxiliary; only tensors are wrapped."""
     number = position - len(structure.parameters)
     if number < 0:
         p, e = structure.of("p")[position], structure.of("e")[position]
@@ -299,7 +300,7 @@ def apply_source(structure: Structure) -> str:
 
 
 def _value(structure: Structure, name: str) -> str:
-    """Return the expression for what a derivative's parameter names."""
+    """Return the expression for the value that a derivative's parameter names."""
     if name in (*structure.parameters, *structure.outputs, *structure.aux):
         return f'values["{name}"]'
     if name in ("g", "grads", "needs"):
@@ -315,7 +316,7 @@ def _compiled(source: str) -> CodeType:
 
 
 def function(source: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that `source` defines under a name of its own; `names` is what it calls."""
+    """Return the function that `source` defines, under another name; `names` are the objects it uses."""
     namespace = {"__name__": __name__, **names}
     exec(_compiled(source), namespace)
     made: Callable[..., Any] = namespace[source[len("def ") : source.index("(")]]

@@ -12,7 +12,7 @@ from spillgrad_kernels.device_array import beside
 
 __all__ = ["pad"]
 
-# PyTorch's names, and NumPy's of what happens to the positions.
+# PyTorch's names of the modes, and NumPy's for the positions that elements come from.
 _OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 

@@ -196,7 +196,7 @@ def averaged(
         scales = []
         for d, found in enumerate((down, across)):
             begins = np.arange(windows.grid[d]) * windows.stride[d] - windows.padding[d]
-            # Padding counts, but not what a window of ceil_mode reaches beyond it.
+            # Padding counts, but not the part of a window of ceil_mode beyond the padding.
             padded = np.minimum(begins + windows.size[d], windows.image[d] + windows.padding[d]) - begins
             scales.append(1 / (padded if count_include_pad else found.stops - found.starts))
     return _like_input(_scaled(images, down, across, *scales), input, dims)
@@ -351,7 +351,7 @@ def unpooled(
             )
         image = list(wanted)
     places = math.prod(image)
-    # To look at those of a device would wait for it: what is not there is left out.
+    # A check would wait for the device: its kernels skip places out of range.
     looks = indices.numel() and not is_on_device(indices.array)
     if looks and not (int(indices.array.min()) >= 0 and int(indices.array.max()) < places):
         raise ArgumentError(

@@ -44,14 +44,14 @@ Dims = int | Sequence[int] | None
 
 
 class ValuesAndIndices(NamedTuple):
-    """What a reduction along one dimension, or a sort, returns: values and where they were."""
+    """The results of a reduction along one dimension, or of a sort: values and their indices."""
 
     values: Tensor
     indices: Tensor
 
 
 class MinAndMax(NamedTuple):
-    """What `aminmax` returns."""
+    """The results of `aminmax`."""
 
     min: Tensor
     max: Tensor
@@ -164,7 +164,7 @@ def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
 
 @declare(method=True, numpy=True)
 def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the sum over dimensions of what is not NaN."""
+    """Return the sum over dimensions of the elements that are not NaN."""
     if input.is_floating_point():
         input = where(isnan(input), 0.0, input)
     return sum(input, dim, keepdim, dtype=dtype, axis=axis)
@@ -172,7 +172,7 @@ def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any
 
 @declare(method=True, numpy=True)
 def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the average over dimensions of what is not NaN; NaN where all is. Raises DtypeError for integers."""
+    """Return the average over dimensions of the elements that are not NaN, or NaN. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("nanmean", input.dtype)
     numbers = sum(logical_not(isnan(input)), dim, keepdim, axis=axis)
@@ -303,7 +303,7 @@ def _extreme_along(
     position: Callable[..., np.ndarray], fold: Callable[..., np.ndarray]
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     def forward(self: np.ndarray, dim: int, keepdim: bool) -> tuple[np.ndarray, np.ndarray]:
-        if dtypes.is_floating_point(self.dtype):  # to fold takes a quarter of what it takes to pick by index
+        if dtypes.is_floating_point(self.dtype):  # a fold takes a quarter of the time of picking by index
             return on_floats(lambda a: fold(a, (dim,), keepdim), self), position(self, dim, keepdim)
         indices = position(self, dim, True)
         values = np.take_along_axis(self, indices, dim)

@@ -1,4 +1,4 @@
-"""Rounding, and what it leaves."""
+"""Rounding, and fractions."""
 
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import call, row_function

@@ -43,7 +43,7 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
     """Return 1 with the probability that each element is (or `p`), else 0.
 
-    Raises ArgumentError for what is no probability, unless it is on a device.
+    Raises ArgumentError for numbers outside [0, 1], except on a device.
     """
     chances = input.array.astype(np.float64) if p is None else np.asarray(p, np.float64)
     if p is None:

@@ -108,7 +108,7 @@ def _cumprod_forward(self: np.ndarray, dim: int) -> np.ndarray:
 
 
 def _cumprod_gradient(g: Tensor, self: Tensor, dim: int) -> Tensor:
-    # What comes before an element times what its successors make of it: no division, so zeros are exact.
+    # The product before an element times the sum of the products after it: no division, so zeros are exact.
     return mul(_cumprod(_moved_on(self, dim, 1.0), dim), _backwards(g, self, dim))
 
 

@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def normalize_dim(name: str, dim: int, ndim: int) -> int:
-    """Return `dim` counted from the front. Raises DimensionError out of range, OperandError for what is no integer."""
+    """Return `dim` counted from the front. Raises DimensionError out of range, OperandError for other types."""
     try:
         index = operator.index(dim)
     except TypeError as error:
@@ -53,7 +53,7 @@ def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
 
 
 def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
-    """Return sizes given separately, as one sequence, or by keyword. Raises OperandError for what is no integer."""
+    """Return sizes given separately, as one sequence, or by keyword. Raises OperandError for other types."""
     if named is not None:
         values = (named,)
     sizes = values[0] if len(values) == 1 and not isinstance(values[0], int | np.integer | Tensor) else values

@@ -281,7 +281,7 @@ def _pinv_forward(A: np.ndarray, atol: float | None, rtol: float | None, hermiti
 
 
 def _cutoff(a: np.ndarray, largest: np.ndarray, atol: float | None, rtol: float | None) -> np.ndarray:
-    """Return below what a singular value counts as zero: PyTorch's rule."""
+    """Return the bound below which a singular value counts as zero, by PyTorch's rule."""
     if rtol is None:
         rtol = 0.0 if atol else max(a.shape[-2:]) * np.finfo(a.dtype).eps
     return np.maximum(0.0 if atol is None else atol, rtol * largest)
@@ -342,7 +342,7 @@ def matrix_rank(
 
 
 class LeastSquares(NamedTuple):
-    """What `lstsq` returns."""
+    """The results of `lstsq`."""
 
     solution: Tensor
     residuals: Tensor

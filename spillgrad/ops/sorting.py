@@ -1,4 +1,4 @@
-"""Sorting, and what it finds: the k-th value, medians, quantiles, the most frequent value.
+"""Sorting, and functions that sort: the k-th value, medians, quantiles, the most frequent value.
 
 Indices have no gradient; a value's gradient goes to the element it came from.
 """
@@ -212,7 +212,7 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis
 
 @declare(method=True)
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-    """Return the median of what is not NaN, the lower of two; along a dimension (values, indices)."""
+    """Return the median of the elements that are not NaN, the lower of two; along a dimension (values, indices)."""
     return _middle("nanmedian", _nanmedian_of_all, _nanmedian, input, dim, keepdim, axis)
 
 
@@ -287,5 +287,5 @@ def nanquantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
     axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the quantiles of what is not NaN; see `quantile`."""
+    """Return the quantiles of the elements that are not NaN; see `quantile`."""
     return _quantile("nanquantile", input, q, axis if dim is None else dim, keepdim, interpolation, ignore_nan=True)

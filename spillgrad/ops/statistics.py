@@ -24,7 +24,7 @@ __all__ = ["corrcoef", "cov", "histogram"]
 
 
 class Histogram(NamedTuple):
-    """What `histogram` returns."""
+    """The results of `histogram`."""
 
     hist: Tensor
     bin_edges: Tensor
@@ -103,7 +103,7 @@ def histogram(
 
     With `density`, that is divided by the bin's width and by all that was counted.
     `bins` is their number, equally wide over `range` (that of the data by default), or a vector of their edges in
-    order. What lies outside is not counted; the last bin has its right edge. Nothing here has a gradient.
+    order. Elements outside are not counted; the last bin has its right edge. Nothing here has a gradient.
     Raises ArgumentError, ShapeError, DtypeError.
     """
     require_floats("histogram", input.dtype)

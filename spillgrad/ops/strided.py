@@ -39,7 +39,7 @@ def _span(place: Geometry) -> tuple[int, int]:
 
 
 def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
-    """Add the gradient up in what both reach of the storage, and read the input's part of it."""
+    """Add the gradient up over the memory that both reach, and read the input's part of it."""
     spans = _span(place), _span(own)
     first, last = min(low for low, _ in spans), max(high for _, high in spans)
     length = (max(last - first, 0),)
@@ -48,7 +48,7 @@ def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
     result = inplace.as_strided(sums, here)
     if not inplace.repeats_places(here[0], here[1]):
         return result
-    # Elements of the input that are one place share what arrives there.
+    # Elements of the input at one place share the gradient that arrives there.
     positions = inplace.strided(np.arange(*length), here)
     counts = np.bincount(positions.reshape(-1), minlength=length[0])[positions]
     return mul(result, Tensor.wrap((1 / counts).astype(g.dtype)))
@@ -63,7 +63,7 @@ def as_strided(
 ) -> Tensor:  # fmt: skip
     """Return a view of the storage: elements `stride` apart from `storage_offset` on (by default where `input` begins).
 
-    The gradient of what lies outside the input goes nowhere. Raises ArgumentError for negative strides or elements
+    Elements outside the input pass no gradient on. Raises ArgumentError for negative strides or elements
     outside the storage, GraphError for a storage that is not dense.
     """
     wanted, steps = shape_arguments((size,)), shape_arguments((stride,))
@@ -92,7 +92,7 @@ def as_strided(
 
 
 def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Make the tensor what a view of it would be, over the same memory; return it.
+    """Turn the tensor itself into a view of its memory, and return it.
 
     Raises GraphError for a leaf that requires a gradient, and for views of one.
     """

@@ -1,4 +1,4 @@
-"""Operations become methods and operators of `Tensor`, here and nowhere else, once at import."""
+"""Methods and operators of `Tensor`: declared operations, and those that differ from every function of `sg`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,7 +51,7 @@ def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is no operand is left to the other side's operator, as everywhere in Python."""
+    """Return an operator that leaves other types to the operator of the other side, as everywhere in Python."""
 
     def operate(self: Tensor, other: Any) -> Any:
         return function(self, other) if isinstance(other, promotion.OPERANDS) else NotImplemented

@@ -1,4 +1,7 @@
-"""Trigonometric and hyperbolic functions, their inverses, and angles."""
+"""Trigonometric and hyperbolic functions, their inverses, and angles.
+
+Formulas and derivatives are rows of `spillgrad_kernels/elementwise.py`.
+"""
 
 import math
 

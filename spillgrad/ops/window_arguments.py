@@ -15,7 +15,7 @@ Sizes = int | Sequence[int]
 def sizes(name: str, option: str, value: Any, count: int, least: int) -> tuple[int, ...]:
     """Return an option as `count` integers; one stands for all.
 
-    Raises OperandError for what is no integer, ArgumentError for another number of them or one below `least`.
+    Raises OperandError for other types than integers, ArgumentError for another number of them or one below `least`.
     """
     try:
         values = tuple(map(operator.index, value)) if hasattr(value, "__iter__") else (operator.index(value),)

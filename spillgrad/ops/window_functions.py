@@ -1,6 +1,6 @@
 """Windows for spectra: how much each of some points in a row counts.
 
-A periodic window, the default, is a symmetric one of a point more without its last: what follows it is its beginning.
+A periodic window, the default, is a symmetric one with one more point, without its last: it continues at its beginning.
 """
 
 from collections.abc import Callable
