@@ -25,8 +25,10 @@ from spillgrad.ops.rearrange import channel_shuffle as channel_shuffle
 from spillgrad.ops.rearrange import pixel_shuffle as pixel_shuffle
 from spillgrad.ops.rearrange import pixel_unshuffle as pixel_unshuffle
 from spillgrad.ops.sliding_windows import fold as fold
-from spillgrad.ops.sliding_windows import unfold_image as unfold
+from spillgrad.ops.sliding_windows import unfold_image as _unfold_image
 from spillgrad.ops.trigonometry import tanh as tanh
 from spillgrad.ops.volume_pooling import *
+
+unfold = _unfold_image
 
 __all__ = [name for name in dir() if not name.startswith("_")]
