@@ -1,4 +1,4 @@
-"""Choices between elements: by a condition, by size, by bounds."""
+"""Choices between elements: by a condition (`where`), by size (`maximum`, `minimum`), by bounds (`clamp`)."""
 
 import math
 from typing import Any

@@ -1,4 +1,7 @@
-"""Tensors of which some elements are replaced or folded into: by index, by mask, along a diagonal or a slice."""
+"""Copies of tensors in which some elements are replaced or combined: by index, by mask, along a diagonal or a slice.
+
+`x[i] = y` is in `getitem_setitem`; `scatter`, `scatter_add` and `index_add` are in `indexing`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
