@@ -6,26 +6,13 @@ products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal
 except `matrix_rank`; complex results, such as the eigenvalues of a matrix that is not symmetric, are not given.
 """
 
-from spillgrad.errors import LinAlgError
-from spillgrad.ops.decompositions import cholesky, eigh, eigvalsh, qr, svd, svdvals
+from spillgrad.errors import LinAlgError as LinAlgError
+from spillgrad.ops.decompositions import *
 from spillgrad.ops.einsum import cross as _cross
 from spillgrad.ops.indexing import diagonal as _diagonal
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.norms import cond, matrix_norm, multi_dot, norm, vander, vecdot, vector_norm
-from spillgrad.ops.solving import (
-    det,
-    inv,
-    lstsq,
-    matrix_exp,
-    matrix_power,
-    matrix_rank,
-    pinv,
-    slogdet,
-    solve,
-    solve_triangular,
-    tensorinv,
-    tensorsolve,
-)
+from spillgrad.ops.matrix_products import matmul as matmul
+from spillgrad.ops.norms import *
+from spillgrad.ops.solving import *
 from spillgrad.tensor import Tensor
 
 
@@ -39,34 +26,4 @@ def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     return _cross(input, other, dim)
 
 
-__all__ = [
-    "LinAlgError",
-    "cholesky",
-    "cond",
-    "cross",
-    "det",
-    "diagonal",
-    "eigh",
-    "eigvalsh",
-    "inv",
-    "lstsq",
-    "matmul",
-    "matrix_exp",
-    "matrix_norm",
-    "matrix_power",
-    "matrix_rank",
-    "multi_dot",
-    "norm",
-    "pinv",
-    "qr",
-    "slogdet",
-    "solve",
-    "solve_triangular",
-    "svd",
-    "svdvals",
-    "tensorinv",
-    "tensorsolve",
-    "vander",
-    "vecdot",
-    "vector_norm",
-]
+__all__ = [name for name in dir() if not name.startswith("_") and name != "Tensor"]

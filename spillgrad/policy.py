@@ -6,7 +6,7 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import module
-from spillgrad.ops import define
+from spillgrad.ops.operation import all_operations
 from spillgrad.utils.checkpoint import checkpoint
 
 CHOICES = ("spill", "keep", "recompute")
@@ -28,7 +28,7 @@ class Policy:
             self._of_operation: Chooser = lambda name: None
         elif isinstance(policy, Mapping):
             choices = dict(policy)
-            names = {operation.name for operation in define.operations}
+            names = {operation.name for operation in all_operations}
             for key, choice in choices.items():
                 if not isinstance(key, str):
                     raise ArgumentError(

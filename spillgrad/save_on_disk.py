@@ -18,9 +18,9 @@ from spillgrad.disk_offload import OffloadStats, disk_offload
 from spillgrad.errors import SavedTensorError
 from spillgrad.nn.module import around_forward
 from spillgrad.offload.tensors import OffloadedView
+from spillgrad.ops.array_casts import cast, contiguous
 from spillgrad.ops.autocast import CastOf, Conversion
 from spillgrad.ops.losses import MADE_AHEAD
-from spillgrad.ops.numeric import cast, contiguous
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.small_tensors import Layout, SmallTensors, SpilledSmall, layout_of

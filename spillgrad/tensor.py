@@ -1,6 +1,6 @@
 """The tensor: an array, the storage it shares with its views, and its place in the graph.
 
-Operations live in `spillgrad.ops` and are bound to this class by `spillgrad.ops.bind`.
+Operations live in `spillgrad.ops` and are bound to this class by `spillgrad.ops.tensor_methods`.
 """
 
 import itertools
@@ -674,7 +674,7 @@ class Tensor:
         return (self[i] for i in range(self.shape[0]))
 
     if TYPE_CHECKING:
-        # Bound by spillgrad.ops.bind: the operators, and every operation as a method.
+        # Bound by spillgrad.ops.tensor_methods: the operators, and every operation as a method.
         def __getattr__(self, name: str) -> Any: ...
         def __getitem__(self, index: Any) -> "Tensor": ...
         def __setitem__(self, index: Any, value: Any) -> None: ...

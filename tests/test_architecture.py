@@ -71,7 +71,7 @@ FRAMEWORK_USERS = (
 LATE_IMPORTS = {
     "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
     "spillgrad.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
-    "spillgrad.ops.bind": "`import spillgrad` must not wait for tables of names that only NumPy's callers need",
+    "spillgrad.interop.numpy": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
     "spillgrad.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
@@ -171,7 +171,7 @@ def test_every_late_import_on_the_list_is_still_there():
         ("spillgrad.autograd.hooks", "import spillgrad_kernels.memory"),
         ("spillgrad.storage.segment", "from spillgrad_kernels.dispatch import parallel_for"),
         ("spillgrad.storage.segment", "import spillgrad.tensor"),
-        ("spillgrad.ops.linalg", "import spillgrad.nn.module"),
+        ("spillgrad.ops.matrix_products", "import spillgrad.nn.module"),
         ("spillgrad.nn.linear", "import spillgrad.storage.store"),
         ("spillgrad.nn.linear", "import spillgrad"),
         ("spillgrad.nn.linear", "from . import module"),

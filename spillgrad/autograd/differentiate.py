@@ -11,7 +11,7 @@ from spillgrad.autograd.node import Edge, GradientEdge, OutputMeta
 from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.shape import stack
+from spillgrad.ops.join_split import stack
 from spillgrad.tensor import Tensor
 
 Tensors = Tensor | GradientEdge | Iterable[Tensor | GradientEdge]

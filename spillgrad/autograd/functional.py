@@ -17,7 +17,8 @@ from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad
 from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
-from spillgrad.ops.shape import reshape, stack, view
+from spillgrad.ops.join_split import stack
+from spillgrad.ops.shape import reshape, view
 from spillgrad.tensor import Tensor
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]

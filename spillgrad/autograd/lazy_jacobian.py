@@ -13,8 +13,9 @@ from spillgrad.autograd.differentiate import grad
 from spillgrad.autograd.grad_mode import enable_grad
 from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DimensionError, OperandError
+from spillgrad.ops.join_split import stack
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import reshape, stack
+from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
 
 

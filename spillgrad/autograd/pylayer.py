@@ -21,8 +21,8 @@ from spillgrad.autograd.saved import FREED, SavedNone, SavedTensor
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, GradientMismatchError, GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.define import view_of
 from spillgrad.ops.inplace import record_change, refuse
+from spillgrad.ops.operation import view_of
 from spillgrad.tensor import Tensor
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import creation, shape
+from spillgrad.ops import creation, join_split
 from spillgrad.tensor import Tensor
 
 
@@ -90,7 +90,7 @@ def collate(samples: list[Any]) -> Any:
     """Stack samples of the same structure into a batch."""
     first = samples[0]
     if isinstance(first, Tensor):
-        return shape.stack(samples)
+        return join_split.stack(samples)
     if isinstance(first, dict):
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):

@@ -1,1 +1,1 @@
-"""The store for models of PyTorch and Paddle, `spillgrad.interop.torch` and `spillgrad.interop.paddle`; einops."""
+"""Other libraries: the store for models of `torch` and `paddle`, tensors in `numpy`'s functions and in `einops`."""

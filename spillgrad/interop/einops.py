@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError
-from spillgrad.ops import creation, einsum, reduce, shape
+from spillgrad.ops import creation, einsum, join_split, rearrange, reduce, shape
 from spillgrad.tensor import Tensor
 
 try:
@@ -63,7 +63,7 @@ class SpillgradBackend(AbstractBackend):  # type: ignore[misc]
         return _REDUCTIONS[operation](x, axes)
 
     def stack_on_zeroth_dimension(self, tensors: Sequence[Tensor]) -> Tensor:
-        return shape.stack(tensors)
+        return join_split.stack(tensors)
 
     def add_axis(self, x: Tensor, new_position: int) -> Tensor:
         return shape.unsqueeze(x, new_position)
@@ -77,10 +77,10 @@ class SpillgradBackend(AbstractBackend):  # type: ignore[misc]
         return shape.expand(x, sizes)
 
     def tile(self, x: Tensor, repeats: Sequence[int]) -> Tensor:
-        return shape.tile(x, repeats)
+        return rearrange.tile(x, repeats)
 
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return shape.cat(tensors, axis)
+        return join_split.cat(tensors, axis)
 
     def is_float_type(self, x: Tensor) -> bool:
         return x.is_floating_point()

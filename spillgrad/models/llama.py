@@ -23,7 +23,7 @@ from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.rms_norm import RMSNorm
-from spillgrad.ops import activations, attention, creation, shape
+from spillgrad.ops import activations, attention, creation, join_split
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_files import StoredTensor
 
@@ -169,7 +169,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """
     cosines, sines = rotation
     first, second = x.chunk(2, -1)
-    return shape.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+    return join_split.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
 
 
 class Attention(Module):

@@ -10,7 +10,7 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import conv, creation
 from spillgrad.ops.padding import pad
-from spillgrad.ops.windows import Sizes, sizes
+from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
 
 

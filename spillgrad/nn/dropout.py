@@ -2,7 +2,7 @@
 
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
-from spillgrad.ops import random
+from spillgrad.ops import dropout_masks
 from spillgrad.tensor import Tensor
 
 
@@ -27,40 +27,40 @@ class Dropout(_Dropout):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return `x` after dropout, added to `residual` in the same pass where one is given."""
         if residual is not None:
-            return random.dropout_add(x, residual, self.p, self.training)
-        return random.dropout(x, self.p, self.training, self.inplace)
+            return dropout_masks.dropout_add(x, residual, self.p, self.training)
+        return dropout_masks.dropout(x, self.p, self.training, self.inplace)
 
 
 class Dropout1d(_Dropout):
     """In training, drop whole channels of signals (N, C, L) or (C, L) (see `Dropout`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return random.dropout1d(x, self.p, self.training, self.inplace)
+        return dropout_masks.dropout1d(x, self.p, self.training, self.inplace)
 
 
 class Dropout2d(_Dropout):
     """In training, drop whole channels of images (N, C, H, W) or (C, H, W) (see `Dropout`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return random.dropout2d(x, self.p, self.training, self.inplace)
+        return dropout_masks.dropout2d(x, self.p, self.training, self.inplace)
 
 
 class Dropout3d(_Dropout):
     """In training, drop whole channels of volumes (N, C, D, H, W) or (C, D, H, W) (see `Dropout`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return random.dropout3d(x, self.p, self.training, self.inplace)
+        return dropout_masks.dropout3d(x, self.p, self.training, self.inplace)
 
 
 class AlphaDropout(_Dropout):
     """In training, drop elements to what keeps mean and variance through SELU. Source: Klambauer et al. 2017."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return random.alpha_dropout(x, self.p, self.training, self.inplace)
+        return dropout_masks.alpha_dropout(x, self.p, self.training, self.inplace)
 
 
 class FeatureAlphaDropout(_Dropout):
     """In training, drop whole channels to what keeps mean and variance through SELU (see `AlphaDropout`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return random.feature_alpha_dropout(x, self.p, self.training, self.inplace)
+        return dropout_masks.feature_alpha_dropout(x, self.p, self.training, self.inplace)

@@ -1,229 +1,34 @@
 """Functions of neural networks, under PyTorch's names."""
 
-from spillgrad.ops.activations import (
-    celu,
-    celu_,
-    elu,
-    elu_,
-    gelu,
-    glu,
-    gumbel_softmax,
-    hardshrink,
-    hardsigmoid,
-    hardswish,
-    hardtanh,
-    hardtanh_,
-    leaky_relu,
-    leaky_relu_,
-    log_sigmoid,
-    logsigmoid,
-    mish,
-    prelu,
-    relu,
-    relu6,
-    relu_,
-    rrelu,
-    rrelu_,
-    selu,
-    selu_,
-    sigmoid,
-    silu,
-    softmin,
-    softplus,
-    softshrink,
-    softsign,
-    swish,
-    tanhshrink,
-    threshold,
-    threshold_,
-)  # fmt: skip
-from spillgrad.ops.attention import scaled_dot_product_attention
-from spillgrad.ops.bilinear import bilinear
-from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm, local_response_norm
-from spillgrad.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from spillgrad.ops.ctc import ctc_loss
-from spillgrad.ops.distance import cosine_similarity, normalize, pairwise_distance, pdist
-from spillgrad.ops.embedding import embedding, embedding_bag, one_hot
-from spillgrad.ops.interpolate import interpolate
-from spillgrad.ops.likelihood_losses import (
-    binary_cross_entropy,
-    gaussian_nll_loss,
-    kl_div,
-    multilabel_soft_margin_loss,
-    poisson_nll_loss,
-    soft_margin_loss,
-)
-from spillgrad.ops.linalg import linear
-from spillgrad.ops.losses import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    huber_loss,
-    l1_loss,
-    linear_cross_entropy,
-    mse_loss,
-    nll_loss,
-    smooth_l1_loss,
-)  # fmt: skip
-from spillgrad.ops.margin_losses import (
-    cosine_embedding_loss,
-    hinge_embedding_loss,
-    margin_ranking_loss,
-    multi_margin_loss,
-    multilabel_margin_loss,
-    triplet_margin_loss,
-    triplet_margin_with_distance_loss,
-)  # fmt: skip
-from spillgrad.ops.normalization import layer_norm, log_softmax, rms_norm, softmax
-from spillgrad.ops.padding import pad
-from spillgrad.ops.pooling import (
-    adaptive_avg_pool1d,
-    adaptive_avg_pool2d,
-    adaptive_max_pool1d,
-    adaptive_max_pool2d,
-    avg_pool1d,
-    avg_pool2d,
-    lp_pool1d,
-    lp_pool2d,
-    max_pool1d,
-    max_pool2d,
-    max_unpool1d,
-    max_unpool2d,
-)  # fmt: skip
-from spillgrad.ops.random import (
-    alpha_dropout,
-    dropout,
-    dropout1d,
-    dropout2d,
-    dropout3d,
-    dropout_add,
-    feature_alpha_dropout,
-)  # fmt: skip
-from spillgrad.ops.rearrange import channel_shuffle, pixel_shuffle, pixel_unshuffle
-from spillgrad.ops.sliding import fold
-from spillgrad.ops.sliding import unfold_image as unfold
-from spillgrad.ops.trigonometry import tanh
-from spillgrad.ops.volume_pooling import (
-    adaptive_avg_pool3d,
-    adaptive_max_pool3d,
-    avg_pool3d,
-    lp_pool3d,
-    max_pool3d,
-    max_unpool3d,
-)
+from spillgrad.ops.activations import *
+from spillgrad.ops.attention import *
+from spillgrad.ops.bilinear import *
+from spillgrad.ops.channel_norm import *
+from spillgrad.ops.conv import *
+from spillgrad.ops.ctc import *
+from spillgrad.ops.distance import cosine_similarity as cosine_similarity
+from spillgrad.ops.distance import normalize as normalize
+from spillgrad.ops.distance import pairwise_distance as pairwise_distance
+from spillgrad.ops.distance import pdist as pdist
+from spillgrad.ops.dropout_masks import *
+from spillgrad.ops.elementwise_losses import *
+from spillgrad.ops.embedding import *
+from spillgrad.ops.interpolate import *
+from spillgrad.ops.likelihood_losses import *
+from spillgrad.ops.losses import *
+from spillgrad.ops.margin_losses import *
+from spillgrad.ops.matrix_products import linear as linear
+from spillgrad.ops.normalization import *
+from spillgrad.ops.padding import *
+from spillgrad.ops.pooling import *
+from spillgrad.ops.rearrange import channel_shuffle as channel_shuffle
+from spillgrad.ops.rearrange import pixel_shuffle as pixel_shuffle
+from spillgrad.ops.rearrange import pixel_unshuffle as pixel_unshuffle
+from spillgrad.ops.sliding_windows import fold as fold
+from spillgrad.ops.sliding_windows import unfold_image as _unfold_image
+from spillgrad.ops.trigonometry import tanh as tanh
+from spillgrad.ops.volume_pooling import *
 
-__all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-    "alpha_dropout",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "batch_norm",
-    "bilinear",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "celu",
-    "celu_",
-    "channel_shuffle",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "cosine_embedding_loss",
-    "cosine_similarity",
-    "cross_entropy",
-    "ctc_loss",
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "dropout_add",
-    "elu",
-    "elu_",
-    "embedding",
-    "embedding_bag",
-    "feature_alpha_dropout",
-    "fold",
-    "gaussian_nll_loss",
-    "gelu",
-    "glu",
-    "group_norm",
-    "gumbel_softmax",
-    "hardshrink",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "hardtanh_",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "instance_norm",
-    "interpolate",
-    "kl_div",
-    "l1_loss",
-    "layer_norm",
-    "leaky_relu",
-    "leaky_relu_",
-    "linear",
-    "linear_cross_entropy",
-    "local_response_norm",
-    "log_sigmoid",
-    "log_softmax",
-    "logsigmoid",
-    "lp_pool1d",
-    "lp_pool2d",
-    "lp_pool3d",
-    "margin_ranking_loss",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "max_unpool1d",
-    "max_unpool2d",
-    "max_unpool3d",
-    "mish",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "normalize",
-    "one_hot",
-    "pad",
-    "pairwise_distance",
-    "pdist",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "poisson_nll_loss",
-    "prelu",
-    "relu",
-    "relu6",
-    "relu_",
-    "rms_norm",
-    "rrelu",
-    "rrelu_",
-    "scaled_dot_product_attention",
-    "selu",
-    "selu_",
-    "sigmoid",
-    "silu",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "softmax",
-    "softmin",
-    "softplus",
-    "softshrink",
-    "softsign",
-    "swish",
-    "tanh",
-    "tanhshrink",
-    "threshold",
-    "threshold_",
-    "triplet_margin_loss",
-    "triplet_margin_with_distance_loss",
-    "unfold",
-]
+unfold = _unfold_image
+
+__all__ = [name for name in dir() if not name.startswith("_")]

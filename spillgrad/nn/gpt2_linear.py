@@ -3,7 +3,7 @@
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, linalg
+from spillgrad.ops import creation, matrix_products
 from spillgrad.tensor import Tensor
 
 
@@ -25,7 +25,7 @@ class Conv1D(Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the layer's result, added to `residual` where one is given."""
-        return linalg.linear(x, self.weight.t(), self.bias, activation=self.activation, residual=residual)
+        return matrix_products.linear(x, self.weight.t(), self.bias, activation=self.activation, residual=residual)
 
     def extra_repr(self) -> str:
         extra = "" if self.activation is None else f", activation={self.activation!r}"

@@ -6,7 +6,7 @@ from typing import Any
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, linalg
+from spillgrad.ops import creation, matrix_products
 from spillgrad.tensor import Tensor
 
 
@@ -39,7 +39,7 @@ class Linear(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linalg.linear(x, self.weight, self.bias)
+        return matrix_products.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

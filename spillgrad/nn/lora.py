@@ -17,7 +17,7 @@ from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import linalg
+from spillgrad.ops import matrix_products
 from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.elementwise import call
 from spillgrad.ops.shape import transpose
@@ -83,7 +83,7 @@ class LoRALayer(Module):
 
     def _product(self, x: Tensor) -> Tensor:
         """Return the product with the weight, plus the bias, plus what the adapters make of `x`."""
-        base = linalg.linear(x, self._out_in(self.weight), self.bias)
+        base = matrix_products.linear(x, self._out_in(self.weight), self.bias)
         if self.merged:
             if self.training and is_grad_enabled() and self.lora_A.weight.requires_grad:
                 raise GraphError(
@@ -92,7 +92,7 @@ class LoRALayer(Module):
                 )
             return base
         down = self.lora_A(self.lora_dropout(x))
-        return linalg.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
+        return matrix_products.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
 
     def state_dict(self, **options: Any) -> dict[str, Any]:
         """Return the state, as any module's. Raises GraphError while merged: loaded, it would be merged twice."""

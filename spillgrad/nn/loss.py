@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.nn.module import Module
-from spillgrad.ops import ctc, likelihood_losses, losses, margin_losses
+from spillgrad.ops import ctc, elementwise_losses, likelihood_losses, losses, margin_losses
 from spillgrad.tensor import Tensor
 
 
@@ -56,7 +56,7 @@ class NLLLoss(_Loss):
 class MSELoss(_Loss):
     """Squared difference of input and target."""
 
-    _function = losses.mse_loss
+    _function = elementwise_losses.mse_loss
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -65,7 +65,7 @@ class MSELoss(_Loss):
 class L1Loss(_Loss):
     """Absolute difference of input and target."""
 
-    _function = losses.l1_loss
+    _function = elementwise_losses.l1_loss
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -74,7 +74,7 @@ class L1Loss(_Loss):
 class SmoothL1Loss(_Loss):
     """Absolute difference of input and target, a parabola up to `beta`."""
 
-    _function = losses.smooth_l1_loss
+    _function = elementwise_losses.smooth_l1_loss
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(reduction=reduction, beta=beta)
@@ -83,7 +83,7 @@ class SmoothL1Loss(_Loss):
 class HuberLoss(_Loss):
     """Half the squared difference of input and target, linear beyond `delta`."""
 
-    _function = losses.huber_loss
+    _function = elementwise_losses.huber_loss
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction=reduction, delta=delta)
@@ -101,7 +101,7 @@ class BCELoss(_Loss):
 class BCEWithLogitsLoss(_Loss):
     """Negative log probability of the target under sigmoid of the logits; `pos_weight` scales its positive part."""
 
-    _function = losses.binary_cross_entropy_with_logits
+    _function = elementwise_losses.binary_cross_entropy_with_logits
 
     def __init__(self, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None) -> None:
         super().__init__(weight=weight, reduction=reduction, pos_weight=pos_weight)

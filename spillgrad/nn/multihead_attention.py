@@ -8,7 +8,7 @@ from spillgrad.nn import init
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import attention, creation, indexing, linalg, normalization, random
+from spillgrad.ops import attention, creation, dropout_masks, indexing, matrix_products, normalization
 from spillgrad.tensor import Tensor
 
 
@@ -109,10 +109,10 @@ class MultiheadAttention(Module):
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
-            scores = linalg.matmul(q * (1 / math.sqrt(self.head_dim)), k.transpose(-2, -1))
+            scores = matrix_products.matmul(q * (1 / math.sqrt(self.head_dim)), k.transpose(-2, -1))
             weights = normalization.softmax(scores if mask is None else scores + mask, -1)
-            weights = random.dropout(weights, dropout, self.training)
-            heads = linalg.matmul(weights, v)
+            weights = dropout_masks.dropout(weights, dropout, self.training)
+            heads = matrix_products.matmul(weights, v)
         else:
             heads = attention.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=flagged and is_causal
@@ -128,14 +128,14 @@ class MultiheadAttention(Module):
         """Return q, k, v as (N, num_heads, length, head_dim)."""
         bias = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.split(self.embed_dim)
         if self.in_proj_weight is not None and self_attention:
-            projected = linalg.linear(query, self.in_proj_weight, self.in_proj_bias).split(self.embed_dim, -1)
+            projected = matrix_products.linear(query, self.in_proj_weight, self.in_proj_bias).split(self.embed_dim, -1)
         else:
             weight = (
                 (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
                 if self.in_proj_weight is None
                 else self.in_proj_weight.split(self.embed_dim)
             )
-            projected = tuple(map(linalg.linear, (query, key, value), weight, bias))
+            projected = tuple(map(matrix_products.linear, (query, key, value), weight, bias))
         return tuple(
             tensor.reshape(*tensor.shape[:2], self.num_heads, self.head_dim).transpose(1, 2) for tensor in projected
         )

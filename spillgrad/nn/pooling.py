@@ -5,7 +5,7 @@ from typing import Any
 
 from spillgrad.nn.module import Module
 from spillgrad.ops import pooling, volume_pooling
-from spillgrad.ops.windows import Sizes, sizes
+from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
 
 

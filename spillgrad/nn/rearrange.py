@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from spillgrad.nn.module import Module
-from spillgrad.ops import rearrange, shape, sliding
+from spillgrad.ops import rearrange, shape, sliding_windows
 from spillgrad.tensor import Tensor
 
 
@@ -75,7 +75,7 @@ class Unfold(Module):
         self.kernel_size, self.dilation, self.padding, self.stride = kernel_size, dilation, padding, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return sliding.unfold_image(x, self.kernel_size, self.dilation, self.padding, self.stride)
+        return sliding_windows.unfold_image(x, self.kernel_size, self.dilation, self.padding, self.stride)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, stride={self.stride}"
@@ -93,7 +93,7 @@ class Fold(Module):
         self.dilation, self.padding, self.stride = dilation, padding, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return sliding.fold(x, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
+        return sliding_windows.fold(x, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
 
     def extra_repr(self) -> str:
         return (

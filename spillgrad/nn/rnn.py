@@ -11,7 +11,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils.rnn import PackedSequence
-from spillgrad.ops import creation, indexing, random, recurrent, recurrent_layer, shape
+from spillgrad.ops import creation, dropout_masks, indexing, join_split, recurrent, recurrent_layer, shape
 from spillgrad.tensor import Tensor
 
 
@@ -164,7 +164,7 @@ class RNNBase(Module):
 
     def _run(self, data: Tensor, counts: list[int], first: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
         """Return the last layer's outputs, packed as `data` is, and the last states of all layers, stacked."""
-        starts = list(zip(*(shape.unbind(part, 0) for part in first), strict=True))
+        starts = list(zip(*(join_split.unbind(part, 0) for part in first), strict=True))
         ends = []
         for layer in range(self.num_layers):
             outputs = []
@@ -176,10 +176,10 @@ class RNNBase(Module):
                 )
                 outputs.append(output)
                 ends.append(end)
-            data = outputs[0] if len(outputs) == 1 else shape.cat(outputs, -1)
+            data = outputs[0] if len(outputs) == 1 else join_split.cat(outputs, -1)
             if layer < self.num_layers - 1:
-                data = random.dropout(data, self.dropout, self.training)
-        return data, [shape.stack(parts) for parts in zip(*ends, strict=True)]
+                data = dropout_masks.dropout(data, self.dropout, self.training)
+        return data, [join_split.stack(parts) for parts in zip(*ends, strict=True)]
 
     def extra_repr(self) -> str:
         shown = [f"{self.input_size}, {self.hidden_size}"]

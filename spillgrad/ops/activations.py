@@ -9,19 +9,28 @@ from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
-from spillgrad.ops.choice import clamp
+from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.creation import draw
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, call, row_function
 from spillgrad.ops.exponential import log
 from spillgrad.ops.indexing import scatter
+from spillgrad.ops.join_split import chunk
 from spillgrad.ops.normalization import softmax
 from spillgrad.ops.reduce import argmax
-from spillgrad.ops.shape import chunk, normalize_dim, reshape, unsqueeze
+from spillgrad.ops.shape import normalize_dim, reshape, unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
 
-sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
+__all__ = [
+    "celu", "celu_", "elu", "elu_", "gelu", "glu", "gumbel_softmax", "hardshrink", "hardsigmoid", "hardswish",
+    "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "log_sigmoid", "logsigmoid", "mish", "prelu", "relu",
+    "relu6", "relu_", "rrelu", "rrelu_", "selu", "selu_", "sigmoid", "silu", "softmin", "softplus", "softshrink",
+    "softsign", "swish", "tanhshrink", "threshold", "threshold_",
+]  # fmt: skip
+
+sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.", in_place=True)
 
 
 @functools.cache
@@ -38,6 +47,7 @@ def _activated(name: str, input: Tensor, *numbers: float, inplace: bool, out: Te
     return OPERATIONS[name].run(input, *numbers) if out is None else call(name, input, *numbers, out=out)
 
 
+@declare(in_place=True)
 def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return each element, negative ones as 0."""
     if out is None and not inplace:  # the shortest way for the one that is called most
@@ -153,6 +163,7 @@ def hardswish(input: Tensor, inplace: bool = False, *, out: Tensor | None = None
     return _activated("hardswish", input, inplace=inplace, out=out)
 
 
+@declare(method=True)
 def hardshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
     """Return each element, those within [-lambd, lambd] as 0."""
     return call("hardshrink", input, float(lambd), out=out)
@@ -172,6 +183,7 @@ def threshold(
     return _activated("threshold", input, threshold, value, inplace=inplace, out=out)
 
 
+@declare(method=True)
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """Return each element, negative ones times a learned slope. Source: He et al. 2015, equation 1.
 

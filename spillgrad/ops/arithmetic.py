@@ -8,16 +8,28 @@ from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops.comparison import lt, ne
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, by_numpy, call, row_function
 from spillgrad.ops.logic import logical_and
 from spillgrad.ops.promotion import Number, Operand, as_operand, result_type
 from spillgrad.ops.rounding import trunc
 from spillgrad.tensor import Tensor
 
-neg = negative = row_function("neg", "Return each element with the other sign.")
-abs = absolute = row_function("abs", "Return the absolute value of each element.")
+__all__ = [
+    "abs", "absolute", "add", "addcdiv", "addcmul", "div", "divide", "float_power", "floor_divide", "fmod", "gcd",
+    "hypot", "lcm", "lerp", "mod", "mul", "multiply", "neg", "negative", "positive", "pow", "reciprocal", "remainder",
+    "rsqrt", "rsub", "sgn", "sign", "sqrt", "square", "sub", "subtract", "true_divide",
+]  # fmt: skip
+
+neg = negative = row_function(
+    "neg", "Return each element with the other sign.", in_place=True, numpy=True, standard="negative"
+)
+abs = absolute = row_function(
+    "abs", "Return the absolute value of each element.", in_place=True, numpy="absolute fabs", standard=True
+)
 
 
+@declare(method=True, numpy=True, standard=True)
 def positive(input: Tensor) -> Tensor:
     """Return the input. Raises DtypeError for bool."""
     if input.dtype == dtypes.bool_:
@@ -25,9 +37,10 @@ def positive(input: Tensor) -> Tensor:
     return input
 
 
-sign = sgn = row_function("sign", "Return -1, 0 or 1 for each element.")
+sign = sgn = row_function("sign", "Return -1, 0 or 1 for each element.", in_place=True)
 
 
+@declare(in_place=True, numpy=True, standard=True)
 def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + alpha * other."""
     if alpha == 1 and out is None:
@@ -35,6 +48,7 @@ def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None
     return call("add", input, other if alpha == 1 else mul(other, alpha), out=out)
 
 
+@declare(in_place=True, numpy=True, standard="subtract")
 def sub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input - alpha * other."""
     if alpha == 1 and out is None:
@@ -50,9 +64,10 @@ def rsub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | Non
     return sub(other, input, alpha=alpha, out=out)
 
 
-mul = multiply = row_function("mul", "Return the elementwise product.")
+mul = multiply = row_function("mul", "Return the elementwise product.", in_place=True, numpy=True, standard="multiply")
 
 
+@declare(in_place=True, numpy=True, standard="divide")
 def div(
     input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
@@ -73,16 +88,21 @@ def div(
 divide = true_divide = div
 
 
+@declare(in_place=True, numpy=True, standard=True)
 def floor_divide(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return the largest integer not above input / other; integers stay integers."""
     return call("floor_divide", input, other, out=out)
 
 
-remainder = mod = row_function("remainder", "Return input modulo other, with the divisor's sign (Python's %).")
-fmod = row_function("fmod", "Return input modulo other, with the sign of input (C's fmod).")
-reciprocal = row_function("reciprocal", "Return 1 / x for each element.")
+remainder = mod = row_function(
+    "remainder", "Return input modulo other, with the divisor's sign (Python's %).",
+    method=True, in_place="remainder", numpy=True, standard=True,
+)  # fmt: skip
+fmod = row_function("fmod", "Return input modulo other, with the sign of input (C's fmod).", in_place=True, numpy=True)
+reciprocal = row_function("reciprocal", "Return 1 / x for each element.", in_place=True, numpy=True, standard=True)
 
 
+@declare(in_place=True)
 def addcmul(
     input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
@@ -90,6 +110,7 @@ def addcmul(
     return add(input, mul(tensor1, tensor2), alpha=value, out=out)
 
 
+@declare(in_place=True)
 def addcdiv(
     input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
@@ -97,16 +118,18 @@ def addcdiv(
     return add(input, div(tensor1, tensor2), alpha=value, out=out)
 
 
+@declare(in_place=True)
 def lerp(input: Tensor, end: Tensor, weight: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input + weight * (end - input)."""
     return call("lerp", input, end, weight, out=out)
 
 
-square = row_function("square", "Return the square of each element.")
-sqrt = row_function("sqrt", "Return the square root of each element.")
-rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each element.")
+square = row_function("square", "Return the square of each element.", in_place=True, numpy=True, standard=True)
+sqrt = row_function("sqrt", "Return the square root of each element.", in_place=True, numpy=True, standard=True)
+rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each element.", in_place=True)
 
 
+@declare(in_place=True, numpy="power", standard=True)
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input raised to `exponent`; common exponents take a product instead of a logarithm."""
     if isinstance(input, Tensor) and input.is_floating_point() and isinstance(exponent, int | float):
@@ -123,6 +146,7 @@ def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tens
     return call("pow", input, exponent, out=out)
 
 
+@declare(in_place=True, numpy=True)
 def float_power(input: Operand, exponent: Operand) -> Tensor:
     """Return input raised to `exponent`, computed in float64."""
     first, second = (
@@ -134,7 +158,13 @@ def float_power(input: Operand, exponent: Operand) -> Tensor:
     return pow(first, second)
 
 
-hypot = row_function("hypot", "Return sqrt(input**2 + other**2) without overflow; its gradient at the origin is 0.")
+hypot = row_function(
+    "hypot",
+    "Return sqrt(input**2 + other**2) without overflow; its gradient at the origin is 0.",
+    in_place=True,
+    numpy=True,
+    standard=True,
+)
 
 
 def _whole(name: str, function: Any, input: Tensor, other: Tensor | Number) -> Tensor:
@@ -145,11 +175,13 @@ def _whole(name: str, function: Any, input: Tensor, other: Tensor | Number) -> T
     return by_numpy(name, function, *operands)
 
 
+@declare(in_place=True, numpy=True)
 def gcd(input: Tensor, other: Tensor | Number) -> Tensor:
     """Return the greatest common divisors of integers. Raises DtypeError for others."""
     return _whole("gcd", np.gcd, input, other)
 
 
+@declare(in_place=True, numpy=True)
 def lcm(input: Tensor, other: Tensor | Number) -> Tensor:
     """Return the least common multiples of integers. Raises DtypeError for others."""
     return _whole("lcm", np.lcm, input, other)

@@ -3,7 +3,6 @@
 Where both have a name, `sg` keeps PyTorch's meaning.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,28 +10,29 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device import filled
-from spillgrad.errors import ArgumentError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import take, take_along_dim
+from spillgrad.ops.join_split import cat, unbind
+from spillgrad.ops.logic import bitwise_not
+from spillgrad.ops.rearrange import repeat_interleave
 from spillgrad.ops.scan import cumprod, cumsum
-from spillgrad.ops.shape import (
-    broadcast_tensors,
-    cat,
-    normalize_dim,
-    permute,
-    repeat_interleave,
-    transpose,
-    unbind,
-    unsqueeze,
-)
+from spillgrad.ops.shape import broadcast_tensors, normalize_dim, permute, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import arange_beside
 
+__all__ = [
+    "asarray", "astype", "bitwise_invert", "broadcast_arrays", "broadcast_shapes", "can_cast", "cumulative_prod",
+    "cumulative_sum", "expand_dims", "isdtype", "matrix_transpose", "permute_dims", "repeat", "take_along_axis",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack",
+]  # fmt: skip
+
 
 class UniqueAll(NamedTuple):
-    """What `unique_all` returns."""
+    """The results of `unique_all`."""
 
     values: Tensor
     indices: Tensor
@@ -41,35 +41,20 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """What `unique_counts` returns."""
+    """The results of `unique_counts`."""
 
     values: Tensor
     counts: Tensor
 
 
 class UniqueInverse(NamedTuple):
-    """What `unique_inverse` returns."""
+    """The results of `unique_inverse`."""
 
     values: Tensor
     inverse_indices: Tensor
 
 
-NUMBERS = (bool, int, float, complex)
-
-
-def promoted(name: str, *operands: Any) -> list[Any]:
-    """Return tensors in their common dtype, whatever their dimensions, and numbers as they are.
-
-    Raises OperandError for anything else, and for numbers alone.
-    """
-    found = {x.dtype for x in operands if isinstance(x, Tensor)}
-    if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):
-        got = ", ".join(type(x).__name__ for x in operands)
-        raise OperandError(f"{name}: got {got}; wanted tensors, or a tensor and Python numbers")
-    if len(found) == 1:
-        return list(operands)
-    dtype = functools.reduce(dtypes.promote, found)
-    return [to_dtype(x, dtype) if isinstance(x, Tensor) else x for x in operands]
+bitwise_invert = bitwise_not
 
 
 def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
@@ -127,6 +112,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     return permute(x, tuple(axes))
 
 
+@declare(numpy=True)
 def matrix_transpose(x: Tensor, /) -> Tensor:
     """Return the view with the last two dimensions swapped. Raises ShapeError for fewer."""
     if x.ndim < 2:
@@ -134,11 +120,13 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
     return transpose(x, -2, -1)
 
 
+@declare(numpy=True)
 def expand_dims(x: Tensor, /, axis: int = 0) -> Tensor:
     """Return a view with a new dimension of size 1 at `axis`."""
     return unsqueeze(x, axis)
 
 
+@declare(numpy=True)
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
     """Return views of the tensors in the shape that they broadcast to."""
     return broadcast_tensors(*arrays)
@@ -159,6 +147,7 @@ def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     return repeat_interleave(x, repeats, axis)
 
 
+@declare(numpy=True)
 def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return views of the slices along a dimension, without it."""
     return unbind(x, axis)
@@ -196,23 +185,27 @@ def cumulative_prod(
     return _cumulative("cumulative_prod", cumprod, x, axis, dtype, 1 if include_initial else None)
 
 
+@declare(numpy=True)
 def unique_values(x: Tensor, /) -> Tensor:
     """Return the different elements in order; every NaN is one of its own."""
     return unique_all(x).values
 
 
+@declare(numpy=True)
 def unique_counts(x: Tensor, /) -> UniqueCounts:
     """Return the different elements, and how often each is there."""
     found = unique_all(x)
     return UniqueCounts(found.values, found.counts)
 
 
+@declare(numpy=True)
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
     """Return the different elements, and which of them each element is."""
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
+@declare(numpy=True)
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Return the different elements, where each is first, which of them each element is, and how often it is there.
 

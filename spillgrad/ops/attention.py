@@ -11,21 +11,23 @@ from spillgrad.device import Device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.autocast import product_dtype
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import where
-from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.clamp_where import where
+from spillgrad.ops.dropout_masks import dropout
 from spillgrad.ops.indexing import masked_fill
-from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.normalization import run_on_tensors, softmax
-from spillgrad.ops.numeric import on_floats
-from spillgrad.ops.random import dropout
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import attention as kernels
 from spillgrad_kernels.random import counters_needed
 from spillgrad_kernels.random import dropout as zero_some
+
+__all__ = ["scaled_dot_product_attention"]
 
 
 def _attention_forward(
@@ -73,7 +75,7 @@ _attention: Callable[..., Tensor] = operation(
 def _dropout_factors(
     shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: kernels.Dropout
 ) -> np.ndarray:
-    """Return what the kernel multiplies each weight by."""
+    """Return the factor of each attention weight: 0 for those dropped, otherwise more than 1."""
     # A row's words start at a counter of its own: rows are as long as whole counters.
     row = 4 * counters_needed(shape[-1])
     ones = filled(device, (*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype, 1)

@@ -1,8 +1,8 @@
-"""Mixed precision: within `autocast`, products compute in half precision, and what loses too much by it in float32.
+"""Mixed precision: within `autocast`, products compute in half precision, and functions that need it in float32.
 
-One look before an operation does it: entering puts it before products, as `intercept` does, so that operations cost
-nothing more while no thread is inside. What else must stay float32 is made of several operations; those functions say
-so with `float32_in_autocast`. Derivatives never convert: each runs in the dtypes of the operation it belongs to.
+Entering a region puts a check before every product, as `intercept` does, so that operations cost nothing more while no
+thread is inside one. Functions that must compute in float32 are made of several operations; they say so with
+`float32_in_autocast`. Derivatives never convert: each runs in the dtypes of the operation it belongs to.
 """
 
 import functools
@@ -21,11 +21,13 @@ from spillgrad.autograd.grad_mode import decorated, is_grad_enabled, no_grad, st
 from spillgrad.autograd.node import Edge
 from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
+from spillgrad.ops.operation import Operation
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.cuda.availability import missing
 from spillgrad_kernels.device_array import address_of, placed
+
+__all__ = ["autocast", "clear_autocast_cache", "get_autocast_dtype", "is_autocast_cache_enabled", "is_autocast_enabled"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -37,14 +39,14 @@ _CONVERTED = dtypes.HALF | {dtypes.float32}
 
 
 class _Origin(NamedTuple):
-    """A parameter that was converted, without graph and, where it lives on disk, without holding it in RAM."""
+    """A parameter that was converted, without its graph. One that lives on disk is not held in RAM."""
 
     storage: Storage
     version: int
     look: Any
 
     def tensor(self, operation: str, slot: str) -> Tensor:
-        """Return the parameter, for what an operation saved. Raises SavedTensorError when it changed since."""
+        """Return the parameter whose conversion an operation saved. Raises SavedTensorError when it changed since."""
         tensor: Tensor = self.look if isinstance(self.look, Tensor) else self.look.tensor()
         if self.storage.version != self.version:
             raise SavedTensorError(
@@ -56,7 +58,7 @@ class _Origin(NamedTuple):
 
 
 class CastOf(Storage):
-    """The storage of a parameter's conversion, which can be made again as long as nobody changed it."""
+    """The storage of a converted parameter, which can be made again as long as nobody changed it."""
 
     def __init__(self, array: np.ndarray, parameter: Tensor) -> None:
         super().__init__(array)
@@ -66,16 +68,16 @@ class CastOf(Storage):
 
     @property
     def offloaded(self) -> bool:  # type: ignore[override]
-        """Whether a graph need not hold it, as it does not hold the parameter."""
+        """Whether a graph can do without holding it: the parameter can be converted again."""
         return self.origin.storage.offloaded and not self.version
 
     def view_of(self, tensor: Tensor) -> "Conversion":
-        """Return what stands for `tensor`, over this storage, in a graph."""
+        """Return the object that a graph saves for `tensor`, which is over this storage."""
         return Conversion(self, tensor._array)
 
 
 class Conversion:
-    """What a parameter's conversion to another dtype leaves in a graph: the parameter, and where in it to look."""
+    """The object that a graph saves for a converted parameter: the parameter, and a place within it."""
 
     __slots__ = ("_array", "_dtype", "_label", "_offset", "_origin")
 
@@ -128,7 +130,7 @@ _region = _Region()
 
 
 class Casting(NamedTuple):
-    """What products convert their operands on a device to, and whether parameters' conversions are kept."""
+    """The dtype that products on a device convert their operands to, and whether converted parameters are kept."""
 
     device_type: str
     dtype: dtypes.DType
@@ -207,14 +209,14 @@ class autocast:
     `matmul mm bmm linear addmm baddbmm einsum conv…` and `scaled_dot_product_attention` convert floating-point operands
     (but float64) to `dtype`, sum in float32 and round once. Losses, `linear_cross_entropy` among them, `mv`,
     `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses, determinants and factorizations of
-    `sg.linalg` convert half precision to float32. All else
-    computes in the dtype it is given, and rows are normalized by float32 parameters whatever their own dtype.
+    `sg.linalg` convert half precision to float32. All other operations compute in the dtype they are given, and rows of
+    any dtype are normalized by float32 parameters.
     Parameters stay as they are, and so do their gradients. They are converted once in the outermost region, unless not
     `cache_enabled`; where hooks on saved tensors are active, or the parameter is offloaded, the copy is freed when
     nobody uses it and made again. `save_on_disk` keeps the parameter instead of the copy.
-    What changes a parameter, or `no_grad`, never leaves a stale copy. Backward computes in the dtypes of the forward,
-    inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs `dtype=bfloat16`
-    or scaled losses: gradients below 6e-8 are 0 in float16.
+    A copy is never stale, neither after a parameter changed nor in `no_grad`. Backward computes in the dtypes of the
+    forward, inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs
+    `dtype=bfloat16` or scaled losses: gradients below 6e-8 are 0 in float16.
 
     It is for tensors of the device, "cpu" or "cuda". With a dtype that is neither bfloat16 nor float16 it warns and
     does nothing, as PyTorch does; so does "cuda" where there is none. Raises ArgumentError for another `device_type`.

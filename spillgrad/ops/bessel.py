@@ -10,11 +10,14 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.ops.arithmetic import div, mul, sign, sub
-from spillgrad.ops.choice import where
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
+
+__all__ = ["i0", "i0e", "i1", "i1e"]
 
 # Up to here 70 terms of the power series are enough; beyond, 30 of the other are exact to the last digit.
 _LARGE = 30.0
@@ -77,6 +80,7 @@ def _of_floats(input: Tensor) -> Tensor:
     return input if dtypes.category(input.dtype) > 1 else to_dtype(input, dtypes.get_default_dtype())
 
 
+@declare(in_place=True, numpy=True)
 def i0(input: Tensor) -> Tensor:
     """Return the modified Bessel function of the first kind of order 0."""
     return _i0(_of_floats(input))

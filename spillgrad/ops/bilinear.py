@@ -5,10 +5,12 @@ import math
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import permute, reshape, unsqueeze
 from spillgrad.tensor import Tensor
+
+__all__ = ["bilinear"]
 
 
 @float32_in_autocast

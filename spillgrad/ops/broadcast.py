@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from spillgrad.errors import ShapeError
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions
 

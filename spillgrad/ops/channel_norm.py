@@ -14,10 +14,10 @@ from spillgrad.autograd.recomputation import is_recomputing
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add, div, mul, pow, rsqrt, square, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Composed, operation
 from spillgrad.ops.normalization import require_parameter_dtype, run_on_tensors
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import avg_pool2d
 from spillgrad.ops.reduce import mean, sum
@@ -27,8 +27,10 @@ from spillgrad_kernels import reductions
 from spillgrad_kernels.cpu import elementwise
 from spillgrad_kernels.device_array import on_device
 
+__all__ = ["batch_norm", "group_norm", "instance_norm", "local_response_norm"]
+
 Shape = tuple[int, ...]
-# Over what statistics are taken: of each group of each sample, and of each group of the whole batch.
+# The dimensions that statistics are taken over: of each group of each sample, and of each group of the batch.
 _SAMPLE, _BATCH = (2, 3), (0, 2, 3)
 
 
@@ -101,7 +103,7 @@ def gradients(
     """Return the gradients of `normalize` by its input, which is a formula, and by weight and bias, which are flat."""
     g4, x4, w4 = grad.reshape(places), x.reshape(places), _parameter(weight, places, x, 1)
     products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
-    # What all the other sums are made of, in float64: there is little of it.
+    # All other sums are made of these few numbers, so they are float64.
     plain, weighted = (reductions.sum(a, (3,), True).astype(np.float64) for a in (g4, products))
     count = math.prod(places[d] for d in dims)
     shift, slope = ((part * w4).sum(dims, keepdims=True) / max(count, 1) for part in (plain, weighted))

@@ -1,28 +1,45 @@
-"""Comparisons of elements, and tests of what kind of numbers they are."""
+"""Comparisons of elements, and tests for infinity, NaN and signs."""
 
 from typing import Any
 
 import numpy as np
 
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import by_numpy, row_function
 from spillgrad.ops.promotion import Operand, as_operand
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS
 
-eq = equal_elements = row_function("eq", "Return whether elements are equal.")
-ne = not_equal = row_function("ne", "Return whether elements differ.")
-lt = less = row_function("lt", "Return whether input is less than other.")
-le = less_equal = row_function("le", "Return whether input is at most other.")
-gt = greater = row_function("gt", "Return whether input is greater than other.")
-ge = greater_equal = row_function("ge", "Return whether input is at least other.")
-isnan = row_function("isnan", "Return whether elements are not a number.")
-isinf = row_function("isinf", "Return whether elements are infinite.")
-isposinf = row_function("isposinf", "Return whether elements are positive infinity.")
-isneginf = row_function("isneginf", "Return whether elements are negative infinity.")
-isfinite = row_function("isfinite", "Return whether elements are neither infinite nor not a number.")
-signbit = row_function("signbit", "Return whether elements are negative, or -0.")
+__all__ = [
+    "allclose", "eq", "equal", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan",
+    "isneginf", "isposinf", "le", "less", "less_equal", "lt", "ne", "not_equal", "signbit",
+]  # fmt: skip
+
+eq = row_function("eq", "Return whether elements are equal.", in_place=True, numpy="equal", standard="equal")
+ne = not_equal = row_function("ne", "Return whether elements differ.", in_place=True, numpy=True, standard="not_equal")
+lt = less = row_function("lt", "Return whether input is less than other.", in_place=True, numpy=True, standard="less")
+le = less_equal = row_function(
+    "le", "Return whether input is at most other.", in_place=True, numpy=True, standard="less_equal"
+)
+gt = greater = row_function(
+    "gt", "Return whether input is greater than other.", in_place=True, numpy=True, standard="greater"
+)
+ge = greater_equal = row_function(
+    "ge", "Return whether input is at least other.", in_place=True, numpy=True, standard="greater_equal"
+)
+isnan = row_function("isnan", "Return whether elements are not a number.", method=True, numpy=True, standard=True)
+isinf = row_function("isinf", "Return whether elements are infinite.", method=True, numpy=True, standard=True)
+isposinf = row_function("isposinf", "Return whether elements are positive infinity.", method=True, numpy=True)
+isneginf = row_function("isneginf", "Return whether elements are negative infinity.", method=True, numpy=True)
+isfinite = row_function(
+    "isfinite", "Return whether elements are neither infinite nor not a number.", method=True, numpy=True, standard=True
+)
+signbit = row_function(
+    "signbit", "Return whether elements are negative, or -0.", method=True, numpy=True, standard=True
+)
 
 
+@declare(method=True, numpy=True)
 def isclose(
     input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:  # fmt: skip
@@ -37,11 +54,13 @@ def isclose(
     return by_numpy("isclose", are_close, as_operand("isclose", input), as_operand("isclose", other))
 
 
+@declare(method=True)
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """Return whether all elements are close (see `isclose`)."""
     return bool(np.all(isclose(input, other, rtol, atol, equal_nan).array))
 
 
+@declare(method=True)
 def equal(input: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same shape and the same elements."""
     return input.shape == other.shape and bool(np.all(eq(input, other).array))

@@ -11,12 +11,18 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import arithmetic, choice, elementwise, inplace, rounding, trigonometry
+from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, rounding, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.shape import select, stack, transpose
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.join_split import select, stack
+from spillgrad.ops.operation import operation
+from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
+
+__all__ = [
+    "adjoint", "angle", "complex", "conj", "imag", "polar", "real", "resolve_conj", "view_as_complex", "view_as_real",
+]  # fmt: skip
 
 
 def _joined(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
@@ -53,22 +59,26 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
     return _complex(real, imag)
 
 
+@declare(numpy=True, standard=True)
 def real(input: Tensor) -> Tensor:
     """Return the real parts as a copy; a real tensor as it is."""
     return _real(input) if input.is_complex() else input
 
 
+@declare(numpy=True, standard=True)
 def imag(input: Tensor) -> Tensor:
     """Return the imaginary parts as a copy. Raises DtypeError for a real tensor."""
     _require_complex("imag", input)
     return _imag(input)
 
 
+@declare(method=True, numpy="conjugate", standard=True)
 def conj(input: Tensor) -> Tensor:
     """Return the complex conjugates as a copy; a real tensor as it is."""
     return _complex(_real(input), arithmetic.neg(_imag(input))) if input.is_complex() else input
 
 
+@declare(method=True)
 def resolve_conj(input: Tensor) -> Tensor:
     """Return the tensor as it is: conjugates are never put off (PyTorch's are)."""
     return input
@@ -79,16 +89,18 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return complex(arithmetic.mul(abs, trigonometry.cos(angle)), arithmetic.mul(abs, trigonometry.sin(angle)))
 
 
+@declare(method=True, numpy=True)
 def angle(input: Tensor) -> Tensor:
     """Return the angles of complex numbers in radians; of real ones π below 0, else 0."""
     if input.is_complex():
         return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
         input = to_dtype(input, dtypes.get_default_dtype())
-    zero = rounding.floor(choice.clamp(input, 0, 0))  # of NaN NaN; it has no slope
-    return choice.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
+    zero = rounding.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    return clamp_where.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def adjoint(input: Tensor) -> Tensor:
     """Return the conjugate transposes of matrices, the last two dimensions. Raises ShapeError for fewer."""
     if input.ndim < 2:

@@ -10,17 +10,20 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.autocast import require_products_dtype
 from spillgrad.ops.convert import contiguous
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad, crop
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import constant_pad, crop, permute, reshape
-from spillgrad.ops.sliding import sum_windows, windows_along
-from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
+from spillgrad.ops.shape import permute, reshape
+from spillgrad.ops.sliding_windows import sum_windows, windows_along
+from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import conv as kernels
 from spillgrad_kernels.windows import Windows
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 
 _computed = functools.partial(on_floats, device_takes_half=True)
 

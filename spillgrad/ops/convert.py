@@ -5,8 +5,9 @@ from typing import Any
 
 from spillgrad import dtypes
 from spillgrad.device import CPU, CUDA, Device, as_device, moved
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import cast
+from spillgrad.ops.array_casts import cast
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
 
@@ -40,11 +41,13 @@ def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
     return tensor if tensor.dtype == dtype else _to(tensor, dtype)
 
 
+@declare(method=True, numpy="copy")
 def clone(input: Tensor) -> Tensor:
     """Return a copy with its own memory; gradients flow through."""
     return _clone(input)
 
 
+@declare(method=True)
 def contiguous(input: Tensor) -> Tensor:
     """Return the tensor in row-major memory; itself where it is already."""
     return input if input.is_contiguous() else clone(input)
@@ -54,6 +57,7 @@ def _names_device(argument: Any) -> bool:
     return isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda")
 
 
+@declare(method="to astype cast")
 def to(
     input: Tensor,
     *arguments: Any,

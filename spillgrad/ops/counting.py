@@ -1,4 +1,4 @@
-"""What values there are, how often, and where they would stand. Of it all, weights alone have a gradient."""
+"""Different values, their counts and their places in sorted sequences. Only the weights of counts have a gradient."""
 
 from typing import Any
 
@@ -7,14 +7,17 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import index_add
-from spillgrad.ops.numeric import as_own, compute_dtype, contiguous
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import normalize_dim
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import on_device
+
+__all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "unique_consecutive"]
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
@@ -34,6 +37,7 @@ def _with_extras(values: np.ndarray, inverse: Any, counts: Any, return_inverse: 
     return tuple(results) if len(results) > 1 else results[0]
 
 
+@declare(method=True)
 @or_by_host
 def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
@@ -56,6 +60,7 @@ def unique(
     return _with_extras(values, inverse, found[2], return_inverse, return_counts)
 
 
+@declare(method=True)
 @or_by_host
 def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
@@ -76,6 +81,7 @@ def unique_consecutive(
     return _with_extras(values, shaped, counts, return_inverse, return_counts)
 
 
+@declare(method=True, numpy=True)
 @or_by_host
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element is one of `test_elements` (with `invert`, is none)."""
@@ -87,6 +93,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 # --- How often -------------------------------------------------------------------------------------------------------
 
 
+@declare(method=True, numpy=True)
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Return how often each whole number from 0 on stands in a vector, or the sum of the weights where it does.
 
@@ -115,11 +122,12 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
     return Tensor.wrap(as_own(np.min(array))).item(), Tensor.wrap(as_own(np.max(array))).item()
 
 
+@declare(method=True)
 @or_by_host
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.
 
-    What lies outside is not counted. Raises ArgumentError for no bins, or a range that is not finite.
+    Elements outside are not counted. Raises ArgumentError for no bins, or a range that is not finite.
     """
     array = _comparable(input.array).reshape(-1)
     if bins < 1:
@@ -148,8 +156,8 @@ def searchsorted(
 ) -> Tensor:  # fmt: skip
     """Return where elements would stand in sequences that are sorted along the last dimension.
 
-    Before what is equal, or behind it (`right`, or side="right"). Shapes: sorted_sequence (n,) with any input, or
-    (..., n) with (..., k), where all but the last dimension are the same.
+    A place is before equal elements, or after them with `right` or side="right". Shapes: sorted_sequence (n,) with any
+    input, or (..., n) with (..., k), where all but the last dimension are the same.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f'searchsorted: got side={side!r} and right={right}; accepted are "left" and "right"')
@@ -171,7 +179,7 @@ def searchsorted(
 
 @on_device("sorting")
 def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarray:
-    """Return where elements would stand in rows that are sorted, before what is equal or after it.
+    """Return the places of elements in sorted rows: before equal ones, or `after` them.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k).
     """

@@ -13,12 +13,19 @@ from spillgrad.device import empty as empty_array
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
+from spillgrad.ops.array_casts import cast
 from spillgrad.ops.convert import to
-from spillgrad.ops.numeric import cast
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels import random as kernels
 from spillgrad_kernels.device_array import twin
+
+__all__ = [
+    "arange", "as_tensor", "empty", "empty_like", "eye", "from_dlpack", "from_numpy", "full", "full_like", "linspace",
+    "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
+    "scalar_tensor", "tensor", "to_tensor", "zeros", "zeros_like",
+]  # fmt: skip
 
 
 def _finish(array: Array, requires_grad: bool, device: Any) -> Tensor:
@@ -100,7 +107,7 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     """Return `data` as a tensor: itself, or an array's memory, where they have the dtype and device.
 
-    What becomes of a tensor that requires a gradient is differentiated. Objects with `__cuda_array_interface__` are
+    A conversion of a tensor that requires a gradient is recorded. Objects with `__cuda_array_interface__` are
     arrays on the device.
     """
     if not isinstance(data, Tensor) and hasattr(data, "__cuda_array_interface__"):
@@ -322,12 +329,14 @@ rand_like = _like(rand, "Return uniform random values in the shape and dtype of 
 randn_like = _like(randn, "Return normal random values in the shape and dtype of `input`.")
 
 
+@declare(method=True)
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
     draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
 
+@declare(method=True)
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
     draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator, tensor.device))

@@ -10,20 +10,24 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp_min, where
+from spillgrad.ops.clamp_where import clamp_min, where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.exponential import logaddexp
+from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.ops.indexing import gather
+from spillgrad.ops.join_split import narrow, select, stack, unbind
 from spillgrad.ops.losses import reduced
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.rearrange import constant_pad
 from spillgrad.ops.reduce import mean
-from spillgrad.ops.shape import constant_pad, narrow, reshape, select, stack, unbind, unsqueeze
-from spillgrad.ops.subscript import getitem
+from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 
-# The logarithm of what counts as no probability: finite, so that no gradient is infinity minus infinity.
+__all__ = ["ctc_loss"]
+
+# Stands for the logarithm of 0. It is finite, so that no gradient is infinity minus infinity.
 _NONE = -1e30
 
 

@@ -8,14 +8,19 @@ import numpy as np
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops.arithmetic import add, mul, sub
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.define import operation
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.matrices import identity_like, lapack, mT, quotient, require_matrices, require_square
-from spillgrad.ops.shape import cat, narrow, tril, triu, unsqueeze
+from spillgrad.ops.join_split import cat, narrow
+from spillgrad.ops.lapack import identity_like, lapack, mT, quotient, require_matrices, require_square
+from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.operation import operation
+from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.solving import solve_triangular
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import zeros_beside
+
+__all__ = ["cholesky", "eigh", "eigvalsh", "qr", "svd", "svdvals"]
 
 # --- Cholesky --------------------------------------------------------------------------------------------------------
 
@@ -38,6 +43,7 @@ _cholesky: Callable[..., Tensor] = operation(
 )
 
 
+@declare(method=True)
 @float32_in_autocast
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     """Return the lower triangular L with L Lᵀ = A, or `upper` its transpose.
@@ -85,6 +91,7 @@ _complete_qr: Any = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 @float32_in_autocast
 def qr(A: Tensor, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangular R with Q R = A.
@@ -99,7 +106,7 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:
         raise ArgumentError(f'linalg.qr: got mode {mode!r}; expected one of "reduced", "complete" and "r"')
     if mode == "complete" and rows > columns:
         return QR(*_complete_qr(A))
-    if rows < columns:  # the first columns make Q, and with it what is left of R
+    if rows < columns:  # the first columns make Q, and Q makes the other columns of R
         Q, triangle = _qr(narrow(A, -1, 0, rows))
         R = cat([triangle, matmul(mT(Q), narrow(A, -1, rows, columns - rows))], -1)
     else:
@@ -138,6 +145,7 @@ _eigh: Any = operation(
 )  # fmt: skip
 
 
+@declare(numpy="linalg.eigh")
 @float32_in_autocast
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     """Return eigenvalues and eigenvectors of symmetric matrices, of which the lower or upper ("U") triangle is read.
@@ -153,6 +161,7 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     return Eigh(*_eigh(A, UPLO.upper()))
 
 
+@declare(numpy="linalg.eigvalsh")
 @float32_in_autocast
 def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
     """Return the eigenvalues of symmetric matrices in ascending order (see `eigh`)."""

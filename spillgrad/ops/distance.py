@@ -8,16 +8,19 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp_min, where
-from spillgrad.ops.define import operation
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.clamp_where import clamp_min, where
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import norm, sum
 from spillgrad.ops.shape import broadcast_tensors, reshape, transpose, unsqueeze
-from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import empty_beside, is_on_device
+
+__all__ = ["cdist", "cosine_similarity", "dist", "pairwise_distance", "pdist"]
 
 # Differences made at once, so that those of many pairs never fill memory.
 _BLOCK_ELEMENTS = 1 << 18
@@ -56,6 +59,7 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     return getitem(cdist(input, input, p), (Tensor.wrap(rows), Tensor.wrap(columns)))
 
 
+@declare(method=True)
 def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
     """Return the p-norm of all elements of input - other."""
     return norm(sub(input, other), p)
@@ -99,6 +103,7 @@ def _second_gradient(g: Any, x1: Any, x2: Any, result: Any) -> Tensor:
 _cdist: Callable[..., Tensor] = operation("cdist", _euclidean, x1=_first_gradient, x2=_second_gradient)
 
 
+@declare(method=True)
 @float32_in_autocast
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
     """Return the p-norm of the difference of every row of `x1` and every row of `x2`.

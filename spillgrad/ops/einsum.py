@@ -16,11 +16,15 @@ import numpy as np
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul, sub
 from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.linalg import matmul
+from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.rearrange import roll
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape, roll
+from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape
 from spillgrad.tensor import Tensor
+
+__all__ = ["cross", "einsum", "inner", "kron", "tensordot", "vdot"]
 
 Labels = tuple[Any, ...]
 _ELLIPSIS = "..."
@@ -41,7 +45,7 @@ class Term(NamedTuple):
 
 
 def _parsed(name: str, text: str) -> Labels:
-    """Return the labels of one operand or the result. Raises ArgumentError for what is none."""
+    """Return the labels of one operand or the result. Raises ArgumentError for anything else."""
     left, dots, right = text.partition(_ELLIPSIS)
     labels = [*left, *([_ELLIPSIS] if dots else []), *right]
     for label in labels:
@@ -153,7 +157,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
         einsum("bij,bjk->bik", a, b)    einsum("...ii->...i", a)    einsum(a, [0, 1], b, [1, 2], [0, 2])
 
     Labels are letters (or, in lists, numbers); repeated in one operand they take its diagonal, "..." are dimensions
-    that broadcast, as those of size 1 do. Without "->", the result names what appears once, in alphabetical order.
+    that broadcast, as those of size 1 do. Without "->", the result has the labels that appear once, alphabetically.
     Raises ArgumentError for an equation that cannot be read, ShapeError for operands that it does not fit.
     """
     if isinstance(equation, str):
@@ -223,6 +227,7 @@ def _cheapest(terms: list[Term], sizes: dict[Any, int]) -> tuple[int, int]:
 # --- Products with names of their own --------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tensor:
     """Return the sum of products over the last `dims` dimensions of `a` and the first of `b`, or over named ones.
 
@@ -251,6 +256,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tenso
     return reshape(matmul(rows, columns), shape)
 
 
+@declare(method=True, numpy=True)
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of products over the last dimensions; the product with a 0-d tensor."""
     if not input.ndim or not other.ndim:
@@ -260,6 +266,7 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     return tensordot(input, other, ((input.ndim - 1,), (other.ndim - 1,)))
 
 
+@declare(method=True, numpy=True)
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Return the Kronecker product: `other` times each element of `input`, in the element's place."""
     ndim = max(input.ndim, other.ndim)
@@ -269,6 +276,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return reshape(mul(one, two), tuple(s * t for s, t in zip(*sizes, strict=True)))
 
 
+@declare(method=True)
 def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return the cross products of vectors of three along a dimension: by default the first of size 3.
 
@@ -283,6 +291,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | N
     return sub(mul(roll(input, -1, place), roll(other, -2, place)), mul(roll(input, -2, place), roll(other, -1, place)))
 
 
+@declare(method=True)
 @float32_in_autocast
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of the products of two vectors. Raises ShapeError for anything else."""

@@ -2,7 +2,7 @@
 
 Operands broadcast and promote as in PyTorch. With `out=` the result goes into a tensor of its shape, which may be an
 operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `exponential`, `trigonometry`,
-`rounding`, `comparison`, `choice`, `logic`, `special`, `activations`.
+`rounding`, `comparison`, `clamp_where`, `logic`, `special`, `activations`.
 """
 
 import functools
@@ -16,12 +16,13 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled, state
 from spillgrad.device import CPU, CUDA, Device
 from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
-from spillgrad.ops import generate, inplace
+from spillgrad.ops import inplace, operation_source
+from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.define import Derivative, Operation
-from spillgrad.ops.numeric import as_own, run_formula
+from spillgrad.ops.call_plan import CallPlan, Planned, new_plan
+from spillgrad.ops.declaration import Names, declare
+from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
-from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import prepare
@@ -50,7 +51,7 @@ class Loop(Planned):
     def promoted(self, *operands: Any) -> tuple[Any, ...]:
         return promoted(self.name, operands)
 
-    def plan(self, layouts: tuple[Layout, ...]) -> Plan | None:
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
         found = [dtype for _, _, dtype in layouts]
         dtype = next((d for d in found if d != dtypes.bool_), dtypes.bool_)
         if any(d not in (dtype, dtypes.bool_) for d in found):
@@ -96,7 +97,7 @@ def _shapes(operands: Iterable[Any]) -> list[Shape]:
 
 
 def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
-    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers, and what is like one, fit anything
+    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers and 0-d tensors fit any shape
     return ShapeError(
         f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
         "reshape or unsqueeze one of them"
@@ -114,7 +115,7 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
         return with_names(formula, tensor_functions())
 
     names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
-    derivative = generate.function(_derivative_source(len(parameters(formula))), loop.name, names)
+    derivative = operation_source.function(_derivative_source(len(parameters(formula))), loop.name, names)
     return Derivative((source,), (*parameters(formula), f"{source}_shape"), derivative)
 
 
@@ -143,7 +144,7 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
-    """Return what the functions that formulas call mean for tensors."""
+    """Return the functions of tensors that formulas call, by name."""
     return {name: OPERATIONS[name] for name in FUNCTIONS}
 
 
@@ -159,8 +160,11 @@ def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
     return _compute_into(out, ROWS[name], promoted(name, operands))
 
 
-def row_function(name: str, doc: str) -> Callable[..., Tensor]:
-    """Return the function of tensors that a row with one or two operands is."""
+def row_function(
+    name: str, doc: str, *, method: Names = False, in_place: Names = False, numpy: Names = False,
+    standard: Names = False,
+) -> Callable[..., Tensor]:  # fmt: skip
+    """Return the function of tensors for a row with one or two operands, and `declare` its further names."""
     operation = OPERATIONS[name]
     if len(operation.parameters) == 1:
 
@@ -174,11 +178,11 @@ def row_function(name: str, doc: str) -> Callable[..., Tensor]:
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]  # where unpickling finds it, as for namedtuples
     function.__doc__ = doc
-    return function
+    return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(function)
 
 
 def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:
-    """Compute what needs no kernel and has no gradient. Raises ShapeError when shapes do not broadcast."""
+    """Compute a function of NumPy's that has no gradient. Raises ShapeError when shapes do not broadcast."""
     require_one_device(name, operands)
     values = [operand.array if isinstance(operand, Tensor) else operand for operand in operands]
     try:

@@ -9,16 +9,18 @@ from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.choice import where
-from spillgrad.ops.define import operation
+from spillgrad.ops.array_casts import moved_by, on_floats
+from spillgrad.ops.clamp_where import where
+from spillgrad.ops.getitem_setitem import getitem, setitem
 from spillgrad.ops.indexing import check_index, gather, summed_at
-from spillgrad.ops.numeric import moved_by, on_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
-from spillgrad.ops.subscript import getitem, setitem
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.device_array import arange_beside, beside
+
+__all__ = ["embedding", "embedding_bag", "one_hot"]
 
 
 def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None) -> np.ndarray:
@@ -135,9 +137,9 @@ def embedding_bag(
 ) -> Tensor:  # fmt: skip
     """Return sums, means or elementwise maxima of bags of rows of `weight`; of an empty bag zeros.
 
-    A bag is a row of `input`, or, of a vector, what lies from one of the `offsets` to the next (to the end, unless the
-    last offset is the end itself: `include_last_offset`). `per_sample_weights` multiply the rows of a sum. The row
-    `padding_idx` is left out. Of equal maxima the first has the gradient. The other options are those of `embedding`.
+    A bag is a row of `input`. In a vector, a bag reaches from one of the `offsets` to the next, and the last one to
+    the end; with `include_last_offset` the last offset is that end. `per_sample_weights` multiply the rows of a sum.
+    The row `padding_idx` is left out. The first of equal maxima has the gradient. Other options are as in `embedding`.
     Shapes: input (B, n), or (n,) with offsets (B,); weight (V, D); per_sample_weights as input; result (B, D).
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for an index outside [0, V).
     """

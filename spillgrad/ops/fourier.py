@@ -10,10 +10,18 @@ from spillgrad.device import as_device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.join_split import narrow
+from spillgrad.ops.operation import operation
 from spillgrad.ops.padding import pad
-from spillgrad.ops.shape import as_tuple, narrow, normalize_dims, roll
+from spillgrad.ops.rearrange import roll
+from spillgrad.ops.shape import as_tuple, normalize_dims
 from spillgrad.tensor import Tensor
+
+__all__ = [
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ifftshift",
+    "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 Dims = int | Sequence[int] | None
@@ -156,7 +164,7 @@ def _inverse_hermitian_transform(name: str, input: Tensor, s: Any, dim: Dims, no
 def fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
 
-    `norm` says what is divided by n: "backward" the inverse, "forward" the transform, "ortho" both by the root of n.
+    `norm` says which transform is divided by n: "backward" the inverse, "forward" this one, "ortho" both by its root.
     Shapes: a real or complex input gives a complex result of its shape, with n along `dim`.
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -211,21 +219,25 @@ def ihfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = No
     return _inverse_hermitian_transform("fft.ihfftn", input, s, dim, norm, None)
 
 
+@declare(numpy="fft.fft2")
 def fft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
     """Return the Fourier transform over two dimensions (see `fft`)."""
     return _complex_transform("fft.fft2", input, s, dim, norm, (-2, -1), False)
 
 
+@declare(numpy="fft.ifft2")
 def ifft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
     """Return the inverse Fourier transform over two dimensions (see `fft`)."""
     return _complex_transform("fft.ifft2", input, s, dim, norm, (-2, -1), True)
 
 
+@declare(numpy="fft.rfft2")
 def rfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
     """Return half the Fourier transform of real numbers over two dimensions (see `rfft`)."""
     return _half_transform("fft.rfft2", input, s, dim, norm, (-2, -1))
 
 
+@declare(numpy="fft.irfft2")
 def irfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
     """Return the real numbers whose `rfft2` this is (see `irfft`)."""
     return _real_transform("fft.irfft2", input, s, dim, norm, (-2, -1))

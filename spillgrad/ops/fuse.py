@@ -1,7 +1,8 @@
 """Fusion: a function of elementwise tensor operations becomes one kernel forward and one backward.
 
-The function is called once with symbols; what it does with them is a program (`spillgrad_kernels.program`), which is
-compiled for the dtypes at hand. Only arguments are saved for backward, which computes everything else again.
+The function is called once with symbols. Its operations on them are recorded as a program
+(`spillgrad_kernels.program`), which is compiled for the dtypes at hand. Only arguments are saved for backward, which
+computes everything else again.
 """
 
 import functools
@@ -16,15 +17,17 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.errors import FusionError, ShapeError
 from spillgrad.ops.arithmetic import add
+from spillgrad.ops.array_casts import as_array, cast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.elementwise import tensor_functions
-from spillgrad.ops.numeric import as_array, cast
-from spillgrad.ops.symbol import Recorder, Symbol, Unrecorded, refusal
+from spillgrad.ops.fuse_symbols import Recorder, Symbol, Unrecorded, refusal
+from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.cpu import compute
 from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
+
+__all__ = ["fuse"]
 
 Shape = tuple[int, ...]
 
@@ -144,10 +147,10 @@ def _operation_that_raised(traceback: TracebackType | None) -> str:
     while traceback is not None:
         frame = traceback.tb_frame
         module = frame.f_globals.get("__name__", "")
-        ours = module.partition(".")[0] == "spillgrad" and module not in (__name__, "spillgrad.ops.bind")
+        ours = module.partition(".")[0] == "spillgrad" and module not in (__name__, "spillgrad.ops.tensor_methods")
         if ours and outside:
             name = frame.f_code.co_name
-        if module == "spillgrad.ops.bind" and isinstance(frame.f_locals.get("name"), str):
+        if module == "spillgrad.ops.tensor_methods" and isinstance(frame.f_locals.get("name"), str):
             name, ours = frame.f_locals["name"], True  # an in-place method
         outside = not ours
         if ours:
@@ -156,7 +159,7 @@ def _operation_that_raised(traceback: TracebackType | None) -> str:
     return name
 
 
-# What formulas convert with, and how they cut the graph, on tensors; numbers stay numbers.
+# The functions of tensors that formulas call, conversions and `detach` included; numbers stay numbers.
 def _to(dtype: str) -> Callable[[Any], Any]:
     return lambda value: to_dtype(value, dtypes.as_dtype(dtype)) if isinstance(value, Tensor) else value
 
@@ -308,7 +311,7 @@ class _Variant:
         return [known.get(name) for name in names]
 
 
-# What an operation's derivatives mean by themselves cannot name an argument.
+# Names that mean something else in derivatives, and so cannot name an argument.
 _RESERVED = ("g", "grads", "needs")
 
 

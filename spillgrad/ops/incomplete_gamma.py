@@ -11,14 +11,17 @@ import numpy as np
 
 from spillgrad.errors import GraphError
 from spillgrad.ops.arithmetic import mul, neg, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.promotion import Operand, as_operand, result_type
 from spillgrad.ops.special import lgamma, xlogy
 from spillgrad.tensor import Tensor
+
+__all__ = ["igamma", "igammac"]
 
 _MOST_TERMS = 20_000  # about six times the root of the largest argument whose terms are all needed
 
@@ -103,6 +106,7 @@ _igammac: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(in_place=True)
 def igamma(input: Operand, other: Operand) -> Tensor:
     """Return the regularized lower incomplete gamma function of `input` (a) and `other` (x); both are broadcast.
 
@@ -111,6 +115,7 @@ def igamma(input: Operand, other: Operand) -> Tensor:
     return _of_pair("igamma", _igamma, input, other)
 
 
+@declare(in_place=True)
 def igammac(input: Operand, other: Operand) -> Tensor:
     """Return the regularized upper incomplete gamma function, 1 - igamma(input, other)."""
     return _of_pair("igammac", _igammac, input, other)

@@ -10,20 +10,26 @@ from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, on_floats
 from spillgrad.ops.broadcast import expand_to, sum_to
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone, to_dtype
-from spillgrad.ops.define import Operation, operation
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import LOOPS, OPERATIONS
-from spillgrad.ops.numeric import as_own, cast, contiguous, moved_by, on_floats
+from spillgrad.ops.fuse_symbols import Symbol
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.operation import Operation, operation
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
-from spillgrad.ops.subscript import getitem
-from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.device_array import is_on_device, on_device, zeros_beside
+
+__all__ = [
+    "argwhere", "diag", "diagonal", "gather", "index_add", "index_select", "masked_fill", "masked_select", "nonzero",
+    "scatter", "scatter_add", "take", "take_along_dim", "unravel_index",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -35,7 +41,7 @@ def check_index(name: str, index: Any, size: int, dim: int, shape: Shape) -> Non
     values = index.array
     if values.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got an index of {values.dtype}; wanted integers: convert it with .to(int64)")
-    if is_on_device(values):  # to look at them would wait for the device: kernels leave out what is not there
+    if is_on_device(values):  # a check would wait for the device: its kernels skip indices out of range
         return
     if values.size and (values.min() < 0 or values.max() >= size):
         wrong = values[(values < 0) | (values >= size)][0]
@@ -107,6 +113,7 @@ _index_add: Callable[..., Tensor] = operation(
 )
 
 
+@declare(method=True)
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Return the slices of `input` at the positions `index` of one dimension.
 
@@ -123,6 +130,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return _index_select(input, dim, flatten(index))
 
 
+@declare(in_place=True)
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
     """Return `input` with alpha times the slices of `source` added at the positions `index` of one dimension.
 
@@ -231,6 +239,7 @@ def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
     return src if src.shape == index.shape else getitem(src, tuple(slice(size) for size in index.shape))
 
 
+@declare(method=True)
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Return the elements at `index` along one dimension, at the index's own position in all others.
 
@@ -242,6 +251,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return _gather(input, check_places("gather", input, dim, index), index)
 
 
+@declare(in_place=True)
 def scatter(
     input: Tensor, dim: int, index: Tensor, src: Tensor | Number | None = None, *, value: Number | None = None
 ) -> Tensor:
@@ -259,6 +269,7 @@ def scatter(
     return _scatter(input, dim, index, source)
 
 
+@declare(in_place=True)
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """Return `input` with the elements of `src` added at `index` along one dimension; those at one place add up.
 
@@ -268,6 +279,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return _scatter_add(input, dim, index, used_part("scatter_add", input, index, src))
 
 
+@declare(method=True)
 def take(input: Tensor, index: Tensor) -> Tensor:
     """Return the elements at positions of the flattened input, in the shape of `index`; negative ones from the end."""
     count = input.numel()
@@ -277,6 +289,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return reshape(_gather(flatten(input), 0, flatten(index)), index.shape)
 
 
+@declare(method=True)
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Return the elements at `indices` along one dimension, others broadcast; of the flattened input without `dim`."""
     if dim is None:
@@ -319,6 +332,7 @@ _masked_fill: Operation = operation(
 )  # fmt: skip
 
 
+@declare(in_place=True)
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """Return `input` with the elements where `mask` holds replaced by one value; the mask broadcasts."""
     check_mask("masked_fill", mask)
@@ -335,6 +349,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     return _masked_fill.run(input, mask, value)  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """Return the elements where `mask` holds, in one dimension; both operands broadcast."""
     check_mask("masked_select", mask)
@@ -345,6 +360,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
 
+@declare(method=True)
 @or_by_host
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
@@ -353,12 +369,14 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return Tensor.wrap(np.argwhere(input.array))
 
 
+@declare(method=True, numpy=True)
 @or_by_host
 def argwhere(input: Tensor) -> Tensor:
     """Return the indices of the elements that are not zero, a row each."""
     return Tensor.wrap(np.argwhere(input.array))
 
 
+@declare(numpy=True)
 @or_by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
@@ -391,6 +409,7 @@ place_diagonal: Callable[..., Tensor] = operation(
 )
 
 
+@declare(method=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Return a view of the diagonals of two dimensions as the last one; positive offsets lie above the main one."""
     first, second = (normalize_dim("diagonal", dim, input.ndim) for dim in (dim1, dim2))
@@ -401,6 +420,7 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
     return _diagonal(input, offset, first, second)
 
 
+@declare(method=True, numpy=True)
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return the matrix with a vector on its diagonal and zeros elsewhere, or a copy of the diagonal of a matrix."""
     if input.ndim == 2:

@@ -1,6 +1,6 @@
-"""In-place changes and the graph: the changed tensor, its base and its other views all stay right.
+"""In-place changes in the graph: gradients stay right for the changed tensor, its base and its other views.
 
-An in-place operation is the operation itself on a snapshot of the tensor, whose result then moves into the tensor's
+An in-place operation runs the ordinary operation on a snapshot of the tensor, then copies the result into the tensor's
 memory.
 """
 
@@ -17,10 +17,11 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.autograd.node import Edge, Node, OutputMeta
 from spillgrad.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
+from spillgrad.ops.array_casts import assign, cast, contiguous, on_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_device, to_dtype
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
@@ -50,7 +51,7 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     result = function(snapshot, *arguments, **options)
     write(tensor, name, result.array)
     if not result.requires_grad:
-        result = _copy(snapshot, result)  # no derivative leads to what was there: its gradient is zero
+        result = _copy(snapshot, result)  # no derivative leads to the old values: their gradient is zero
     if result.requires_grad:
         record_change(tensor, result.gradient_edge())
     return tensor
@@ -307,6 +308,7 @@ class _StridedRead(Node):
 register_view_again(_view_again)
 
 
+@declare(method=True)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
@@ -342,11 +344,13 @@ _copy = operation("copy", _copy_forward, self=_overwritten, source=_copy_gradien
 _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 
 
+@declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
     """Overwrite the tensor with one value."""
     return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.dtype))
 
 
+@declare(method=True)
 def zero_(tensor: Tensor) -> Tensor:
     """Overwrite the tensor with zeros."""
     return fill_(tensor, 0)

@@ -1,6 +1,6 @@
-"""Stand between callers and operations: what selective checkpoints and mixed precision need.
+"""Handlers that run in place of operations, for selective checkpoints and mixed precision.
 
-While no context is active in any thread, operations are called as ever: their calls cost nothing more.
+While no context is active in any thread, calls of operations cost nothing more.
 """
 
 import contextlib
@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from spillgrad.autograd.grad_mode import state
-from spillgrad.ops import define
-from spillgrad.ops.define import Operation
-from spillgrad.ops.symbol import Symbol
+from spillgrad.ops.fuse_symbols import Symbol
+from spillgrad.ops.operation import Operation, all_operations
 
-# What runs instead of an operation: takes it and its arguments, returns what it would.
+# Runs in place of an operation: takes the operation and its arguments, and returns its result.
 Handler = Callable[[Operation, tuple[Any, ...]], Any]
 
 
@@ -27,7 +26,7 @@ _active = _Active()
 _lock = threading.Lock()
 _entered = 0  # contexts, in all threads
 _intercepted: "list[_Intercepted]" = []
-# A child gets operations as they are between two changes, and a lock that nobody holds.
+# A forked child must not copy operations in the middle of a change, or a lock that is held.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -53,7 +52,7 @@ class Interception:
         global _entered
         with _lock:
             _entered += 1
-            for operation in list(define.operations):
+            for operation in list(all_operations):
                 if not operation.view and (names is None or operation.name in names):
                     _Intercepted.put_before(operation)
 
@@ -92,7 +91,7 @@ class intercept:
 
 
 class _Intercepted:
-    """What an operation runs while a context is active: the thread's handler, or else its own code.
+    """The code of an operation while a context is active: it runs the thread's handler, or else the operation.
 
     Mixed precision comes first: handlers see operands as the operation computes with them.
     """

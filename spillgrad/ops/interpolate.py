@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.define import operation
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
 from spillgrad.ops.volume_pooling import adaptive_avg_pool3d
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.memory import empty, zeros
+
+__all__ = ["interpolate"]
 
 # Which modes take how many dimensions behind batch and channels.
 _MODES = {

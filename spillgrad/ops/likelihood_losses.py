@@ -7,7 +7,7 @@ from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.activations import logsigmoid
 from spillgrad.ops.arithmetic import add, div, mul, square
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp, where
+from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.exponential import exp, log
 from spillgrad.ops.fuse import fuse
@@ -16,6 +16,11 @@ from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.special import xlogy
 from spillgrad.tensor import Tensor
+
+__all__ = [
+    "binary_cross_entropy", "gaussian_nll_loss", "kl_div", "multilabel_soft_margin_loss", "poisson_nll_loss",
+    "soft_margin_loss",
+]  # fmt: skip
 
 
 def _require_alike(name: str, input: Tensor, target: Tensor) -> None:

@@ -7,11 +7,17 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
+from spillgrad.ops.array_casts import as_array, as_own
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import by_numpy, deliver
-from spillgrad.ops.numeric import as_array, as_own
+from spillgrad.ops.fuse_symbols import Symbol, record
 from spillgrad.ops.promotion import Operand, as_operand, common_dtype
-from spillgrad.ops.symbol import Symbol, record
 from spillgrad.tensor import Tensor
+
+__all__ = [
+    "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "logical_and", "logical_not", "logical_or", "logical_xor",
+]  # fmt: skip
 
 
 def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
@@ -23,7 +29,7 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
 
     logical.__name__ = logical.__qualname__ = f"logical_{name}"
     logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
-    return logical
+    return declare(in_place=True, numpy=True, standard=True)(logical)
 
 
 def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
@@ -38,7 +44,7 @@ def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -
 
     on_bits.__name__ = on_bits.__qualname__ = name
     on_bits.__doc__ = doc
-    return on_bits
+    return declare(in_place=True, numpy=function.__name__, standard=True)(on_bits)
 
 
 def _as_integers(a: Any, b: Any, dtype: dtypes.DType) -> list[np.ndarray]:
@@ -50,6 +56,7 @@ logical_or = _logical("or", np.logical_or)
 logical_xor = _logical("xor", np.logical_xor)
 
 
+@declare(in_place=True, numpy=True, standard=True)
 def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return whether elements are zero."""
     if type(input) is Symbol:
@@ -66,6 +73,7 @@ bitwise_xor = _bitwise(
 )
 
 
+@declare(in_place=True, numpy="invert", standard="bitwise_invert")
 def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
     if type(input) is Symbol:

@@ -1,6 +1,5 @@
-"""Losses: how far predictions are from targets, per element, averaged or summed."""
+"""Losses of classifications, from scores or from the layer that gives them; and the reduction that all losses share."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,23 +8,22 @@ import numpy as np
 from spillgrad.autograd import hooks
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from spillgrad.ops.activations import relu, sigmoid, softplus
-from spillgrad.ops.arithmetic import abs, div, mul, square, sub
+from spillgrad.ops.arithmetic import div, mul, sub
+from spillgrad.ops.array_casts import as_own, on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.broadcast import expand_to, sum_to
-from spillgrad.ops.choice import clamp, where
-from spillgrad.ops.define import Composed, Operation, operation
-from spillgrad.ops.fuse import fuse
+from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.indexing import gather
-from spillgrad.ops.linalg import linear, matmul
+from spillgrad.ops.matrix_products import linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
-from spillgrad.ops.numeric import as_own, on_floats, require_floats
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
-from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import losses as kernels
 from spillgrad_kernels.device_array import arange_beside, empty_beside, is_on_device
+
+__all__ = ["cross_entropy", "linear_cross_entropy", "nll_loss"]
 
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
@@ -42,9 +40,6 @@ def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | Non
     if weights is None:
         return mean(losses)
     return div(sum(losses), Tensor.wrap(as_own(weights.sum(dtype=np.float64)).astype(losses.dtype)))
-
-
-# --- Classification --------------------------------------------------------------------------------------------------
 
 
 def _cross_entropy_forward(
@@ -347,7 +342,7 @@ def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
     if target.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got a target of {target.dtype}; wanted class indices: convert it with .to(int64)")
     values = target.array
-    if is_on_device(values):  # to look at them would wait for the device: what is outside has a loss of NaN
+    if is_on_device(values):  # a check would wait for the device: a class out of range has a loss of NaN there
         return
     outside = values[((values < 0) | (values >= classes)) & (values != ignore_index)]
     if outside.size:
@@ -381,158 +376,3 @@ def nll_loss(
     losses = mul(reshape(gather(rows, 1, places), classes.shape), Tensor.wrap(-weights.astype(input.dtype)))
     losses = where(Tensor.wrap(kept), losses, 0.0)
     return reduced("nll_loss", reshape(losses, target.shape), reduction, weights)
-
-
-# --- Losses that are one operation, their reduction included ---------------------------------------------------------
-
-
-def _reduced_operation(
-    name: str, losses: Callable[..., Any], by_input: Callable[..., Any], by_target: Callable[..., Any]
-) -> Operation:
-    """Return the operation of reduced losses.
-
-    `losses(input, target, *options)` are those of elements; `by_input(g, input, target, *options)` and `by_target` are
-    their gradients.
-    """
-
-    def forward(self: np.ndarray, target: np.ndarray, reduction: str, options: tuple[float, ...]) -> np.ndarray:
-        return reduced(name, losses(Tensor.wrap(self), Tensor.wrap(target), *options), reduction).array
-
-    def gradient(function: Callable[..., Any], g: Any, self: Any, target: Any, reduction: str, options: Any) -> Any:
-        if reduction == "mean":
-            g = div(g, max(math.prod(np.broadcast_shapes(self.shape, target.shape)), 1))
-        return function(g, self, target, *options)
-
-    return operation(
-        name, forward,
-        self=lambda g, self, target, reduction, options, self_shape: sum_to(
-            gradient(by_input, g, self, target, reduction, options), self_shape
-        ),
-        target=lambda g, self, target, reduction, options, target_shape: sum_to(
-            gradient(by_target, g, self, target, reduction, options), target_shape
-        ),
-    )  # fmt: skip
-
-
-def _run_reduced(
-    loss: Operation, losses: Callable[..., Any], input: Any, target: Any, reduction: str, *options: float
-) -> Tensor:
-    if type(input) is Symbol or type(target) is Symbol or not isinstance(target, Tensor):
-        return reduced(loss.name, losses(input, target, *options), reduction)
-    return loss.run(input, target, reduction, options)  # type: ignore[no-any-return]
-
-
-@fuse
-def _binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
-    # Beyond 40, log(1 + exp(x)) is x in float64 too.
-    log_rest: Any = softplus(-input, threshold=40.0)
-    if pos_weight is not None:
-        log_rest = log_rest * ((pos_weight - 1) * target + 1)
-    losses = (1.0 - target) * input + log_rest
-    return losses if weight is None else losses * weight
-
-
-_plain_cross_entropy = _reduced_operation(
-    "binary_cross_entropy_with_logits",
-    lambda input, target: _binary_cross_entropy_with_logits(input, target, None, None),
-    fuse(lambda g, input, target: g * (sigmoid(input) - target)), fuse(lambda g, input, target: -g * input),
-)  # fmt: skip
-
-
-@float32_in_autocast
-def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
-) -> Tensor:
-    """Return the negative log probability of `target` (probabilities) under sigmoid of the logits `input`.
-
-    Shapes: input and target alike; weight and pos_weight (of the positive part) broadcast.
-    """
-    if input.shape != target.shape:
-        raise ShapeError(
-            f"binary_cross_entropy_with_logits: got input {input.shape} and target {target.shape}; they must be equal"
-        )
-    if weight is None and pos_weight is None and type(input) is not Symbol:
-        return _plain_cross_entropy.run(input, target, reduction, ())  # type: ignore[no-any-return]
-    losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)
-    return reduced("binary_cross_entropy_with_logits", losses, reduction)
-
-
-# --- Regression ------------------------------------------------------------------------------------------------------
-
-
-@fuse
-def _mse_loss(input: Any, target: Any) -> Any:
-    return square(input - target)
-
-
-_mse = _reduced_operation(
-    "mse_loss", _mse_loss,
-    fuse(lambda g, input, target: g * (2.0 * (input - target))),
-    fuse(lambda g, input, target: g * (2.0 * (target - input))),
-)  # fmt: skip
-
-
-@fuse
-def _l1_loss(input: Any, target: Any) -> Any:
-    return abs(input - target)
-
-
-@fuse
-def _huber_loss(input: Any, target: Any, delta: Any, slope: Any) -> Any:
-    difference = input - target
-    # Two parts that are added: where one is chosen of two, the other's gradient may be 0 times infinity.
-    near = square(clamp(difference, -delta, delta)) * (0.5 * slope / delta)
-    return near + relu(abs(difference) - delta) * slope
-
-
-def _huber_slope(g: Any, input: Any, target: Any, delta: Any, slope: Any) -> Any:
-    return g * (clamp(input - target, -delta, delta) * (slope / delta))
-
-
-_huber, _smooth_l1 = (
-    _reduced_operation(
-        name, _huber_loss, fuse(_huber_slope),
-        fuse(lambda g, input, target, delta, slope: _huber_slope(g, target, input, delta, slope)),
-    )
-    for name in ("huber_loss", "smooth_l1_loss")
-)  # fmt: skip
-
-
-@float32_in_autocast
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared differences."""
-    return _run_reduced(_mse, _mse_loss, input, target, reduction)
-
-
-@float32_in_autocast
-def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the absolute differences."""
-    return reduced("l1_loss", _l1_loss(input, target), reduction)
-
-
-@float32_in_autocast
-def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return half the squared differences up to `delta`, and delta (|difference| - delta / 2) beyond.
-
-    Raises ArgumentError unless delta > 0. Source: Huber 1964.
-    """
-    if not delta > 0:
-        raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
-    return _run_reduced(_huber, _huber_loss, input, target, reduction, float(delta), float(delta))
-
-
-@float32_in_autocast
-def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return the Huber loss divided by `beta`, its delta; the absolute differences where that is 0.
-
-    Source: Girshick 2015, equation 3.
-    """
-    if beta < 0:
-        raise ArgumentError(f"smooth_l1_loss: got beta={beta}; wanted a number from 0 on")
-    if beta == 0:
-        return l1_loss(input, target, reduction)
-    return _run_reduced(_smooth_l1, _huber_loss, input, target, reduction, float(beta), 1.0)

@@ -7,16 +7,21 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, pow, sqrt
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import clamp_min, minimum, where
+from spillgrad.ops.clamp_where import clamp_min, minimum, where
 from spillgrad.ops.distance import pairwise_distance
 from spillgrad.ops.indexing import check_index, gather, index_select
 from spillgrad.ops.losses import reduced
-from spillgrad.ops.numeric import require_floats
 from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
+
+__all__ = [
+    "cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss",
+    "multilabel_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss",
+]  # fmt: skip
 
 
 @float32_in_autocast

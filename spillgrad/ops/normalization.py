@@ -9,15 +9,18 @@ import numpy as np
 from spillgrad.dtypes import HALF, float32
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops.arithmetic import mul, rsqrt, square, sub
+from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import normalization as kernels
+
+__all__ = ["layer_norm", "log_softmax", "rms_norm", "softmax"]
 
 Shape = tuple[int, ...]
 
@@ -66,11 +69,13 @@ def _along(name: str, function: Any, input: Tensor, dim: int, dtype: Any) -> Ten
     return function(input, dim)  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def softmax(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
     """Return exp(x) / sum(exp(x)) along one dimension, without overflow; `dtype` converts the input first."""
     return _along("softmax", _softmax, input, dim if axis is None else axis, dtype)
 
 
+@declare(method=True)
 def log_softmax(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
     """Return log(softmax(x)) along one dimension, accurate where softmax itself underflows."""
     return _along("log_softmax", _log_softmax, input, dim if axis is None else axis, dtype)

@@ -1,4 +1,4 @@
-"""Norms of vectors and matrices, and what is measured by them."""
+"""Norms of vectors and matrices, condition numbers, renormalization; chains of products and Vandermonde matrices."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,22 @@ import numpy as np
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import reduce
 from spillgrad.ops.arithmetic import abs, add, div, mul
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.decompositions import svdvals
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.matrices import require_matrices, require_square
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.lapack import require_matrices, require_square
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.placement import by_host
 from spillgrad.ops.reduce import amax, amin, sum
 from spillgrad.ops.shape import as_tuple, movedim, normalize_dim, normalize_dims, reshape, unsqueeze
 from spillgrad.ops.solving import inv
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
+
+__all__ = ["cond", "matrix_norm", "multi_dot", "norm", "vander", "vecdot", "vector_norm"]
 
 Order = int | float | str | None
 
@@ -69,6 +72,7 @@ def matrix_norm(
     return result if keepdim else reshape(result, [size for i, size in enumerate(A.shape) if i not in dims])
 
 
+@declare(numpy="linalg.norm")
 def norm(
     A: Tensor, ord: Order = None, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
@@ -88,6 +92,7 @@ def norm(
     return vector_norm(A, ord, dim, keepdim, dtype=dtype)
 
 
+@declare(numpy="linalg.cond")
 @float32_in_autocast
 @by_host
 def cond(A: Tensor, p: Order = None) -> Tensor:
@@ -110,6 +115,7 @@ def cond(A: Tensor, p: Order = None) -> Tensor:
     return matrix_norm(A, p) * matrix_norm(inv(A), p)
 
 
+@declare(numpy="linalg.multi_dot")
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of several matrices, multiplied in the order that takes the fewest operations.
 
@@ -162,6 +168,7 @@ def _in_best_order(matrices: list[Tensor]) -> Tensor:
     return product(0, count - 1)
 
 
+@declare(in_place=True)
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """Return the tensor whose slices along `dim` are scaled, where their p-norm exceeds `maxnorm`, to just below it."""
     dim = normalize_dim("renorm", dim, input.ndim)

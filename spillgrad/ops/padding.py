@@ -6,11 +6,13 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops.indexing import index_select
-from spillgrad.ops.shape import constant_pad, crop
+from spillgrad.ops.rearrange import constant_pad, crop
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 
-# PyTorch's names, and NumPy's of what happens to the positions.
+__all__ = ["pad"]
+
+# PyTorch's names of the modes, and NumPy's for the positions that elements come from.
 _OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 

@@ -1,4 +1,4 @@
-"""Where operations compute: all operands on one device, and on the host what a device has no kernel for."""
+"""Where operations compute: on the device of all operands, or on the host where the device has no kernel."""
 
 import functools
 import warnings
@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:
-    """Raise DeviceError when tensors are on different devices; those of the host without dimensions may be.
+    """Raise DeviceError when tensors are on different devices; 0-d tensors of the host fit any device.
 
     They are numbers like Python's own. Arrays that are no tensors are settings of an operation, wherever they are.
     """
@@ -33,7 +33,7 @@ def require_one_device(name: str, arguments: Iterable[Any]) -> None:
 
 
 def compute_on_host(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function of arrays or tensors gives for copies of them in the host's memory, copied back.
+    """Call a function with copies of arrays or tensors in the host's memory, and return its results copied back.
 
     Gradients of tensors go the same way. It warns the first time. Raises DeviceError for a function that changes its
     arguments: the copies, of which nobody would hear.
@@ -60,7 +60,7 @@ def _computed_on_host(
 
 
 def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function of arrays or tensors that has no gradient gives: by the host where the device cannot."""
+    """Call a function of arrays or tensors that has no gradient, on the host where the device has no kernel."""
     try:
         return function(*arguments)
     except NotOnDevice:
@@ -68,7 +68,7 @@ def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) 
 
 
 def by_host(function: Function) -> Function:
-    """Let the host compute a function of tensors that has no kernel of a device, copied back there as gradients are."""
+    """Let the host compute a function that has no kernel for devices; results and gradients are copied back."""
 
     @functools.wraps(function)
     def computed(*arguments: Any, **options: Any) -> Any:
@@ -80,7 +80,7 @@ def by_host(function: Function) -> Function:
 
 
 def or_by_host(function: Function) -> Function:
-    """Let the host compute, as `by_host` does, what a device has no kernel for; the function changes nothing."""
+    """Let the host compute as `by_host` does, but only where a device has no kernel; the function changes nothing."""
     on_host = by_host(function)
 
     @functools.wraps(function)

@@ -10,19 +10,24 @@ import numpy as np
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import mul, pow
-from spillgrad.ops.choice import where
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.comparison import gt
-from spillgrad.ops.define import operation
 from spillgrad.ops.indexing import gather, scatter
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import reshape
-from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
+from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import pooling as kernels
 from spillgrad_kernels.device_array import is_on_device, on_device
 from spillgrad_kernels.indexing import scatter_add
 from spillgrad_kernels.pooling import Ranges
 from spillgrad_kernels.windows import Pair, Windows
+
+__all__ = [
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d",
+    "avg_pool2d", "lp_pool1d", "lp_pool2d", "max_pool1d", "max_pool2d", "max_unpool1d", "max_unpool2d",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -191,7 +196,7 @@ def averaged(
         scales = []
         for d, found in enumerate((down, across)):
             begins = np.arange(windows.grid[d]) * windows.stride[d] - windows.padding[d]
-            # Padding counts, but not what a window of ceil_mode reaches beyond it.
+            # Padding counts, but not the part of a window of ceil_mode beyond the padding.
             padded = np.minimum(begins + windows.size[d], windows.image[d] + windows.padding[d]) - begins
             scales.append(1 / (padded if count_include_pad else found.stops - found.starts))
     return _like_input(_scaled(images, down, across, *scales), input, dims)
@@ -346,7 +351,7 @@ def unpooled(
             )
         image = list(wanted)
     places = math.prod(image)
-    # To look at those of a device would wait for it: what is not there is left out.
+    # A check would wait for the device: its kernels skip places out of range.
     looks = indices.numel() and not is_on_device(indices.array)
     if looks and not (int(indices.array.min()) >= 0 and int(indices.array.max()) < places):
         raise ArgumentError(

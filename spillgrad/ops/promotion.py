@@ -1,4 +1,4 @@
-"""The operands of elementwise operations: what they may be, and the dtype they are computed in.
+"""The operands of elementwise operations: their types, and the dtype they are computed in.
 
 They promote as in PyTorch; a Python number never widens a tensor.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.symbol import Symbol
+from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.tensor import Tensor, native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
@@ -18,7 +18,7 @@ from spillgrad_kernels.elementwise import ROWS
 
 Number = bool | int | float
 Operand = Tensor | Number
-# What operators compute with; anything else may know what to do with a tensor itself.
+# The types that operators take; the operators of other types may know what to do with a tensor.
 OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
 
@@ -84,12 +84,12 @@ _NOT_FOR_BOOL = frozenset((
     "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "fmod", "frac", "hardtanh",
     "leaky_relu", "lerp", "neg", "pow", "relu", "remainder", "round", "square", "sub", "trunc",
 ))  # fmt: skip
-# Arithmetic in which an integer too large for the dtype means the same as what is left of it.
+# Arithmetic in which an integer too large for the dtype may be wrapped around first.
 _MODULAR = frozenset(("add", "sub", "mul"))
 
 
 def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
-    """Raise DtypeError or ArgumentError for what bool, integers and complex numbers do not have."""
+    """Raise DtypeError or ArgumentError for operations that bool, integers or complex numbers do not have."""
     if dtypes.is_complex(dtype):
         raise DtypeError(
             f"{name}: got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "

@@ -1,4 +1,4 @@
-"""Rearrangements made of simpler ones: turns, pieces, blocks, pixels, triangles' places."""
+"""Elements in other places: mirrored, turned, rolled, repeated, with a border; pixels and channels."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -6,38 +6,161 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad import dtypes
-from spillgrad.device import as_device, moved
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.autocast import float32_in_autocast
-from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import clone
-from spillgrad.ops.define import operation
-from spillgrad.ops.indexing import diag, place_diagonal
-from spillgrad.ops.reduce import sum
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import (
-    cat,
-    constant_pad,
+    Shape,
+    as_tuple,
     flatten,
-    flip,
-    meshgrid,
-    narrow,
     normalize_dim,
     normalize_dims,
     permute,
     reshape,
     shape_arguments,
-    split,
-    stack,
     transpose,
-    unsqueeze,
 )
-from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import arange_beside, beside, empty_beside
 
-# --- Turns and mirrors -----------------------------------------------------------------------------------------------
+__all__ = [
+    "channel_shuffle", "combinations", "flip", "fliplr", "flipud", "pixel_shuffle", "pixel_unshuffle",
+    "repeat_interleave", "roll", "rot90", "tile",
+]  # fmt: skip
 
 
+def _flipped(self: np.ndarray, dims: Shape) -> np.ndarray:
+    out = empty_beside(self, self.shape, self.dtype)
+    np.copyto(out, np.flip(self, dims))
+    return out
+
+
+_flip: Callable[..., Tensor] = operation("flip", _flipped, self=lambda g, dims: _flip(g, dims))
+
+
+@declare(method=True)
+def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
+    """Return a copy with the order along some dimensions reversed."""
+    named = axis if dims is None else dims
+    named = None if named is None else as_tuple(named)
+    return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))
+
+
+def _rolled(self: np.ndarray, shifts: Shape, dims: Shape | None) -> np.ndarray:
+    out = empty_beside(self, self.shape, self.dtype)
+    np.copyto(out, np.roll(self, shifts, dims))
+    return out
+
+
+_roll: Callable[..., Tensor] = operation(
+    "roll", _rolled, self=lambda g, shifts, dims: _roll(g, tuple(-s for s in shifts), dims)
+)
+
+
+@declare(method=True)
+def roll(
+    input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
+) -> Tensor:
+    """Return a copy whose elements moved along some dimensions, or along the flattened tensor.
+
+    Those pushed out come in again at the other end.
+    """
+    steps = as_tuple(shifts)
+    dims = axis if dims is None else dims
+    along = None if dims is None else tuple(normalize_dim("roll", d, input.ndim) for d in as_tuple(dims))
+    if len(steps) != (1 if along is None else len(along)):
+        raise ArgumentError(f"roll: got shifts {shifts} and dims {dims}; give one shift for each dimension")
+    return _roll(input, steps, along)
+
+
+def _padded(self: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+    shape = tuple(s + before + after for s, (before, after) in zip(self.shape, widths, strict=True))
+    out = empty_beside(self, shape, self.dtype)
+    out.fill(value)
+    out[_interior(self.shape, widths)] = self
+    return out
+
+
+def _interior(shape: Shape, widths: tuple[tuple[int, int], ...]) -> tuple[slice, ...]:
+    return tuple(slice(before, before + s) for s, (before, _) in zip(shape, widths, strict=True))
+
+
+crop: Callable[..., Tensor] = operation(
+    "crop",
+    lambda self, widths: self[tuple(slice(b, s - a) for s, (b, a) in zip(self.shape, widths, strict=True))],
+    view=True,
+    self=lambda g, widths: constant_pad(g, widths, 0.0),
+)
+constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self=lambda g, widths: crop(g, widths))
+
+
+def _with_counts(counts: Shape, shape: Shape) -> tuple[Shape, Shape]:
+    """Return the shape of a repeated tensor with each count before its size, and the same with counts of 1."""
+    shape = (1,) * (len(counts) - len(shape)) + shape
+    spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
+    return spread, tuple(size for s in shape for size in (1, s))
+
+
+def _repeated(self: np.ndarray, repeats: Shape) -> np.ndarray:
+    spread, single = _with_counts(repeats, self.shape)
+    shape = tuple(count * size for count, size in zip(spread[::2], spread[1::2], strict=True))
+    out = empty_beside(self, shape, self.dtype)
+    np.copyto(out.reshape(spread), self.reshape(single))
+    return out
+
+
+def _repeat_gradient(g: Tensor, repeats: Shape, self_shape: Shape) -> Tensor:
+    spread, single = _with_counts(repeats, self_shape)
+    return reshape(sum_to(reshape(g, spread), single), self_shape)
+
+
+_repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gradient)
+
+
+@declare(method=True)
+def repeat(input: Tensor, *repeats: Any) -> Tensor:
+    """Return the tensor tiled `repeats` times along each dimension, new ones first."""
+    counts = shape_arguments(repeats)
+    if len(counts) < input.ndim:
+        raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")
+    return _repeat(input, counts)
+
+
+@declare(method=True)
+def tile(input: Tensor, *dims: Any) -> Tensor:
+    """Return the tensor tiled `dims` times along its last dimensions."""
+    counts = shape_arguments(dims)
+    return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
+
+
+@declare(method=True)
+def repeat_interleave(
+    input: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, axis: int | None = None
+) -> Tensor:
+    """Return each element (or slice along `dim`) repeated in place: all as often, or each by its entry of `repeats`.
+
+    With `repeats` alone, return the places 0, 1, … each so often.
+    """
+    dim = axis if dim is None else dim
+    if repeats is None:
+        return repeat_interleave(Tensor.wrap(arange_beside(input.array, input.numel())), input, 0)
+    if dim is None:
+        return repeat_interleave(flatten(input), repeats, 0)
+    dim = normalize_dim("repeat_interleave", dim, input.ndim)
+    size = input.shape[dim]
+    counts = repeats.host_array() if isinstance(repeats, Tensor) else np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or counts.size not in (1, size) or counts.ndim > 1 or counts.min(initial=0) < 0:
+        raise ArgumentError(
+            f"repeat_interleave: got repeats {repeats!r}; wanted one count, or {size} of them, none negative"
+        )
+    positions = Tensor.wrap(beside(input.array, np.repeat(np.arange(size), counts)))
+    return getitem(input, (slice(None),) * dim + (positions,))
+
+
+@declare(method=True, numpy=True)
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Return a copy turned `k` times by 90 degrees, from the first of two dimensions towards the second."""
     turned = normalize_dims("rot90", dims, input.ndim)
@@ -53,111 +176,16 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     )
 
 
+@declare(method=True, numpy=True)
 def fliplr(input: Tensor) -> Tensor:
     """Return a copy with the order along the second dimension reversed."""
     return flip(input, 1)
 
 
+@declare(method=True, numpy=True)
 def flipud(input: Tensor) -> Tensor:
     """Return a copy with the order along the first dimension reversed."""
     return flip(input, 0)
-
-
-# --- Pieces and joints -----------------------------------------------------------------------------------------------
-
-
-def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views of pieces: so many of nearly equal size, or those between the given indices."""
-    dim = normalize_dim("tensor_split", dim, input.ndim)
-    given = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
-    size = input.shape[dim] if input.ndim else 0
-    if isinstance(given, int):
-        if given < 1:
-            raise ArgumentError(f"tensor_split: got {given} sections; give at least 1")
-        sizes = [size // given + (i < size % given) for i in range(given)]
-        return split(input, sizes, dim)
-    ends = [*(min(max(i + size if i < 0 else i, 0), size) for i in given), size]
-    return tuple(narrow(input, dim, min(a, b), max(b - a, 0)) for a, b in itertools.pairwise([0, *ends]))
-
-
-def _pieces_along(name: str, input: Tensor, indices_or_sections: Any, dim: int, least: int) -> tuple[Tensor, ...]:
-    if input.ndim < least:
-        raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least {least} dimensions")
-    if isinstance(indices_or_sections, int) and input.shape[dim] % indices_or_sections:
-        raise ArgumentError(
-            f"{name}: got {indices_or_sections} sections; dimension {dim} of a tensor of shape {input.shape} must be "
-            "a multiple of that: tensor_split takes any"
-        )
-    return tensor_split(input, indices_or_sections, dim)
-
-
-def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the second dimension, of vectors along the first."""
-    return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
-
-
-def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the first dimension."""
-    return _pieces_along("vsplit", input, indices_or_sections, 0, 2)
-
-
-def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the third dimension."""
-    return _pieces_along("dsplit", input, indices_or_sections, 2, 3)
-
-
-def _of_each(function: Any, tensors: tuple[Any, ...]) -> Any:
-    several = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
-    results = tuple(function(x) for x in several)
-    return results[0] if several is tensors and len(tensors) == 1 else results
-
-
-def atleast_1d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least one dimension."""
-    return _of_each(lambda x: x if x.ndim else reshape(x, 1), tensors)
-
-
-def atleast_2d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least two dimensions, new ones first."""
-    return _of_each(lambda x: x if x.ndim > 1 else reshape(x, (1, -1)), tensors)
-
-
-def atleast_3d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least three dimensions: (n,) becomes (1, n, 1), (m, n) (m, n, 1)."""
-    return _of_each(lambda x: x if x.ndim > 2 else unsqueeze(x, -1) if x.ndim == 2 else reshape(x, (1, -1, 1)), tensors)
-
-
-def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the third dimension."""
-    return cat([atleast_3d(x) for x in tensors], 2)
-
-
-def column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the second dimension, 0-d and 1-D ones as columns."""
-    return cat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in tensors], 1)
-
-
-def block_diag(*tensors: Tensor) -> Tensor:
-    """Return the matrix with the given ones along its diagonal and zeros elsewhere; vectors count as rows."""
-    blocks = [atleast_2d(x) for x in tensors]
-    if any(block.ndim > 2 for block in blocks):
-        raise ShapeError("block_diag: got a tensor of more than two dimensions; wanted matrices")
-    if not blocks:
-        return Tensor.wrap(np.zeros((1, 0), dtypes.get_default_dtype()))
-    width = np.sum([block.shape[1] for block in blocks])
-    rows, start = [], 0
-    for block in blocks:
-        end = start + block.shape[1]
-        rows.append(constant_pad(block, ((0, 0), (start, int(width) - end)), 0.0))
-        start = end
-    return cat(rows)
-
-
-def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """Return all combinations of one element of each vector, a row each."""
-    if len(tensors) == 1:
-        return tensors[0]
-    return stack([flatten(grid) for grid in meshgrid(*tensors)], 1)
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
@@ -167,60 +195,6 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     places = np.array(list(choose(range(input.shape[0]), r)), np.int64).reshape(-1, r)
     return getitem(input, Tensor.wrap(places))
-
-
-# --- Diagonals and triangles -----------------------------------------------------------------------------------------
-
-
-def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Return zeros with the last dimension of `input` as the diagonal of two new ones."""
-    ndim = input.ndim + 1
-    first, second = normalize_dims("diag_embed", (dim1, dim2), ndim)
-    size = input.shape[-1] + abs(offset) if input.ndim else 0
-    if not input.ndim:
-        raise ShapeError("diag_embed: got a 0-d tensor; wanted at least a vector")
-    rest = iter(input.shape[:-1])
-    shape = tuple(size if i in (first, second) else next(rest) for i in range(ndim))
-    return place_diagonal(input, offset, first, second, shape)
-
-
-def diagflat(input: Tensor, offset: int = 0) -> Tensor:
-    """Return the matrix with the elements of a tensor on its diagonal and zeros elsewhere."""
-    return diag(reshape(input, -1), offset)
-
-
-_trace: Callable[..., Tensor] = operation(
-    "trace", lambda self: sum(Tensor.wrap(np.diagonal(self))).array,
-    self=lambda g, self_shape: place_diagonal(expand_to(g, (min(self_shape),)), 0, 0, 1, self_shape),
-)  # fmt: skip
-
-
-@float32_in_autocast
-def trace(input: Tensor) -> Tensor:
-    """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
-    if input.ndim != 2:
-        raise ShapeError(f"trace: got a tensor of shape {input.shape}; wanted a matrix")
-    return _trace(input)
-
-
-def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, dtype: Any, device: Any) -> Tensor:
-    if row < 0 or col < 0:
-        raise ArgumentError(f"{name}: got {row} rows and {col} columns; wanted numbers from 0 on")
-    places = np.stack(function(row, offset, col)).astype(dtypes.as_dtype("int64" if dtype is None else dtype))
-    return Tensor.wrap(moved(places, as_device(device)))
-
-
-def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the places in the lower triangle of a matrix: their rows, then their columns."""
-    return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype, device)
-
-
-def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the places in the upper triangle of a matrix: their rows, then their columns."""
-    return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype, device)
-
-
-# --- Pixels and channels ---------------------------------------------------------------------------------------------
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
@@ -266,9 +240,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     return reshape(transpose(reshape(input, (n, groups, channels // groups, *rest)), 1, 2), input.shape)
 
 
-# --- Sums down to a shape --------------------------------------------------------------------------------------------
-
-
+@declare(method=True)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     """Return the sum over the dimensions along which `size` would broadcast to the tensor's shape.
 

@@ -10,10 +10,13 @@ from typing import Any
 from spillgrad.errors import ShapeError
 from spillgrad.ops.activations import relu, sigmoid
 from spillgrad.ops.arithmetic import add, mul, sub
-from spillgrad.ops.linalg import linear
-from spillgrad.ops.shape import cat, chunk, narrow, split, unsqueeze
+from spillgrad.ops.join_split import cat, chunk, narrow, split
+from spillgrad.ops.matrix_products import linear
+from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
+
+__all__ = ["gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"]
 
 State = tuple[Tensor, ...]
 # (input's part of the gates, state, weight_hh, bias_hh, weight_hr) -> state

@@ -13,8 +13,8 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.differentiate import grad
-from spillgrad.ops.define import Composed, Operation, operation
-from spillgrad.ops.numeric import on_floats
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.operation import Composed, Operation, operation
 from spillgrad.ops.recurrent import STEPS, State, run_steps
 from spillgrad.ops.shape import view_as
 from spillgrad.tensor import Tensor
@@ -221,7 +221,7 @@ def _backward(
     carried = empty(by_state[0].shape, dtype)
     multiply, compute = _Product(weight_hh), _Loop(mode.backward, dtype)
     g = np.ascontiguousarray(g)
-    # The cell state before is what LSTM's gates are about, the hidden one before GRU's.
+    # LSTM's gates act on the cell state of the step before, GRU's on its hidden state.
     read = [*(kept_parts if not mode.carries else kept_parts[:-1]), *(before[-1:] if mode.carries else [])]
     written = [
         part for a in ([by_inputs, by_sums] if mode.apart else [by_sums]) for part in _parts(a.reshape(rows, -1, width))

@@ -14,48 +14,44 @@ from spillgrad import dtypes
 from spillgrad.device import filled
 from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.arithmetic import abs, div, mul, pow
+from spillgrad.ops.array_casts import as_own, compute_dtype, on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.choice import maximum, minimum, where
+from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
+from spillgrad.ops.clamp_where import maximum, minimum, where
 from spillgrad.ops.comparison import isnan
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import spread_into_zeros
+from spillgrad.ops.join_split import narrow
 from spillgrad.ops.logic import logical_not
-from spillgrad.ops.numeric import as_own, compute_dtype, on_floats, require_floats
-from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
-from spillgrad.ops.shape import (
-    as_tuple,
-    constant_pad,
-    flatten,
-    flip,
-    narrow,
-    normalize_dim,
-    normalize_dims,
-    permute,
-    reshape,
-    unflatten,
-    unsqueeze,
-)
+from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad, flip
+from spillgrad.ops.shape import as_tuple, flatten, normalize_dim, normalize_dims, permute, reshape, unflatten, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
 from spillgrad_kernels.device_array import twin
 from spillgrad_kernels.walk import Layout
+
+__all__ = [
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
+    "nanmean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 Dims = int | Sequence[int] | None
 
 
 class ValuesAndIndices(NamedTuple):
-    """What a reduction along one dimension, or a sort, returns: values and where they were."""
+    """The results of a reduction along one dimension, or of a sort: values and their indices."""
 
     values: Tensor
     indices: Tensor
 
 
 class MinAndMax(NamedTuple):
-    """What `aminmax` returns."""
+    """The results of `aminmax`."""
 
     min: Tensor
     max: Tensor
@@ -90,7 +86,7 @@ class _Folded(Planned):
         super().__init__(fold, ("self", "dims", "keepdim"), arrays=1)
         self._numpy_function = functools.partial(numpy_function, **options)
 
-    def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> Plan:
+    def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> CallPlan:
         fold = kernels.prepare(self.name, layouts[0], dims, keepdim)
         code, large = (fold.code, None) if fold.direct else (None, fold)
         return new_plan(layouts, code, fold.units, fold.kept, fold.shape, fold.dtype, large)
@@ -151,12 +147,14 @@ def _prod_gradient(g: Tensor, self: Tensor, dims: Shape) -> Tensor:
 _prod: Callable[..., Tensor] = operation("prod", _Folded("prod", np.prod, dtype=np.int64), self=_prod_gradient)
 
 
+@declare(method=True)
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the sum over dimensions; integers and bool sum to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
     return _sum(input, _dims("sum", dim, axis, input.ndim), keepdim)
 
 
+@declare(method=True, numpy=True)
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the average over dimensions. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
@@ -164,21 +162,24 @@ def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
     return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)
 
 
+@declare(method=True, numpy=True)
 def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the sum over dimensions of what is not NaN."""
+    """Return the sum over dimensions of the elements that are not NaN."""
     if input.is_floating_point():
         input = where(isnan(input), 0.0, input)
     return sum(input, dim, keepdim, dtype=dtype, axis=axis)
 
 
+@declare(method=True, numpy=True)
 def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the average over dimensions of what is not NaN; NaN where all is. Raises DtypeError for integers."""
+    """Return the average over dimensions of the elements that are not NaN, or NaN. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("nanmean", input.dtype)
     numbers = sum(logical_not(isnan(input)), dim, keepdim, axis=axis)
     return div(nansum(input, dim, keepdim, axis=axis), to_dtype(numbers, input.dtype))
 
 
+@declare(method=True)
 @float32_in_autocast
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the product over dimensions; integers and bool multiply to int64."""
@@ -233,6 +234,7 @@ def _spread(
     return function(input, _dims(name, dim, axis, input.ndim), keepdim, float(correction))  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def var(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
@@ -241,6 +243,7 @@ def var(
     return _spread(_var, "var", input, dim, unbiased, keepdim, correction, axis)
 
 
+@declare(method=True)
 def std(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
@@ -300,7 +303,7 @@ def _extreme_along(
     position: Callable[..., np.ndarray], fold: Callable[..., np.ndarray]
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     def forward(self: np.ndarray, dim: int, keepdim: bool) -> tuple[np.ndarray, np.ndarray]:
-        if dtypes.is_floating_point(self.dtype):  # to fold takes a quarter of what it takes to pick by index
+        if dtypes.is_floating_point(self.dtype):  # a fold takes a quarter of the time of picking by index
             return on_floats(lambda a: fold(a, (dim,), keepdim), self), position(self, dim, keepdim)
         indices = position(self, dim, True)
         values = np.take_along_axis(self, indices, dim)
@@ -351,26 +354,31 @@ def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) ->
     return operation(input, dims, keepdim)  # type: ignore[no-any-return]
 
 
+@declare(method=True)
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
     """Return the largest element; along a dimension (values, indices); with another tensor the elementwise maximum."""
     return _extreme("max", _max_along, _max_of_all, maximum, input, dim, keepdim, axis)
 
 
+@declare(method=True)
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
     """Return the smallest element; along a dimension (values, indices); with another tensor the elementwise minimum."""
     return _extreme("min", _min_along, _min_of_all, minimum, input, dim, keepdim, axis)
 
 
+@declare(method=True)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, axis: int | None = None) -> MinAndMax:
     """Return (min, max) over all dimensions or along one."""
     return MinAndMax(amin(input, dim, keepdim, axis=axis), amax(input, dim, keepdim, axis=axis))
 
 
+@declare(method=True)
 def amax(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return the largest element over dimensions; equal ones share the gradient evenly."""
     return _over("amax", _amax, input, axis if dim is None else dim, keepdim)
 
 
+@declare(method=True)
 def amin(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return the smallest element over dimensions; equal ones share the gradient evenly."""
     return _over("amin", _amin, input, axis if dim is None else dim, keepdim)
@@ -387,11 +395,13 @@ def _argument(name: str, position: Callable[..., np.ndarray], input: Tensor, dim
     return Tensor.wrap(position(input.array, dim, keepdim))
 
 
+@declare(method=True)
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
     """Return the position of the first largest element: in the flattened tensor, or along a dimension."""
     return _argument("argmax", _position_of_max, input, axis if dim is None else dim, keepdim)
 
 
+@declare(method=True)
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
     """Return the position of the first smallest element: in the flattened tensor, or along a dimension."""
     return _argument("argmin", _position_of_min, input, axis if dim is None else dim, keepdim)
@@ -410,6 +420,7 @@ _logsumexp: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return log(sum(exp(x))) over dimensions, without overflow."""
     require_floats("logsumexp", input.dtype)
@@ -428,6 +439,7 @@ def _euclidean_gradient(g: Any, self: Any, result: Any, dims: Shape) -> Any:
 _euclidean: Callable[..., Tensor] = operation("linalg_vector_norm", _euclidean_forward, self=_euclidean_gradient)
 
 
+@declare(method=True)
 def norm(
     input: Tensor,
     p: float | str | None = 2.0,
@@ -461,16 +473,19 @@ def norm(
 # --- Truth and counting ----------------------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether all elements over dimensions are not zero."""
     return Tensor.wrap(as_own(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim)))
 
 
+@declare(method=True)
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether any element over dimensions is not zero."""
     return Tensor.wrap(as_own(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim)))
 
 
+@declare(method=True)
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
     """Return how many elements over dimensions are not zero, as int64."""
     return Tensor.wrap(as_own(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim))))

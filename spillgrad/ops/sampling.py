@@ -9,16 +9,19 @@ from spillgrad import dtypes
 from spillgrad.device import Device, as_device
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import Generator, default_generator
-from spillgrad.ops import inplace, numeric
+from spillgrad.ops import array_casts, inplace
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.convert import to_device
 from spillgrad.ops.counting import places_among
 from spillgrad.ops.creation import draw, randint
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.placement import by_host, require_one_device
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import random as kernels
 from spillgrad_kernels.device_array import is_on_device
+
+__all__ = ["bernoulli", "multinomial", "normal", "poisson", "randint_like"]
 
 
 def _uniform(shape: Any, generator: Generator | None, device: Device) -> np.ndarray:
@@ -36,10 +39,11 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
         raise ArgumentError(f"{name}: got numbers outside [0, 1]; wanted probabilities")
 
 
+@declare(method=True)
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
     """Return 1 with the probability that each element is (or `p`), else 0.
 
-    Raises ArgumentError for what is no probability, unless it is on a device.
+    Raises ArgumentError for numbers outside [0, 1], except on a device.
     """
     chances = input.array.astype(np.float64) if p is None else np.asarray(p, np.float64)
     if p is None:
@@ -48,6 +52,7 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | N
     return Tensor.wrap((_uniform(input.shape, generator, input.device) < chances).astype(input.dtype))
 
 
+@declare(method=True)
 def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with 1 with probability `p`, else 0; return the tensor."""
     chances = (to_device(p, tensor.device).array if isinstance(p, Tensor) else np.asarray(p)).astype(np.float64)
@@ -56,6 +61,7 @@ def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator 
     return inplace.copy_(tensor, Tensor.wrap(drawn))
 
 
+@declare(method=True)
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
@@ -123,7 +129,7 @@ def normal(
     drawn_shape = shape_arguments((size,)) if size is not None else np.broadcast_shapes(*(x.shape for x in tensors))
     draws = draw("normal", kernels.normal, drawn_shape, wanted, generator, place).astype(np.float64)
     means, stds = (x.array.astype(np.float64) if isinstance(x, Tensor) else x for x in (mean, std))
-    return Tensor.wrap(numeric.cast(numeric.as_own(draws * stds + means), wanted))
+    return Tensor.wrap(array_casts.cast(array_casts.as_own(draws * stds + means), wanted))
 
 
 @by_host
@@ -138,6 +144,7 @@ def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     return Tensor.wrap(np.asarray(np.random.default_rng(words).poisson(rates)).astype(input.dtype))
 
 
+@declare(method=True)
 def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws of rate `lambd` from the exponential distribution; return the tensor."""
     if not lambd > 0:
@@ -145,6 +152,7 @@ def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | N
     return _filled("exponential_", tensor, _exponential(tensor.shape, generator, tensor.device) / lambd)
 
 
+@declare(method=True)
 def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with how many tries success at probability `p` takes; return the tensor."""
     if not 0 < p < 1:
@@ -154,12 +162,14 @@ def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) 
     return inplace.copy_(tensor, Tensor.wrap(tries))
 
 
+@declare(method=True)
 def log_normal_(tensor: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with e to draws from N(mean, std²); return the tensor."""
     draws = draw("log_normal_", kernels.normal, tensor.shape, dtypes.float64, generator, tensor.device)
     return _filled("log_normal_", tensor, np.exp(draws * std + mean))
 
 
+@declare(method=True)
 def cauchy_(tensor: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from the Cauchy distribution; return the tensor."""
     draws = _uniform(tensor.shape, generator, tensor.device)
@@ -171,6 +181,7 @@ def _filled(name: str, tensor: Tensor, draws: np.ndarray) -> Tensor:
     return inplace.copy_(tensor, Tensor.wrap(draws))
 
 
+@declare(method=True)
 def random_(tensor: Tensor, *bounds: int, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with whole numbers drawn from [0, to) or [from, to); return the tensor.
 

@@ -1,7 +1,7 @@
-"""What nodes show as `_saved_<name>` because PyTorch's have it: other names of what they saved, and what they know.
+"""Attributes `_saved_<name>` of nodes, which PyTorch's nodes have too: other names of saved values, and metadata.
 
-Programs that draw or explain graphs read these. A recorded operation pays nothing for them: they are worked out, of the
-node's metadata, when somebody looks. Dimensions count from the front, where PyTorch shows -1 as 2 ** 64 - 1.
+Programs that draw or explain graphs read these. A recorded operation pays nothing for them: they are worked out from
+the node's metadata when they are read. Dimensions count from the front, where PyTorch shows -1 as 2 ** 64 - 1.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from spillgrad.tensor import Tensor
 
-# By an operation's name, and PyTorch's: the name of what the node saved, or a function of the node.
+# By an operation's name, then PyTorch's: the name of a saved value, or a function of the node.
 Shown = str | Callable[[Any], Any]
 
 

@@ -9,19 +9,26 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add, mul, sub
-from spillgrad.ops.choice import where
+from spillgrad.ops.array_casts import compute_dtype, on_floats, require_floats
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.define import operation
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
+from spillgrad.ops.join_split import cat, narrow
 from spillgrad.ops.logic import logical_xor
-from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
+from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad, flip, roll
 from spillgrad.ops.reduce import ValuesAndIndices, sum
-from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll
+from spillgrad.ops.shape import normalize_dim, one_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import reductions as kernels
 from spillgrad_kernels.device_array import arange_beside
 from spillgrad_kernels.memory import empty
+
+__all__ = [
+    "cummax", "cummin", "cumprod", "cumsum", "cumulative_trapezoid", "diff", "logcumsumexp", "trapezoid", "trapz",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -88,6 +95,7 @@ _cumsum: Callable[..., Tensor] = operation(
 )
 
 
+@declare(in_place=True)
 def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
     """Return the running sums along a dimension; integers and bool sum to int64."""
     return _running(_cumsum, "cumsum", input, dim, dtype, axis)
@@ -100,13 +108,14 @@ def _cumprod_forward(self: np.ndarray, dim: int) -> np.ndarray:
 
 
 def _cumprod_gradient(g: Tensor, self: Tensor, dim: int) -> Tensor:
-    # What comes before an element times what its successors make of it: no division, so zeros are exact.
+    # The product before an element times the sum of the products after it: no division, so zeros are exact.
     return mul(_cumprod(_moved_on(self, dim, 1.0), dim), _backwards(g, self, dim))
 
 
 _cumprod: Callable[..., Tensor] = operation("cumprod", _cumprod_forward, self=_cumprod_gradient)
 
 
+@declare(in_place=True)
 def cumprod(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
     """Return the running products along a dimension; integers and bool multiply to int64."""
     return _running(_cumprod, "cumprod", input, dim, dtype, axis)
@@ -128,6 +137,7 @@ def _logcumsumexp_gradient(g: Tensor, self: Any, result: Any, dim: int) -> Tenso
 _logcumsumexp: Callable[..., Tensor] = operation("logcumsumexp", _logcumsumexp_forward, self=_logcumsumexp_gradient)
 
 
+@declare(method=True)
 def logcumsumexp(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return log(cumsum(exp(x))) along a dimension, without overflow."""
     require_floats("logcumsumexp", input.dtype)
@@ -158,11 +168,13 @@ _cummax, _cummin = (
 )
 
 
+@declare(method=True)
 def cummax(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
     """Return (values, indices) of the largest element so far along a dimension, the last of equal ones."""
     return ValuesAndIndices(*_along(_cummax, input, one_dim("cummax", dim, axis, input.ndim)))
 
 
+@declare(method=True)
 def cummin(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
     """Return (values, indices) of the smallest element so far along a dimension, the last of equal ones."""
     return ValuesAndIndices(*_along(_cummin, input, one_dim("cummin", dim, axis, input.ndim)))
@@ -171,6 +183,7 @@ def cummin(input: Tensor, dim: int | None = None, *, axis: int | None = None) ->
 # --- Differences and areas -------------------------------------------------------------------------------------------
 
 
+@declare(method=True)
 def diff(
     input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None,
     *, axis: int | None = None,
@@ -202,6 +215,7 @@ def _strips(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> tuple[
     return mul(sums, mul(diff(x, dim=x.ndim - (y.ndim - dim)), 0.5)), dim
 
 
+@declare(numpy="trapezoid")
 def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
     """Return the area under `y` along a dimension by the trapezoidal rule; at places `x`, or `dx` (1) apart."""
     strips, dim = _strips("trapezoid", y, x, dx, dim)

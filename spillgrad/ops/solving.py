@@ -9,15 +9,16 @@ import numpy as np
 from spillgrad.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
+from spillgrad.ops.array_casts import compute_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.choice import where
+from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone
-from spillgrad.ops.define import Composed, operation
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.matrices import (
+from spillgrad.ops.lapack import (
     identity_like,
     lapack,
     mT,
@@ -25,11 +26,17 @@ from spillgrad.ops.matrices import (
     require_one_dtype,
     require_square,
 )
-from spillgrad.ops.numeric import compute_dtype
+from spillgrad.ops.matrix_products import matmul
+from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import broadcast_to, reshape, squeeze, tril, triu, unsqueeze
+from spillgrad.ops.shape import broadcast_to, reshape, squeeze, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import zeros_beside
+
+__all__ = [
+    "det", "inv", "lstsq", "matrix_exp", "matrix_power", "matrix_rank", "pinv", "slogdet", "solve",
+    "solve_triangular", "tensorinv", "tensorsolve",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -42,6 +49,7 @@ _inv: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method="inverse")
 @float32_in_autocast
 def inv(A: Tensor) -> Tensor:
     """Return the inverse of square matrices.
@@ -144,6 +152,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
 
 
+@declare(numpy="linalg.tensorsolve")
 @float32_in_autocast
 def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
     """Return X with tensordot(A, X, X.ndim) = B. Shapes: A (*B.shape, *X.shape), where both products are equal."""
@@ -158,6 +167,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Te
     return reshape(solve(reshape(A, (B.numel(), -1)), reshape(B, -1)), unknown)
 
 
+@declare(numpy="linalg.tensorinv")
 @float32_in_autocast
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
     """Return the inverse of A as a map from its dimensions behind `ind` to those before."""
@@ -218,6 +228,7 @@ _det: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 @float32_in_autocast
 def det(A: Tensor) -> Tensor:
     """Return the determinant of square matrices; its gradient is right where it is zero, too.
@@ -241,6 +252,7 @@ _slogdet: Callable[..., Any] = operation(
 )  # fmt: skip
 
 
+@declare(method=True)
 @float32_in_autocast
 def slogdet(A: Tensor) -> SignAndLogarithm:
     """Return the sign of the determinant and the logarithm of its absolute value, without overflow.
@@ -252,6 +264,7 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
     return SignAndLogarithm(*_slogdet(A))
 
 
+@declare(method=True)
 @float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
     """Return the logarithm of the determinant; NaN where that is negative. Shapes: input (..., n, n), result (...)."""
@@ -268,7 +281,7 @@ def _pinv_forward(A: np.ndarray, atol: float | None, rtol: float | None, hermiti
 
 
 def _cutoff(a: np.ndarray, largest: np.ndarray, atol: float | None, rtol: float | None) -> np.ndarray:
-    """Return below what a singular value counts as zero: PyTorch's rule."""
+    """Return the bound below which a singular value counts as zero, by PyTorch's rule."""
     if rtol is None:
         rtol = 0.0 if atol else max(a.shape[-2:]) * np.finfo(a.dtype).eps
     return np.maximum(0.0 if atol is None else atol, rtol * largest)
@@ -296,6 +309,7 @@ def _pinv_gradient(g: Tensor, A: Tensor, result: Tensor) -> Tensor:
 _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_gradient)
 
 
+@declare(method="pinverse", numpy="linalg.pinv")
 @float32_in_autocast
 def pinv(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
@@ -309,6 +323,7 @@ def pinv(
     return _pinv(A, atol, rtol, hermitian)
 
 
+@declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
 def matrix_rank(
     A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
@@ -327,7 +342,7 @@ def matrix_rank(
 
 
 class LeastSquares(NamedTuple):
-    """What `lstsq` returns."""
+    """The results of `lstsq`."""
 
     solution: Tensor
     residuals: Tensor
@@ -369,6 +384,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     return LeastSquares(solution, residuals, rank, values)
 
 
+@declare(method=True)
 def matrix_power(A: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices; a negative one of their inverse.
 
@@ -386,6 +402,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
     return matmul(square, A) if n % 2 else square
 
 
+@declare(method=True)
 @float32_in_autocast
 def matrix_exp(A: Tensor) -> Tensor:
     """Return the exponential of square matrices: a Taylor series of A / 2ˢ, then squared s times.

@@ -11,25 +11,34 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops.arithmetic import mul, neg, sub
-from spillgrad.ops.choice import clamp
-from spillgrad.ops.define import operation
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.clamp_where import clamp
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import by_numpy, call, row_function
 from spillgrad.ops.exponential import log
-from spillgrad.ops.numeric import on_floats, require_floats
+from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
-erf = row_function("erf", "Return the error function of each element.")
-erfc = row_function("erfc", "Return 1 - erf(x), accurate where that is near 0.")
-erfinv = row_function("erfinv", "Return the inverse of the error function; infinite at -1 and 1, NaN beyond.")
+__all__ = [
+    "copysign", "digamma", "erf", "erfc", "erfinv", "heaviside", "lgamma", "logit", "mvlgamma", "nextafter",
+    "polygamma", "sinc", "xlog1py", "xlogy",
+]  # fmt: skip
+
+erf = row_function("erf", "Return the error function of each element.", in_place=True)
+erfc = row_function("erfc", "Return 1 - erf(x), accurate where that is near 0.", in_place=True)
+erfinv = row_function(
+    "erfinv", "Return the inverse of the error function; infinite at -1 and 1, NaN beyond.", in_place=True
+)
 normal_cdf = row_function("normal_cdf", "Return the standard normal distribution's Φ of each element.")
 
 
+@declare(in_place=True)
 def logit(input: Tensor, eps: float | None = None, *, out: Tensor | None = None) -> Tensor:
     """Return log(x / (1 - x)), of x moved into [eps, 1 - eps] where that is given; else NaN outside [0, 1]."""
     return call("logit", input if eps is None else clamp(input, eps, 1 - eps), out=out)
 
 
-xlogy = row_function("xlogy", "Return input * log(other), 0 where input is 0 and other not NaN.")
+xlogy = row_function("xlogy", "Return input * log(other), 0 where input is 0 and other not NaN.", in_place=True)
 xlog1py = row_function("xlog1py", "Return input * log(1 + other), 0 where input is 0 and other not NaN.")
 _entr: Callable[..., Tensor] = operation(
     "special_entr", lambda self: on_floats(_entropy, self), self=lambda g, self: mul(g, sub(neg(log(self)), 1))
@@ -47,8 +56,8 @@ def entr(input: Tensor) -> Tensor:
     return _entr(input)
 
 
-lgamma = row_function("lgamma", "Return the logarithm of the gamma function's absolute value.")
-digamma = row_function("digamma", "Return the derivative of the gamma function's logarithm.")
+lgamma = row_function("lgamma", "Return the logarithm of the gamma function's absolute value.", in_place=True)
+digamma = row_function("digamma", "Return the derivative of the gamma function's logarithm.", in_place=True)
 
 
 def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -58,6 +67,7 @@ def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
     return call("polygamma", int(n), input, out=out)
 
 
+@declare(in_place=True)
 def mvlgamma(input: Tensor, p: int) -> Tensor:
     """Return the logarithm of the gamma function of p × p matrices. Raises ArgumentError unless x > (p - 1) / 2."""
     if p < 1 or bool((input.array <= (p - 1) / 2).any()):
@@ -68,17 +78,25 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-sinc = row_function("sinc", "Return sin(πx) / (πx), 1 at 0.")
+sinc = row_function("sinc", "Return sin(πx) / (πx), 1 at 0.", in_place=True, numpy=True)
 
 
+@declare(in_place=True, numpy=True)
 def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return 0 below 0, 1 above, and of `values` at 0, which get its gradient."""
     return call("heaviside", input, values, out=out)
 
 
-copysign = row_function("copysign", "Return the magnitude of input with the sign of other, which -0 has too.")
+copysign = row_function(
+    "copysign",
+    "Return the magnitude of input with the sign of other, which -0 has too.",
+    in_place=True,
+    numpy=True,
+    standard=True,
+)
 
 
+@declare(in_place=True, numpy=True, standard=True)
 def nextafter(input: Tensor, other: Tensor) -> Tensor:
     """Return the number next to each element of `input` in the direction of `other`; it has no gradient."""
     return by_numpy("nextafter", np.nextafter, input, other)

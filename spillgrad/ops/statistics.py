@@ -8,20 +8,23 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sqrt, sub
-from spillgrad.ops.choice import clamp
+from spillgrad.ops.array_casts import require_floats
+from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diag
-from spillgrad.ops.linalg import matmul
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.placement import by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, squeeze, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 
+__all__ = ["corrcoef", "cov", "histogram"]
+
 
 class Histogram(NamedTuple):
-    """What `histogram` returns."""
+    """The results of `histogram`."""
 
     hist: Tensor
     bin_edges: Tensor
@@ -41,6 +44,7 @@ def _weights(name: str, weights: Tensor | None, observations: int, whole: bool) 
     return reshape(weights, (observations,))
 
 
+@declare(method=True, numpy=True)
 def cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:  # fmt: skip
@@ -76,6 +80,7 @@ def cov(
     return squeeze(div(products, freedom))
 
 
+@declare(method=True, numpy=True)
 def corrcoef(input: Tensor) -> Tensor:
     """Return the correlation coefficients of variables, of which each row holds the observations; 1 of a single one.
 
@@ -88,6 +93,7 @@ def corrcoef(input: Tensor) -> Tensor:
     return clamp(div(div(covariances, unsqueeze(deviations, 1)), deviations), -1, 1)
 
 
+@declare(method=True)
 @by_host
 def histogram(
     input: Tensor, bins: int | Tensor, *, range: Sequence[Number] | None = None, weight: Tensor | None = None,
@@ -97,7 +103,7 @@ def histogram(
 
     With `density`, that is divided by the bin's width and by all that was counted.
     `bins` is their number, equally wide over `range` (that of the data by default), or a vector of their edges in
-    order. What lies outside is not counted; the last bin has its right edge. Nothing here has a gradient.
+    order. Elements outside are not counted; the last bin has its right edge. Nothing here has a gradient.
     Raises ArgumentError, ShapeError, DtypeError.
     """
     require_floats("histogram", input.dtype)

@@ -9,11 +9,14 @@ from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import inplace, shape
 from spillgrad.ops.arithmetic import mul
-from spillgrad.ops.define import operation
+from spillgrad.ops.declaration import declare
 from spillgrad.ops.inplace import Geometry
+from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, placed
+
+__all__ = ["as_strided"]
 
 # --- Views -----------------------------------------------------------------------------------------------------------
 
@@ -36,7 +39,7 @@ def _span(place: Geometry) -> tuple[int, int]:
 
 
 def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
-    """Add the gradient up in what both reach of the storage, and read the input's part of it."""
+    """Add the gradient up over the memory that both reach, and read the input's part of it."""
     spans = _span(place), _span(own)
     first, last = min(low for low, _ in spans), max(high for _, high in spans)
     length = (max(last - first, 0),)
@@ -45,7 +48,7 @@ def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
     result = inplace.as_strided(sums, here)
     if not inplace.repeats_places(here[0], here[1]):
         return result
-    # Elements of the input that are one place share what arrives there.
+    # Elements of the input at one place share the gradient that arrives there.
     positions = inplace.strided(np.arange(*length), here)
     counts = np.bincount(positions.reshape(-1), minlength=length[0])[positions]
     return mul(result, Tensor.wrap((1 / counts).astype(g.dtype)))
@@ -54,12 +57,13 @@ def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
 _as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, self=_gradient)
 
 
+@declare(method=True)
 def as_strided(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:  # fmt: skip
     """Return a view of the storage: elements `stride` apart from `storage_offset` on (by default where `input` begins).
 
-    The gradient of what lies outside the input goes nowhere. Raises ArgumentError for negative strides or elements
+    Elements outside the input pass no gradient on. Raises ArgumentError for negative strides or elements
     outside the storage, GraphError for a storage that is not dense.
     """
     wanted, steps = shape_arguments((size,)), shape_arguments((stride,))
@@ -88,7 +92,7 @@ def as_strided(
 
 
 def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Make the tensor what a view of it would be, over the same memory; return it.
+    """Turn the tensor itself into a view of its memory, and return it.
 
     Raises GraphError for a leaf that requires a gradient, and for views of one.
     """
@@ -104,21 +108,25 @@ def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: 
     return tensor
 
 
+@declare(method=True)
 def squeeze_(tensor: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
     """Do `squeeze` in place; return the tensor."""
     return _become(tensor, "squeeze_", shape.squeeze, axis if dim is None else dim)
 
 
+@declare(method=True)
 def unsqueeze_(tensor: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Do `unsqueeze` in place; return the tensor."""
     return _become(tensor, "unsqueeze_", shape.unsqueeze, axis if dim is None else dim)
 
 
+@declare(method=True)
 def t_(tensor: Tensor) -> Tensor:
     """Do `t` in place; return the tensor."""
     return _become(tensor, "t_", shape.t)
 
 
+@declare(method=True)
 def transpose_(tensor: Tensor, dim0: int, dim1: int) -> Tensor:
     """Do `transpose` in place; return the tensor."""
     return _become(tensor, "transpose_", shape.transpose, dim0, dim1)

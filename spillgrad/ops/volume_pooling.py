@@ -11,7 +11,7 @@ import numpy as np
 
 from spillgrad.errors import ShapeError
 from spillgrad.ops.arithmetic import pow
-from spillgrad.ops.numeric import require_floats
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.pooling import (
     OutputSize,
     adapted_maxima,
@@ -23,8 +23,10 @@ from spillgrad.ops.pooling import (
     unpooled,
 )
 from spillgrad.ops.shape import reshape
-from spillgrad.ops.windows import Sizes, sizes
+from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
+
+__all__ = ["adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "lp_pool3d", "max_pool3d", "max_unpool3d"]
 
 
 def _slices(name: str, input: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Windows for spectra: how much each of some points in a row counts.
 
-A periodic window, the default, is a symmetric one of a point more without its last: what follows it is its beginning.
+A periodic window, the default, is a symmetric one with one more point, without its last: it continues at its beginning.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,8 @@ from spillgrad import dtypes
 from spillgrad.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.tensor import Tensor
+
+__all__ = ["bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"]
 
 
 def _window(

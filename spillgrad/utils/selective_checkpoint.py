@@ -15,9 +15,8 @@ from spillgrad.autograd import hooks
 from spillgrad.autograd.node import NO_EDGE
 from spillgrad.autograd.saved import SavedTensor
 from spillgrad.errors import ArgumentError, HookTypeError
-from spillgrad.ops import define
-from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import intercept
+from spillgrad.ops.operation import Operation, all_operations
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import copy
 
@@ -149,7 +148,7 @@ class _Reuse(intercept):
 
 
 def _names_of(operations: Sequence[str | Callable[..., Any]]) -> frozenset[str]:
-    known = {operation.name for operation in define.operations} | _MADE_ON_DEMAND
+    known = {operation.name for operation in all_operations} | _MADE_ON_DEMAND
     names = [choice if isinstance(choice, str) else getattr(choice, "__name__", str(choice)) for choice in operations]
     for name in names:
         if name not in known:

@@ -20,8 +20,8 @@ from spillgrad.autograd import Function, backward, engine, hooks, saved_tensors_
 from spillgrad.autograd.graph import GradientEdge, get_gradient_edge
 from spillgrad.errors import ArgumentError, GraphError, OperandError, SavedTensorError, ShapeError
 from spillgrad.nn.functional import linear
-from spillgrad.ops.define import operation
 from spillgrad.ops.intercept import intercept
+from spillgrad.ops.operation import operation
 from tests.ops.checks import check_gradients, leaf
 
 CHAIN = 150_000

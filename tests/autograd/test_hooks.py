@@ -15,7 +15,7 @@ from spillgrad.autograd import hooks
 from spillgrad.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 from spillgrad.nn.functional import layer_norm, linear
-from spillgrad.ops.define import operation
+from spillgrad.ops.operation import operation
 from tests.ops.checks import leaf
 
 

@@ -16,7 +16,7 @@ from spillgrad.nn import functional as F
 from spillgrad.ops import placement
 from spillgrad.ops.array_api_names import unique_all
 from spillgrad.ops.elementwise import OPERATIONS
-from spillgrad.ops.linalg import linear
+from spillgrad.ops.matrix_products import linear
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import parameters
 

@@ -7,8 +7,8 @@ import spillgrad as sg
 from spillgrad.errors import DeviceError, HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad.ops import placement
-from spillgrad.ops.define import operation
-from spillgrad.ops.linalg import linear
+from spillgrad.ops.matrix_products import linear
+from spillgrad.ops.operation import operation
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 

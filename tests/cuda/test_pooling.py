@@ -6,7 +6,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.nn import functional as F
-from spillgrad.ops import interpolate, pooling, sliding
+from spillgrad.ops import interpolate, pooling, sliding_windows
 from spillgrad_kernels import pooling as on_cpu
 from spillgrad_kernels.cuda import pooling as on_device
 from spillgrad_kernels.cuda.array import to_device
@@ -136,16 +136,16 @@ def test_largest_elements_are_put_back_where_they_were():
 ])  # fmt: skip
 def test_windows_along_a_dimension_are_added_up_where_they_are_from(shape, dim, step, spacing, length, dtype):
     given = draw(shape, dtype)
-    found = sliding.sum_along(to_device(given), dim, step, spacing, length)
-    assert_close(found, sliding.sum_along(exact(given), dim, step, spacing, length), dtype)
+    found = sliding_windows.sum_along(to_device(given), dim, step, spacing, length)
+    assert_close(found, sliding_windows.sum_along(exact(given), dim, step, spacing, length), dtype)
 
 
 @pytest.mark.parametrize("dilation, stride, size", [((1, 1), (1, 1), (4, 3)), ((1, 2), (3, 1), (8, 5))])
 def test_patches_are_added_up_where_they_are_from(dilation, stride, size):
     patches = draw((2, 2, 2, 2, 3, 2))
-    wanted = sliding.sum_over_images(exact(patches), dilation, stride, size)
-    assert_close(sliding.sum_over_images(to_device(patches), dilation, stride, size), wanted)
-    assert_close(sliding.sum_over_images(to_device(patches.T).T, dilation, stride, size), wanted)
+    wanted = sliding_windows.sum_over_images(exact(patches), dilation, stride, size)
+    assert_close(sliding_windows.sum_over_images(to_device(patches), dilation, stride, size), wanted)
+    assert_close(sliding_windows.sum_over_images(to_device(patches.T).T, dilation, stride, size), wanted)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

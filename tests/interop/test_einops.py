@@ -80,7 +80,7 @@ def run(program: str, **environment: str) -> str:
 
 def test_only_the_module_named_after_it_imports_einops():
     program = (
-        "import sys, spillgrad; print('einops' in sys.modules, 'spillgrad.interop' in sys.modules);"
+        "import sys, spillgrad; print('einops' in sys.modules, 'spillgrad.interop.einops' in sys.modules);"
         "import spillgrad.interop.einops; from einops import rearrange;"
         "print(rearrange(spillgrad.zeros(2, 3), 'a b -> b a').shape)"
     )

@@ -242,7 +242,7 @@ def test_regions_nest_and_can_be_disabled_inside():
 
 
 def test_operations_have_their_own_code_again_after_the_region_even_after_an_error():
-    from spillgrad.ops.linalg import _mm
+    from spillgrad.ops.matrix_products import _mm
 
     x = numbers(3, 3)
     x @ x

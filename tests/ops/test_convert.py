@@ -7,7 +7,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import DeviceError, DtypeError
-from spillgrad.ops import numeric
+from spillgrad.ops import array_casts
 from tests.ops.checks import check_gradients, leaf
 
 DTYPES = [
@@ -29,7 +29,7 @@ def test_every_dtype_converts_to_every_other(first, second):
 @pytest.mark.parametrize("first", DTYPES)
 @pytest.mark.parametrize("second", ["float16", "bfloat16", "float32", "float64", "int32"])
 def test_a_large_array_converts_as_numpy_does_also_from_a_transposed_or_repeated_one(monkeypatch, first, second):
-    monkeypatch.setattr(numeric, "_SHARED_MIN_BYTES", 0)
+    monkeypatch.setattr(array_casts, "_SHARED_MIN_BYTES", 0)
     numbers = np.random.default_rng(0).integers(0, 100, (300, 400))
     x = sg.tensor(numbers).to(first)
     for part in (x, x.t(), x[:1].expand(300, 400), x[:, ::2]):
@@ -53,7 +53,7 @@ def test_a_large_copy_minds_the_byte_order(kind):
 
 
 def test_a_large_copy_may_overlap_its_source(monkeypatch):
-    monkeypatch.setattr(numeric, "_SHARED_MIN_BYTES", 0)
+    monkeypatch.setattr(array_casts, "_SHARED_MIN_BYTES", 0)
     values = np.arange(200_000, dtype=np.float32)
     x = sg.tensor(values)
     x[1:].copy_(x[:-1])

@@ -10,7 +10,7 @@ from spillgrad.errors import ArgumentError, DtypeError, GraphError, OperandError
 from spillgrad.ops import (
     activations,
     arithmetic,
-    choice,
+    clamp_where,
     comparison,
     elementwise,
     exponential,
@@ -66,7 +66,7 @@ NUMPY = {
     "binary_cross_entropy": lambda a, b: -b * np.log(a) - (1 - b) * np.log1p(-a),
     "erfc": np.vectorize(math.erfc, otypes=[float]), "lgamma": np.vectorize(math.lgamma, otypes=[float]),
 }  # fmt: skip
-MODULES = (arithmetic, exponential, trigonometry, rounding, comparison, choice, logic, special, activations)
+MODULES = (arithmetic, exponential, trigonometry, rounding, comparison, clamp_where, logic, special, activations)
 DIFFERENTIABLE = [name for name, row in ROWS.items() if row.derivatives]
 SEVERAL = [name for name in ROWS if sum(p not in NUMBERS for p in parameters(ROWS[name].forward)) > 1]
 

@@ -13,7 +13,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.autograd import gradcheck, gradgradcheck
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from spillgrad.ops import linalg, losses, normalization
+from spillgrad.ops import elementwise_losses, losses, matrix_products, normalization
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(2)
@@ -108,7 +108,7 @@ def test_the_loss_of_a_product_is_that_of_its_logits(hooked, reduction, label_sm
             return losses.linear_cross_entropy(x, weight, target, *bias, **options)
 
     def unfused(x, weight, *bias):
-        return losses.cross_entropy(linalg.linear(x, weight, *bias), target, **options)
+        return losses.cross_entropy(matrix_products.linear(x, weight, *bias), target, **options)
 
     values = (FEATURES, HEAD, *bias)
     one, other = [leaf(v) for v in values], [leaf(v) for v in values]
@@ -233,11 +233,11 @@ def huber(difference, delta):
 
 
 REGRESSION = {
-    "mse": (losses.mse_loss, lambda d: d**2),
-    "l1": (losses.l1_loss, np.abs),
-    "huber": (partial(losses.huber_loss, delta=0.7), lambda d: huber(d, 0.7)),
-    "smooth l1": (partial(losses.smooth_l1_loss, beta=0.7), lambda d: huber(d, 0.7) / 0.7),
-    "smooth l1, beta 0": (partial(losses.smooth_l1_loss, beta=0.0), np.abs),
+    "mse": (elementwise_losses.mse_loss, lambda d: d**2),
+    "l1": (elementwise_losses.l1_loss, np.abs),
+    "huber": (partial(elementwise_losses.huber_loss, delta=0.7), lambda d: huber(d, 0.7)),
+    "smooth l1": (partial(elementwise_losses.smooth_l1_loss, beta=0.7), lambda d: huber(d, 0.7) / 0.7),
+    "smooth l1, beta 0": (partial(elementwise_losses.smooth_l1_loss, beta=0.0), np.abs),
 }
 
 
@@ -257,7 +257,7 @@ def test_binary_cross_entropy_agrees_with_numpy_and_differences():
     goal = RNG.random((5, 4))
     p = 1 / (1 + np.exp(-LOGITS))
     wanted = -(goal * np.log(p) + (1 - goal) * np.log(1 - p))
-    loss = losses.binary_cross_entropy_with_logits
+    loss = elementwise_losses.binary_cross_entropy_with_logits
     np.testing.assert_allclose(loss(sg.tensor(LOGITS), sg.tensor(goal)).item(), wanted.mean(), 1e-12)
     positive = -(WEIGHT * goal * np.log(p) + (1 - goal) * np.log(1 - p))
     got = loss(sg.tensor(LOGITS), sg.tensor(goal), reduction="none", pos_weight=sg.tensor(WEIGHT))
@@ -271,7 +271,7 @@ def test_binary_cross_entropy_agrees_with_numpy_and_differences():
 
 ELEMENTWISE = {
     **{name: loss for name, (loss, _) in REGRESSION.items()},
-    "binary cross entropy": losses.binary_cross_entropy_with_logits,
+    "binary cross entropy": elementwise_losses.binary_cross_entropy_with_logits,
 }
 
 
@@ -310,7 +310,11 @@ def test_where_prediction_and_target_agree_the_second_derivative_is_that_of_the_
 
 
 @pytest.mark.parametrize(
-    ("loss", "slope"), [(partial(losses.huber_loss, delta=0.5), 0.5), (partial(losses.smooth_l1_loss, beta=0.5), 1.0)]
+    ("loss", "slope"),
+    [
+        (partial(elementwise_losses.huber_loss, delta=0.5), 0.5),
+        (partial(elementwise_losses.smooth_l1_loss, beta=0.5), 1.0),
+    ],
 )
 @pytest.mark.parametrize("arriving", [1.0, math.inf])
 def test_the_slope_of_the_robust_losses_is_bounded_however_large_the_difference(loss, slope, arriving):
@@ -322,7 +326,7 @@ def test_the_slope_of_the_robust_losses_is_bounded_however_large_the_difference(
 
 
 def test_the_smooth_loss_of_the_largest_difference_is_finite():
-    assert losses.smooth_l1_loss(sg.tensor([3e38]), sg.zeros(1), beta=4.0).item() == np.float32(3e38)
+    assert elementwise_losses.smooth_l1_loss(sg.tensor([3e38]), sg.zeros(1), beta=4.0).item() == np.float32(3e38)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -376,8 +380,12 @@ def linear_loss(target=(0, 1), weight=None, **options):
         (lambda: linear_loss(reduction="avg"), ArgumentError, "linear_cross_entropy: got reduction='avg'"),
         (lambda: linear_loss(label_smoothing=-1.0), ArgumentError, "linear_cross_entropy: got label_smoothing=-1.0"),
         (lambda: losses.nll_loss(sg.tensor([[1, 2]]), T), DtypeError, "nll_loss: got a tensor of int64"),
-        (lambda: losses.mse_loss(X, sg.zeros(2, 4)), ShapeError, r"mse_loss: got shapes \(2, 3\) and \(2, 4\)"),
-        (lambda: losses.huber_loss(X, X, delta=0), ArgumentError, "huber_loss: got delta=0"),
+        (
+            lambda: elementwise_losses.mse_loss(X, sg.zeros(2, 4)),
+            ShapeError,
+            r"mse_loss: got shapes \(2, 3\) and \(2, 4\)",
+        ),
+        (lambda: elementwise_losses.huber_loss(X, X, delta=0), ArgumentError, "huber_loss: got delta=0"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):

@@ -7,7 +7,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError
-from spillgrad.ops import order, reduce, scan
+from spillgrad.ops import reduce, scan, sorting
 from spillgrad.ops.comparison import isnan
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
@@ -244,28 +244,28 @@ def test_truth_and_counts_agree_with_numpy(dim):
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorting_agrees_with_numpy(dim, descending):
-    values, indices = order.sort(sg.tensor(A), dim, descending)
+    values, indices = sorting.sort(sg.tensor(A), dim, descending)
     wanted = np.sort(A, dim)
     np.testing.assert_array_equal(values.numpy(), np.flip(wanted, dim) if descending else wanted)
     np.testing.assert_array_equal(np.take_along_axis(A, indices.numpy(), dim), values.numpy())
-    np.testing.assert_array_equal(order.argsort(sg.tensor(A), dim, descending).numpy(), indices.numpy())
-    check_gradients(lambda x: order.sort(x, dim, descending).values ** 2, A)
-    check_half_precision(lambda x: order.sort(x, dim, descending)[0], A)
+    np.testing.assert_array_equal(sorting.argsort(sg.tensor(A), dim, descending).numpy(), indices.numpy())
+    check_gradients(lambda x: sorting.sort(x, dim, descending).values ** 2, A)
+    check_half_precision(lambda x: sorting.sort(x, dim, descending)[0], A)
 
 
 def test_sorting_is_stable_in_both_directions_and_puts_nan_above_all():
     x = sg.tensor([2.0, 1.0, 2.0, math.nan, 1.0])
-    assert order.argsort(x).tolist() == [1, 4, 0, 2, 3]
-    assert order.argsort(x, descending=True).tolist() == [3, 0, 2, 1, 4]
+    assert sorting.argsort(x).tolist() == [1, 4, 0, 2, 3]
+    assert sorting.argsort(x, descending=True).tolist() == [3, 0, 2, 1, 4]
 
 
 def test_topk_gives_the_first_of_the_sorted():
-    values, indices = order.topk(sg.tensor([3.0, 9.0, 5.0, 7.0]), 2)
+    values, indices = sorting.topk(sg.tensor([3.0, 9.0, 5.0, 7.0]), 2)
     assert (values.tolist(), indices.tolist()) == ([9, 7], [1, 3])
-    assert order.topk(sg.tensor([3, 9, 5]), 1, largest=False).values.tolist() == [3]
-    check_gradients(lambda x: order.topk(x, 2, 1).values ** 2, A)
+    assert sorting.topk(sg.tensor([3, 9, 5]), 1, largest=False).values.tolist() == [3]
+    check_gradients(lambda x: sorting.topk(x, 2, 1).values ** 2, A)
     with pytest.raises(ArgumentError, match=r"topk: got k=5; dimension 1 of a tensor of shape \(3, 4, 2\) has 4"):
-        order.topk(sg.tensor(A), 5, 1)
+        sorting.topk(sg.tensor(A), 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_topk_gives_the_first_of_the_sorted():
         (lambda: reduce.norm(sg.zeros(2), "nuc"), ArgumentError, "norm: got p='nuc'"),
         (lambda: scan.cumsum(sg.zeros(2)), ArgumentError, "cumsum: got no dim"),
         (lambda: reduce.sum(sg.zeros(2), 0.5), OperandError, "sum: got dim 0.5; wanted an integer"),
-        (lambda: order.sort(sg.zeros(2), 0.0), OperandError, "sort: got dim 0.0; wanted an integer"),
+        (lambda: sorting.sort(sg.zeros(2), 0.0), OperandError, "sort: got dim 0.0; wanted an integer"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):

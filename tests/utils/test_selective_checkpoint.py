@@ -13,9 +13,10 @@ import spillgrad.nn.functional as F
 from spillgrad.autograd import hooks
 from spillgrad.autograd.graph import saved_tensors_hooks
 from spillgrad.errors import HookTypeError, SavedTensorError
-from spillgrad.ops import define
+from spillgrad.ops.call_plan import Planned
 from spillgrad.ops.intercept import intercept
-from spillgrad.ops.linalg import linear
+from spillgrad.ops.matrix_products import linear
+from spillgrad.ops.operation import all_operations
 from spillgrad.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -31,7 +32,7 @@ def computed(monkeypatch):
 
     def counting(operation):
         forward = operation.forward
-        if isinstance(forward, define.Planned):
+        if isinstance(forward, Planned):
             result = forward.result
             monkeypatch.setattr(forward, "result", lambda *a, **k: names.append(operation.name) or result(*a, **k))
             compute = forward.compute
@@ -41,11 +42,11 @@ def computed(monkeypatch):
         for cached in ("run", "_own_names"):
             monkeypatch.delitem(vars(operation), cached, raising=False)
 
-    for operation in list(define.operations):
+    for operation in list(all_operations):
         if operation.name in ("exp", "tanh", "scaled_dot_product_attention", "linear", "softmax"):
             counting(operation)
     yield names
-    for operation in list(define.operations):
+    for operation in list(all_operations):
         vars(operation).pop("run", None)
         vars(operation).pop("_own_names", None)
 
@@ -206,7 +207,7 @@ def test_a_name_that_no_operation_has_is_an_error_that_names_near_ones():
 
 
 def test_operations_are_as_before_when_no_context_is_active():
-    before = {operation: vars(operation).get("run") for operation in define.operations}
+    before = {operation: vars(operation).get("run") for operation in all_operations}
     x = leaf([0.1])
     checkpoint(lambda x: x.exp(), x, context_fn=keeping("exp")).backward()
     with pytest.raises(KeyError), intercept(lambda operation, arguments: operation(*arguments)):

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 from spillgrad.autograd.grad_mode import no_grad
 from spillgrad.errors import ShapeError
-from spillgrad.ops import shape
+from spillgrad.ops import join_split
 from spillgrad.tensor import Tensor
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
     """Return all parameters, flattened, in one vector."""
-    return shape.cat([parameter.reshape(-1) for parameter in parameters])
+    return join_split.cat([parameter.reshape(-1) for parameter in parameters])
 
 
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:

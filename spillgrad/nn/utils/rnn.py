@@ -8,8 +8,9 @@ import numpy as np
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.ops import creation
 from spillgrad.ops.indexing import index_select
+from spillgrad.ops.join_split import cat, narrow, stack
 from spillgrad.ops.padding import pad
-from spillgrad.ops.shape import cat, narrow, reshape, stack, transpose
+from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 

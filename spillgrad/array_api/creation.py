@@ -1,0 +1,115 @@
+"""Making arrays, by the array API standard."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.array_api.wrapping import called
+from spillgrad.errors import ArgumentError, ExportError
+from spillgrad.ops import array_api_names, convert, diagonals, join_split
+from spillgrad.ops import creation as ops
+from spillgrad.ops.declaration import declare
+from spillgrad.tensor import Tensor
+
+__all__ = [
+    "arange", "asarray", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "linspace", "meshgrid",
+    "ones", "ones_like", "tril", "triu", "zeros", "zeros_like",
+]  # fmt: skip
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Return data as a tensor: with `copy` always in memory of its own, without it never, by default where it must be.
+
+    Raises ArgumentError for copy=False where the data have to be copied.
+    """
+    return array_api_names.asarray(obj, dtype, device, copy)
+
+
+@declare(numpy=True)
+def arange(
+    start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
+) -> Tensor:  # fmt: skip
+    """Return the values from `start` (0 if only one bound is given) up to but without `stop`, `step` apart."""
+    if stop is None:
+        start, stop = 0, start
+    if (stop - start) * step < 0:
+        stop = start
+    return ops.arange(start, stop, step, dtype, device)
+
+
+def linspace(
+    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Tensor:
+    """Return `num` evenly spaced values from `start` to `stop`, without the latter unless `endpoint`."""
+    if num < 0:
+        raise ArgumentError(f"linspace: got num={num}; give 0 or more")
+    values = np.linspace(float(start), float(stop), num, endpoint)
+    return ops.tensor(values, dtypes.get_default_dtype() if dtype is None else dtype, device)
+
+
+@declare(numpy=True)
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a matrix with ones on its k-th diagonal and zeros elsewhere."""
+    return ops.tensor(np.eye(n_rows, n_cols, k), dtypes.get_default_dtype() if dtype is None else dtype, device)
+
+
+@declare(numpy=True)
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a tensor filled with one value, of that value's own dtype if none is given."""
+    return ops.full(shape, fill_value, dtype, device)
+
+
+def _filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def function(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+        return make(shape=shape, dtype=dtype, device=device)
+
+    return declare(numpy=True)(called(function, make))
+
+
+def _filled_like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def function(x: Tensor, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+        return make(x, dtype=dtype, device=device)
+
+    return declare(numpy=True)(called(function, make))
+
+
+empty, ones, zeros = map(_filled, (ops.empty, ops.ones, ops.zeros))
+empty_like, ones_like, zeros_like = map(_filled_like, (ops.empty_like, ops.ones_like, ops.zeros_like))
+
+
+@declare(numpy=True)
+def full_like(x: Tensor, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return a tensor in the shape and dtype of `x` filled with one value."""
+    return ops.full_like(x, fill_value, dtype=dtype, device=device)
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Return a tensor over the memory of any object with `__dlpack__`, or where it must be or is asked for over a copy.
+
+    Raises ExportError for copy=False and another device.
+    """
+    taken = ops.from_dlpack(x)
+    moved = taken if device is None else convert.to(taken, device=device)
+    if copy is False and moved is not taken:
+        raise ExportError(f"from_dlpack: got copy=False and device={device!r} for memory on '{taken.device}'")
+    return convert.clone(moved) if copy and moved is taken else moved
+
+
+@declare(numpy=True)
+def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
+    """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
+    return join_split.meshgrid(*arrays, indexing=indexing)
+
+
+@declare(numpy=True)
+def tril(x: Tensor, /, *, k: int = 0) -> Tensor:
+    """Return matrices with zeros above the k-th diagonal."""
+    return diagonals.tril(x, k)
+
+
+@declare(numpy=True)
+def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
+    """Return matrices with zeros below the k-th diagonal."""
+    return diagonals.triu(x, k)

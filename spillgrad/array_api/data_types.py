@@ -1,0 +1,76 @@
+"""Dtypes: their limits, and conversions between them, by the array API standard."""
+
+import functools
+from typing import Any, NamedTuple
+
+from spillgrad import dtypes
+from spillgrad.array_api.wrapping import NUMBERS
+from spillgrad.dtypes import DType, complex64, complex128, float32, float64
+from spillgrad.errors import OperandError
+from spillgrad.ops import array_api_names, convert
+from spillgrad.ops.declaration import declare
+from spillgrad.tensor import Tensor
+
+__all__ = ["FloatInfo", "IntegerInfo", "astype", "can_cast", "finfo", "iinfo", "result_type"]
+
+
+class FloatInfo(NamedTuple):
+    """The limits of a floating-point dtype; of a complex one, of its parts."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: DType
+
+
+class IntegerInfo(NamedTuple):
+    """The limits of an integer dtype."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: DType
+
+
+def finfo(type: Any, /) -> FloatInfo:
+    """Return the limits of the floating-point dtype that is given, or that a tensor has."""
+    dtype = _dtype_of(type)
+    part = {complex64: float32, complex128: float64}.get(dtype, dtype)
+    found = dtypes.finfo(part)
+    return FloatInfo(found.bits, found.eps, found.max, found.min, found.smallest_normal, part)
+
+
+def iinfo(type: Any, /) -> IntegerInfo:
+    """Return the limits of the integer dtype that is given, or that a tensor has."""
+    found = dtypes.iinfo(_dtype_of(type))
+    return IntegerInfo(found.bits, found.max, found.min, _dtype_of(type))
+
+
+def _dtype_of(array_or_dtype: Any) -> DType:
+    return array_or_dtype.dtype if isinstance(array_or_dtype, Tensor) else dtypes.as_dtype(array_or_dtype)
+
+
+@declare(numpy=True)
+def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+    """Return the tensor as a dtype, as a copy unless told otherwise."""
+    result = array_api_names.astype(x, dtype, copy=copy)
+    return result if device is None else convert.to(result, device=device)
+
+
+def can_cast(from_: Any, to: Any, /) -> bool:
+    """Return whether a dtype, or a tensor's, promotes to another: the same kind and no fewer bits, or its complex."""
+    source, target = _dtype_of(from_), dtypes.as_dtype(to)
+    kinds = dtypes.category(source), dtypes.category(target)
+    return kinds in ((0, 0), (1, 1), (2, 2), (2, 3), (3, 3)) and dtypes.promote(source, target) == target
+
+
+@declare(numpy=True)
+def result_type(*arrays_and_dtypes: Any) -> DType:
+    """Return the dtype that tensors, dtypes and Python numbers have in common; a number counts by its kind alone."""
+    numbers = [x for x in arrays_and_dtypes if isinstance(x, NUMBERS)]
+    found = [_dtype_of(x) for x in arrays_and_dtypes if not isinstance(x, NUMBERS)]
+    if not found:
+        raise OperandError("result_type: got no tensor and no dtype; wanted at least one")
+    return dtypes.result_type([(functools.reduce(dtypes.promote, found), False)], numbers)

@@ -1,0 +1,56 @@
+"""Functions of elements, by the array API standard; most are functions of `sg` that declare it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.array_api.wrapping import called, promoted
+from spillgrad.ops import arithmetic, clamp_where, comparison, convert
+from spillgrad.ops.declaration import declarations, declare
+from spillgrad.tensor import Tensor
+
+__all__ = ["clip", "sign", "where"]
+
+
+def _unary(name: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
+    def elementwise(x: Tensor, /) -> Tensor:
+        return function(x)  # type: ignore[no-any-return]
+
+    return called(elementwise, function, name)
+
+
+def _binary(name: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
+    def elementwise(x1: Any, x2: Any, /) -> Tensor:
+        return function(*promoted(name, x1, x2))  # type: ignore[no-any-return]
+
+    return called(elementwise, function, name)
+
+
+def _operands_of(function: Callable[..., Any]) -> int:
+    return function.__code__.co_argcount - len(function.__defaults__ or ())
+
+
+for _declared in declarations:
+    _wrap = _unary if _operands_of(_declared.function) == 1 else _binary
+    globals().update({_name: _wrap(_name, _declared.function) for _name in _declared.standard_names()})
+    __all__ += _declared.standard_names()
+
+
+@declare(numpy=True)
+def sign(x: Tensor, /) -> Tensor:
+    """Return -1, 0 or 1 for each element, and NaN for NaN."""
+    signs: Tensor = arithmetic.sign(x)
+    return clamp_where.where(comparison.isnan(x), x, signs) if x.is_floating_point() else signs
+
+
+@declare(numpy=True)
+def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
+    """Return the elements held within bounds, in the dtype of `x`."""
+    low, high = (convert.to_dtype(bound, x.dtype) if isinstance(bound, Tensor) else bound for bound in (min, max))
+    return convert.clone(x) if low is None and high is None else clamp_where.clip(x, low, high)
+
+
+def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
+    """Return elements of `x1` where `condition` holds, else of `x2`."""
+    if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
+        return clamp_where.where(condition, x1, x2)  # type: ignore[no-any-return]
+    return clamp_where.where(condition, *promoted("where", x1, x2))  # type: ignore[no-any-return]

@@ -1,0 +1,58 @@
+"""The Fourier transforms of the array API standard, 2024.12; gradients are those of `spillgrad.fft`.
+
+Source: https://data-apis.org/array-api/2024.12/extensions/fourier_transform_functions.html
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.array_api.wrapping import called
+from spillgrad.ops import convert, fourier
+from spillgrad.tensor import Tensor
+
+
+def _along_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def transform(x: Tensor, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
+        return function(x, n, axis, norm)
+
+    return called(transform, function)
+
+
+def _along_several(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def transform(x: Tensor, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
+        return function(x, s, axes, norm)
+
+    return called(transform, function)
+
+
+fft, ifft = _along_one(fourier.fft), _along_one(fourier.ifft)
+rfft, irfft = _along_one(fourier.rfft), _along_one(fourier.irfft)
+hfft, ihfft = _along_one(fourier.hfft), _along_one(fourier.ihfft)
+fftn, ifftn = _along_several(fourier.fftn), _along_several(fourier.ifftn)
+rfftn, irfftn = _along_several(fourier.rfftn), _along_several(fourier.irfftn)
+
+
+def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return the frequencies of `fft` for n points at distance d."""
+    return convert.to(fourier.fftfreq(n, d, dtype=dtype), device=device)
+
+
+def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return the frequencies of `rfft` for n points at distance d."""
+    return convert.to(fourier.rfftfreq(n, d, dtype=dtype), device=device)
+
+
+def fftshift(x: Tensor, /, *, axes: Any = None) -> Tensor:
+    """Return the elements with frequency zero moved to the middle, along all dimensions by default."""
+    return fourier.fftshift(x, axes)
+
+
+def ifftshift(x: Tensor, /, *, axes: Any = None) -> Tensor:
+    """Undo `fftshift`."""
+    return fourier.ifftshift(x, axes)
+
+
+__all__ = [
+    "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft",
+    "rfftfreq", "rfftn",
+]  # fmt: skip

@@ -1,0 +1,143 @@
+"""Linear algebra of the array API standard, 2024.12; gradients are those of `spillgrad.linalg`.
+
+Source: https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functions.html
+"""
+
+from typing import Any
+
+from spillgrad.array_api.wrapping import promoted
+from spillgrad.ops import convert, decompositions, einsum, indexing, norms, reduce, shape, solving
+from spillgrad.ops import matrix_products as products
+from spillgrad.ops.array_api_names import matrix_transpose
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.decompositions import QR, SVD, Eigh
+from spillgrad.ops.solving import SignAndLogarithm
+from spillgrad.tensor import Tensor
+
+
+def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
+    """Return the matrix product; leading dimensions broadcast."""
+    return products.matmul(*promoted("matmul", x1, x2))
+
+
+@declare(numpy=True)
+def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
+    """Return the sum of products over the last `axes` dimensions of `x1` and the first of `x2`, or over named ones."""
+    first, second = promoted("tensordot", x1, x2)
+    return einsum.tensordot(first, second, axes)
+
+
+@declare(numpy=True)
+def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    """Return the sums of products along a dimension."""
+    return norms.vecdot(*promoted("vecdot", x1, x2), dim=axis)
+
+
+def outer(x1: Tensor, x2: Tensor, /) -> Tensor:
+    """Return the products of each element of a vector with each of another."""
+    return products.outer(*promoted("outer", x1, x2))
+
+
+def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    """Return the cross products of vectors of three along a dimension. Raises ShapeError for another length."""
+    first, second = promoted("cross", x1, x2)
+    return einsum.cross(first, second, axis)
+
+
+def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
+    """Return a view of the diagonals of matrices."""
+    return indexing.diagonal(x, offset, -2, -1)
+
+
+def trace(x: Tensor, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+    """Return the sums of the diagonals of matrices; see `sum` for their dtype."""
+    chosen = diagonal(x, offset=offset)
+    wanted = "uint64" if dtype is None and x.dtype.kind == "u" else dtype
+    if wanted is None:
+        return reduce.sum(chosen, -1)
+    return convert.to_dtype(reduce.sum(convert.to_dtype(chosen, wanted), -1), wanted)
+
+
+def det(x: Tensor, /) -> Tensor:
+    """Return the determinants of matrices."""
+    return solving.det(x)
+
+
+def slogdet(x: Tensor, /) -> SignAndLogarithm:
+    """Return the signs of determinants and the logarithms of their absolute values."""
+    return solving.slogdet(x)
+
+
+def inv(x: Tensor, /) -> Tensor:
+    """Return the inverses of matrices. Raises LinAlgError for a singular one."""
+    return solving.inv(x)
+
+
+def pinv(x: Tensor, /, *, rtol: Any = None) -> Tensor:
+    """Return the pseudo-inverses of matrices."""
+    return solving.pinv(x, rtol=rtol)
+
+
+def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
+    """Return the solutions of systems of equations: of one if `x2` is a vector, else of one for each of its columns."""
+    matrices, right = promoted("solve", x1, x2)
+    if right.ndim > 1:
+        return solving.solve(matrices, right)
+    return shape.squeeze(solving.solve(matrices, shape.unsqueeze(right, -1)), -1)
+
+
+def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
+    """Return the triangular factors of symmetric positive-definite matrices. Raises LinAlgError for others."""
+    return decompositions.cholesky(x, upper=upper)
+
+
+def qr(x: Tensor, /, *, mode: str = "reduced") -> QR:
+    """Return orthogonal and upper triangular factors."""
+    return decompositions.qr(x, mode)
+
+
+def eigh(x: Tensor, /) -> Eigh:
+    """Return the eigenvalues of symmetric matrices in ascending order, and their eigenvectors as columns."""
+    return decompositions.eigh(x)
+
+
+def eigvalsh(x: Tensor, /) -> Tensor:
+    """Return the eigenvalues of symmetric matrices in ascending order."""
+    return decompositions.eigvalsh(x)
+
+
+def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVD:
+    """Return singular value decompositions: x = U diag(S) Vh."""
+    return decompositions.svd(x, full_matrices)
+
+
+def svdvals(x: Tensor, /) -> Tensor:
+    """Return the singular values of matrices in descending order."""
+    return decompositions.svdvals(x)
+
+
+def matrix_power(x: Tensor, n: int, /) -> Tensor:
+    """Return the n-th powers of matrices."""
+    return solving.matrix_power(x, n)
+
+
+def matrix_rank(x: Tensor, /, *, rtol: Any = None) -> Tensor:
+    """Return how many singular values of matrices are not small."""
+    return solving.matrix_rank(x, rtol=rtol)
+
+
+def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+    """Return the norms of matrices."""
+    return norms.matrix_norm(x, ord, keepdim=keepdims)
+
+
+def vector_norm(x: Tensor, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
+    """Return the norms of vectors along dimensions, or of all elements."""
+    return norms.vector_norm(x, ord, axis, keepdims)
+
+
+__all__ = [
+    "cholesky", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot",
+    "trace", "vecdot", "vector_norm",
+]  # fmt: skip

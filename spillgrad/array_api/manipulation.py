@@ -1,0 +1,81 @@
+"""Arrays in other shapes and orders, by the array API standard."""
+
+from typing import Any
+
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import array_api_names, convert, join_split, rearrange
+from spillgrad.ops import shape as shape_ops
+from spillgrad.ops.declaration import declare
+from spillgrad.tensor import Tensor
+
+__all__ = ["broadcast_to", "concat", "flip", "moveaxis", "repeat", "reshape", "roll", "squeeze", "stack", "tile"]
+
+
+@declare(numpy=True)
+def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
+    """Return a view repeated along new dimensions and those of size 1."""
+    return shape_ops.broadcast_to(x, shape)
+
+
+@declare(numpy="concatenate")
+def concat(arrays: Any, /, *, axis: int | None = 0) -> Tensor:
+    """Return tensors joined along an existing dimension, or without one all their elements in a row."""
+    parts = list(arrays)
+    return join_split.cat([shape_ops.reshape(x, -1) for x in parts] if axis is None else parts, axis or 0)
+
+
+@declare(numpy=True)
+def stack(arrays: Any, /, *, axis: int = 0) -> Tensor:
+    """Return tensors of one shape joined along a new dimension."""
+    return join_split.stack(list(arrays), axis)
+
+
+@declare(numpy=True)
+def flip(x: Tensor, /, *, axis: Any = None) -> Tensor:
+    """Return a copy with the order along some dimensions, or all, reversed."""
+    return rearrange.flip(x, dims=tuple(range(x.ndim)) if axis is None else axis)
+
+
+@declare(numpy=True)
+def moveaxis(x: Tensor, source: Any, destination: Any, /) -> Tensor:
+    """Return a view with some dimensions moved to other places, the others in their order."""
+    return shape_ops.movedim(x, source, destination)
+
+
+@declare(numpy=True)
+def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
+    """Return the elements in another shape: as a view where that can be, unless `copy`.
+
+    Raises ArgumentError for copy=False where there is no such view.
+    """
+    result = shape_ops.reshape(x, shape)
+    if copy is False and x.numel() and result.storage is not x.storage:
+        raise ArgumentError(f"reshape: got copy=False for strides {x.stride()}, of which {shape} is no view")
+    return convert.clone(result) if copy and result.storage is x.storage else result
+
+
+@declare(numpy=True)
+def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
+    """Return each element (or slice along `axis`) repeated in place."""
+    return array_api_names.repeat(x, repeats, axis=axis)
+
+
+@declare(numpy=True)
+def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
+    """Return a copy whose elements moved along some dimensions, or along the flattened tensor."""
+    several = isinstance(axis, tuple) and not isinstance(shift, tuple)
+    return rearrange.roll(x, (shift,) * len(axis) if several else shift, axis)
+
+
+def squeeze(x: Tensor, /, axis: Any) -> Tensor:
+    """Return a view without some dimensions of size 1. Raises ShapeError for another size."""
+    dims = shape_ops.normalize_dims("squeeze", axis, x.ndim)
+    if wrong := [d for d in dims if x.shape[d] != 1]:
+        raise ShapeError(f"squeeze: got axis={axis} for shape {x.shape}; dimension {wrong[0]} is not of size 1")
+    return shape_ops.squeeze(x, dims)
+
+
+@declare(numpy=True)
+def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
+    """Return the tensor tiled along its last dimensions."""
+    return rearrange.tile(x, repetitions)

@@ -1,0 +1,89 @@
+"""Reductions and running totals, by the array API standard."""
+
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.array_api.wrapping import called
+from spillgrad.dtypes import uint64
+from spillgrad.ops import array_api_names, comparison, convert, reduce, scan, shape
+from spillgrad.ops.declaration import declare
+from spillgrad.tensor import Tensor
+
+__all__ = [
+    "all", "any", "count_nonzero", "cumulative_prod", "cumulative_sum", "diff", "max", "mean", "min", "prod", "std",
+    "sum", "var",
+]  # fmt: skip
+
+
+def _over(function: Callable[..., Tensor], x: Tensor, axis: Any, *further: Any) -> Tensor:
+    """Return a reduction over dimensions: for PyTorch `()` is all of them, for the standard none."""
+    if axis == ():
+        return shape.squeeze(function(shape.unsqueeze(x, 0), 0, *further[:-1], True), 0)
+    return function(x, axis, *further)
+
+
+def _reduction(function: Callable[..., Tensor], name: str | None = None) -> Callable[..., Tensor]:
+    def reduced(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+        return _over(function, x, axis, keepdims)
+
+    return called(reduced, function, name)
+
+
+max = declare(numpy="max amax")(_reduction(reduce.amax, "max"))
+min = declare(numpy="min amin")(_reduction(reduce.amin, "min"))
+all, any = map(declare(numpy=True), map(_reduction, (reduce.all, reduce.any)))
+mean = _reduction(reduce.mean)
+
+
+@declare(numpy=True)
+def count_nonzero(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return how many elements over dimensions are not zero, as int64."""
+    return sum(comparison.ne(x, 0), axis=axis, keepdims=keepdims)
+
+
+def _as_total(x: Tensor, dtype: Any, total: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a sum or product in its dtype: the given one, or of unsigned integers uint64."""
+    if dtype is None:
+        return convert.to_dtype(total(x), uint64) if x.dtype.kind == "u" else total(x)
+    return convert.to_dtype(total(convert.to_dtype(x, dtype)), dtype)
+
+
+def _total(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def total(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+        return _as_total(x, dtype, lambda x: _over(function, x, axis, keepdims))
+
+    return declare(numpy=True)(called(total, function))
+
+
+sum, prod = _total(reduce.sum), _total(reduce.prod)
+
+
+def _spread(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def spread(x: Tensor, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+        def over(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+            return function(x, dim, None, keepdim, correction=correction)
+
+        return _over(over, x, axis, keepdims)
+
+    return declare(numpy=True)(called(spread, function))
+
+
+std, var = _spread(reduce.std), _spread(reduce.var)
+
+
+def _running(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def running(x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+        return _as_total(x, dtype, lambda x: function(x, axis=axis, include_initial=include_initial))
+
+    return declare(numpy=True)(called(running, function))
+
+
+cumulative_sum, cumulative_prod = _running(array_api_names.cumulative_sum), _running(array_api_names.cumulative_prod)
+
+
+@declare(numpy=True)
+def diff(
+    x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Return the n-th differences of neighbours along a dimension, with further elements at either end."""
+    return scan.diff(x, n, axis, prepend, append)

@@ -1,0 +1,82 @@
+"""Searching, sorting and indexing, by the array API standard."""
+
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.array_api.wrapping import called, promoted
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import (
+    arithmetic,
+    array_api_names,
+    clamp_where,
+    comparison,
+    counting,
+    indexing,
+    reduce,
+    shape,
+    sorting,
+)
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.tensor import Tensor
+
+__all__ = ["argmax", "argmin", "argsort", "isin", "nonzero", "searchsorted", "sort", "take", "take_along_axis"]
+
+
+def _position(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def position(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return function(x, axis, keepdims)
+
+    return declare(numpy=True)(called(position, function))
+
+
+argmax, argmin = _position(reduce.argmax), _position(reduce.argmin)
+
+
+def argsort(
+    x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Tensor:  # fmt: skip
+    """Return the indices that sort the tensor along a dimension."""
+    return sorting.argsort(x, axis, descending, stable)
+
+
+def sort(
+    x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Tensor:  # fmt: skip
+    """Return the elements in order along a dimension."""
+    return sorting.sort(x, axis, descending, stable).values
+
+
+@declare(numpy=True)
+def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
+    """Return the places of the elements that are not zero: a vector for each dimension. Raises ShapeError for 0-d."""
+    if not x.ndim:
+        raise ShapeError("nonzero: got a 0-d tensor; wanted at least one dimension")
+    return indexing.nonzero(x, as_tuple=True)  # type: ignore[no-any-return]
+
+
+@declare(numpy=True)
+def searchsorted(x1: Tensor, x2: Any, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
+    """Return where elements of `x2` would stand in the sorted vector `x1`: before what is equal, or behind it."""
+    return counting.searchsorted(x1, x2, side=side, sorter=sorter)
+
+
+def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Tensor:
+    """Return whether each element of `x1` is (or is not) one of `x2`."""
+    return counting.isin(*promoted("isin", x1, x2), invert=invert)
+
+
+def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
+    """Return the elements at `indices` along a dimension, which only a vector need not name."""
+    if axis is None and x.ndim != 1:
+        raise ArgumentError(f"take: got a tensor of {x.ndim} dimensions and no axis; give one")
+    dim = shape.normalize_dim("take", axis or 0, x.ndim)
+    return getitem(x, (*(slice(None),) * dim, indices))
+
+
+@declare(numpy=True)
+def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
+    """Return the elements at `indices` along one dimension; others broadcast."""
+    size = x.shape[shape.normalize_dim("take_along_axis", axis, x.ndim)]
+    counted = clamp_where.where(comparison.lt(indices, 0), arithmetic.add(indices, size), indices)
+    return array_api_names.take_along_axis(x, counted, axis=axis)

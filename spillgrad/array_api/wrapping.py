@@ -1,0 +1,35 @@
+"""What makes functions of the array API standard of those of `sg`: its promotion, and names and docstrings."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from spillgrad import dtypes
+from spillgrad.errors import OperandError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.tensor import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+NUMBERS = (bool, int, float, complex)
+
+
+def promoted(name: str, *operands: Any) -> list[Any]:
+    """Return tensors in their common dtype, whatever their dimensions, and numbers as they are.
+
+    Raises OperandError for anything else, and for numbers alone.
+    """
+    found = {x.dtype for x in operands if isinstance(x, Tensor)}
+    if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):
+        got = ", ".join(type(x).__name__ for x in operands)
+        raise OperandError(f"{name}: got {got}; wanted tensors, or a tensor and Python numbers")
+    if len(found) == 1:
+        return list(operands)
+    dtype = functools.reduce(dtypes.promote, found)
+    return [to_dtype(x, dtype) if isinstance(x, Tensor) else x for x in operands]
+
+
+def called(function: Function, like: Callable[..., Any], name: str | None = None) -> Function:
+    """Return a function after giving it the docstring of another, and its name if no name is given."""
+    function.__name__ = function.__qualname__ = like.__name__ if name is None else name
+    function.__doc__ = like.__doc__
+    return function

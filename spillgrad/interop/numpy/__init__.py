@@ -1,0 +1,42 @@
+"""NumPy's functions, ufuncs and the array API standard's namespace find tensors by the methods here.
+
+The functions for them are loaded when they are first asked for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+
+
+def _array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
+    """Return the module with the array API standard's functions. Raises ArgumentError for another version."""
+    from spillgrad import array_api
+
+    if api_version not in (None, "2021.12", "2022.12", "2023.12", array_api.__array_api_version__):
+        raise ArgumentError(
+            f"__array_namespace__: got api_version={api_version!r}; wanted {array_api.__array_api_version__!r} or older"
+        )
+    return array_api
+
+
+def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    """Do what NumPy's function of elements does, differentiably."""
+    from spillgrad.interop.numpy import functions
+
+    return functions.call_ufunc(ufunc, method, inputs, options)
+
+
+def _array_function(self: Any, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+    """Do what NumPy's function does, differentiably."""
+    from spillgrad.interop.numpy import functions
+
+    return functions.call_function(function, types, arguments, options)
+
+
+# What `Tensor` gets for other libraries to call.
+PROTOCOLS: dict[str, Callable[..., Any]] = {
+    "__array_namespace__": _array_namespace,
+    "__array_ufunc__": _array_ufunc,
+    "__array_function__": _array_function,
+}

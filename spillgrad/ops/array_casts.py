@@ -1,0 +1,178 @@
+"""Between dtypes and kernels: conversions, and half-precision arrays computed in float32."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import DtypeError
+from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.copying import copy
+from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.device_array import ARRAYS, is_on_device
+from spillgrad_kernels.formula import Formula
+from spillgrad_kernels.memory import empty
+
+# An array or a tuple of arrays.
+Result = TypeVar("Result")
+
+# Bytes from which several threads copy faster than one, which at 512 KiB takes as long as waking another (20 us).
+_SHARED_MIN_BYTES = 1 << 21
+# Numbers from which a kernel converts half precision faster than NumPy, which takes 2 ns for each float16.
+_HALF_MIN_NUMBERS = 1 << 12
+_READ_AS_FLOAT32 = dtypes.HALF | {dtypes.float32}
+_FLOATING = dtypes.HALF | FLOATS
+
+
+def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
+    """Return a copy as `dtype`. Values out of range silently become infinite or wrap around, as in PyTorch."""
+    if is_on_device(array):
+        return array.astype(dtype)
+    out = empty(array.shape, dtype)
+    assign(out, array)
+    return out
+
+
+def assign(target: np.ndarray, source: np.ndarray) -> None:
+    """Overwrite an array with another's values, broadcast and converted as by `cast`; the two may overlap.
+
+    The target is writeable and has no element twice. Raises ValueError when the source does not broadcast to it.
+    """
+    if is_on_device(target):
+        target[...] = source
+        return
+    is_native = target.dtype.isnative and source.dtype.isnative
+    of_half = source.dtype != target.dtype and not dtypes.HALF.isdisjoint((source.dtype, target.dtype))
+    large = target.size >= _HALF_MIN_NUMBERS if of_half else target.nbytes >= _SHARED_MIN_BYTES
+    if large and is_native and not np.may_share_memory(target, source):
+        if source.dtype == target.dtype:
+            copy(np.broadcast_to(source, target.shape), target)
+            return
+        # Only values that kernels read as float32 are rounded to half precision here; others would be rounded twice.
+        sources = _READ_AS_FLOAT32 if target.dtype in dtypes.HALF else _FLOATING
+        if target.dtype in _FLOATING and (source.dtype in sources or (not of_half and source.dtype.kind in "biu")):
+            elementwise(_itself, "convert", [np.broadcast_to(source, target.shape)], target.dtype, target)
+            return
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+
+
+def _itself(self: Any) -> Any:
+    return self
+
+
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """Return an array in row-major memory without gaps: itself where it is already, else a copy."""
+    return array if array.flags.c_contiguous else cast(array, array.dtype)
+
+
+def as_own(value: Any) -> np.ndarray:
+    """Return a result of NumPy's as an array: instead of arrays without dimensions NumPy returns numbers."""
+    return value if isinstance(value, ARRAYS) else np.asarray(value)
+
+
+def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
+    """Return the dtype in which kernels compute values of `dtype`. Raises DtypeError for complex numbers."""
+    if dtype in dtypes.HALF:
+        return dtypes.float32
+    if dtypes.is_complex(dtype):
+        raise DtypeError(
+            f"got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "
+            f"imaginary parts"
+        )
+    return dtype
+
+
+def require_floats(name: str, dtype: dtypes.DType) -> None:
+    """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold real floating-point numbers."""
+    if not dtypes.is_floating_point(dtype):
+        raise DtypeError(
+            f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)"
+        )
+
+
+def on_floats(
+    kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False, device_takes_half: bool = False
+) -> Result:  # fmt: skip
+    """Call a kernel for float32 and float64 on arrays of one floating dtype; round half-precision results back.
+
+    Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
+    result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32. With
+    `device_takes_half` arrays of a device are not converted: its kernel rounds its sums itself.
+    """
+    if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in FLOATS:
+        return kernel(*arrays)
+    floating = (a.dtype for a in arrays if isinstance(a, ARRAYS) and dtypes.is_floating_point(a.dtype))
+    dtype = next(floating, None)
+    if dtype is None:
+        found = ", ".join(str(a.dtype) for a in arrays if isinstance(a, ARRAYS))
+        raise DtypeError(f"got {found}; wanted floating-point numbers: convert with .to(dtype)")
+    if dtype not in dtypes.HALF or (device_takes_half and is_on_device(arrays[0])):
+        return kernel(*arrays)
+    widened = [cast(a, dtypes.float32) if isinstance(a, ARRAYS) and a.dtype in dtypes.HALF else a for a in arrays]
+    results: Any = kernel(*widened)
+
+    def narrowed(result: Any) -> Any:
+        return cast(result, dtype) if isinstance(result, ARRAYS) and result.dtype == np.float32 else result
+
+    if not isinstance(results, tuple):
+        results = narrowed(results)
+    else:
+        results = (narrowed(results[0]), *results[1:]) if exact_aux else tuple(map(narrowed, results))
+    return results  # type: ignore[no-any-return]
+
+
+def moved_by(kernel: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Call a kernel that only moves elements: a device's takes any dtype, the CPU's as in `on_floats`."""
+    return kernel(array) if is_on_device(array) else on_floats(kernel, array)
+
+
+def run_formula(
+    formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
+    out: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Compute an elementwise formula: by kernels for floating dtypes, on a device for all, by NumPy for the others."""
+    computed = compute_dtype(dtype)
+    if any([is_on_device(v) for v in operands]):
+        number = _compared if result_dtype == dtypes.bool_ and computed.kind in "iu" else as_array
+        arrays = [
+            v if is_on_device(v) and v.dtype == dtype else (number if type(v) is int else as_array)(v, computed)
+            for v in operands
+        ]
+        return elementwise(formula, name, arrays, result_dtype, out)
+    if not dtypes.is_floating_point(computed):
+        # Comparisons see Python numbers as they are: 300 is above every uint8.
+        exact = result_dtype == dtypes.bool_
+        values = [v if exact and isinstance(v, int) else as_array(v, computed) for v in operands]
+        with np.errstate(all="ignore"):
+            return np.asarray(formula(*values)).astype(result_dtype, copy=False)
+    # Arrays of half precision are read and written as they are.
+    arrays = [v if isinstance(v, np.ndarray) and v.dtype == dtype else as_array(v, computed) for v in operands]
+    direct = out is not None and out.dtype == result_dtype and out.flags.c_contiguous
+    return elementwise(formula, name, arrays, result_dtype, out if direct else None)
+
+
+def _compared(value: int, dtype: dtypes.DType) -> np.ndarray:
+    """Return a number that integers of a dtype are compared with: an infinite one where it is none of them."""
+    limits = np.iinfo(dtype)
+    return np.asarray(value, dtype) if limits.min <= value <= limits.max else np.asarray(math.copysign(math.inf, value))
+
+
+def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:
+    """Return an array or Python number as an array of `dtype`; bool arrays stay, they may be conditions."""
+    if not isinstance(value, ARRAYS):
+        # 0 and -0 are one key.
+        return _number(value, dtype) if type(value) in (int, float) and value != 0 else _new_number(value, dtype)
+    return value if value.dtype is dtype or value.dtype in (dtype, dtypes.bool_) else cast(value, dtype)
+
+
+def _new_number(value: Any, dtype: dtypes.DType) -> np.ndarray:
+    array = np.asarray(value)
+    return array if array.dtype in (dtype, dtypes.bool_) else cast(array, dtype)
+
+
+# The same few numbers stand in most expressions; making an array of one costs several small additions.
+_number = functools.lru_cache(maxsize=1024)(_new_number)

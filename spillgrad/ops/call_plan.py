@@ -1,0 +1,263 @@
+"""Forward functions that remember how to compute.
+
+For operands with the same shapes, strides and dtypes as earlier ones, one look finds a plan: the kernel, the layout of
+the result and the metadata of a node.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd.node import OutputMeta
+from spillgrad.device import CPU, CUDA
+from spillgrad.ops import operation_source
+from spillgrad.ops.array_casts import as_array, compute_dtype
+from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
+from spillgrad_kernels.dispatch import Kernel
+from spillgrad_kernels.memory import allocator
+from spillgrad_kernels.pointers import address_of
+from spillgrad_kernels.walk import Layout
+
+# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
+_REMEMBERED = 1024
+
+
+class Large(Protocol):
+    """A computation that takes several threads, or copies of its operands."""
+
+    def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...]) -> Any:
+        """Compute into `outs`."""
+
+
+class CallPlan(NamedTuple):
+    """How to compute an operation of operands with certain layouts, and the metadata of its nodes."""
+
+    code: Kernel | None  # computes, of a range, `words` and the arrays' ids, 0 for an absent one
+    units: int
+    words: int
+    allocate: Callable[..., np.ndarray]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: dtypes.DType
+    large: Large | None  # computes where that takes several threads or copies; otherwise `code` does
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    kept: np.ndarray  # the memory at `words`
+
+
+class DevicePlan(NamedTuple):
+    """How to compute an operation of arrays of a device, and the metadata of its nodes."""
+
+    call: Any
+    numbers: tuple[int, ...]  # the positions of numbers of Python
+    dtype: dtypes.DType  # as which they are passed
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+class CallOnDevice(NamedTuple):
+    """A function of device arrays in the form of a plan's `call`."""
+
+    function: Callable[..., Any]
+
+    def run(self, operands: Sequence[Any], outs: Sequence[Any]) -> tuple[Any]:
+        """Return the result, the only one."""
+        return (self.function(*operands),)
+
+
+class Planned:
+    """A function of arrays or numbers, followed by attributes, and the plans for operands it has met.
+
+    Its kernels may take more arrays; `absent` counts those that are missing here. Subclasses make the plans, and
+    compute where there is none.
+    """
+
+    def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None, absent: int = 0) -> None:
+        self.name = name
+        self.parameters = parameters
+        self.arrays = len(parameters) if arrays is None else arrays
+        self.absent = absent
+        self.plans: dict[Any, CallPlan] = {}
+        self.device_plans: dict[Any, DevicePlan] = {}
+
+    def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> CallPlan | None:
+        """Return the plan for operands of these layouts; None where they must be converted first."""
+        raise NotImplementedError
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result without a plan: for dtypes that no kernel computes in, or for an unusual `out`.
+
+        The result is in `out` where it fits there.
+        """
+        raise NotImplementedError
+
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool, *attributes: Any) -> Any:
+        """Return (call, shape, dtype) for device arrays and numbers of one dtype; None where there is no such plan.
+
+        `call.run(operands, outs)` returns the results for operands of the same layouts. `out` is a layout, or None.
+        `is_aligned` says that all arrays begin where a device's widest accesses may.
+        """
+        return None
+
+    def _device_key(self, arguments: tuple[Any, ...], out: Any) -> Any:
+        key: list[Any] = [out if out is None else out.lying, *arguments[self.arrays :]]
+        addresses = 0 if out is None else out.address
+        for operand in arguments[: self.arrays]:
+            kind = type(operand)
+            if kind is DeviceArray:
+                key.append(operand.lying)
+                addresses |= operand.address
+            else:
+                key.append(kind)
+        key.append(addresses % ACCESS_BYTES == 0)
+        return tuple(key)
+
+    def _on_device(self, *arguments: Any, out: Any = None) -> tuple[Any, DevicePlan] | None:
+        """Do the work of `compute` where one of the arguments is an array of a device."""
+        plan = self.device_plans.get(self._device_key(arguments, out))
+        if plan is None:
+            return None
+        operands = arguments[: self.arrays]
+        if plan.numbers:
+            given = list(operands)
+            for position in plan.numbers:
+                given[position] = as_array(operands[position], plan.dtype)[()]
+            operands = tuple(given)
+        return plan.call.run(operands, () if out is None else (out,))[0], plan
+
+    def _prepare_on_device(self, arguments: tuple[Any, ...], out: Any) -> bool:
+        operands, attributes = arguments[: self.arrays], arguments[self.arrays :]
+        arrays = [operand for operand in operands if type(operand) is DeviceArray]
+        dtype = next((array.dtype for array in arrays if array.dtype != dtypes.bool_), dtypes.bool_)
+        numbers = tuple([i for i, operand in enumerate(operands) if type(operand) in (float, int, bool)])
+        if (
+            not dtypes.is_floating_point(dtype)
+            or any([array.dtype not in (dtype, dtypes.bool_) for array in arrays])
+            or len(numbers) + len(arrays) < len(operands)
+            or (out is not None and type(out) is not DeviceArray)
+        ):
+            return False
+        computed = compute_dtype(dtype)
+        given = tuple([as_array(x, computed)[()] if i in numbers else x for i, x in enumerate(operands)])
+        key = self._device_key(arguments, out)
+        found = self.plan_on_device(given, out, key[-1], *attributes)
+        if found is None:
+            return False
+        call, shape, result_dtype = found
+        if len(self.device_plans) >= _REMEMBERED:
+            self.device_plans.clear()
+        inputs = tuple([(operand.shape, operand.dtype) for operand in given])
+        self.device_plans[key] = DevicePlan(call, numbers, computed, inputs, (OutputMeta(shape, result_dtype, CUDA),))
+        return True
+
+    def promoted(self, *arguments: Any) -> tuple[Any, ...]:
+        """Return an operation's arguments with tensors of the dtype it computes in; a program records these."""
+        return arguments
+
+    @functools.cached_property
+    def compute(self) -> "Callable[..., tuple[np.ndarray, CallPlan | DevicePlan] | None]":
+        """Return the result and its plan; None where there is no plan for the arguments.
+
+        With `out` the result goes there; None also where its layout is not that of a fresh result.
+        """
+        names = {
+            "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
+            "on_device": self._on_device,
+        }  # fmt: skip
+        source = _compute_source(self.arrays, len(self.parameters) - self.arrays, self.absent)
+        return operation_source.function(source, self.name, names)
+
+    def prepare(self, *arguments: Any, out: Any = None) -> bool:
+        """Make a plan for arguments like these; return whether there is one."""
+        if any([type(operand) is DeviceArray for operand in arguments[: self.arrays]]):
+            return self._prepare_on_device(arguments, out)
+        arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]
+        if arrays is None:
+            return False
+        layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
+        key = (*[part for layout in layouts for part in layout], *attributes)
+        if key in self.plans:
+            return True
+        plan = self.plan(layouts, *attributes)
+        if plan is None:
+            return False
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        self.plans[key] = plan
+        return True
+
+    def result(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the result for any arguments, in `out` where it fits there."""
+        found = self.compute(*arguments, out=out)
+        if found is None and self.prepare(*arguments, out=out):
+            found = self.compute(*arguments, out=out)
+        return self.converted(*arguments, out=out) if found is None else found[0]
+
+
+def new_plan(
+    layouts: tuple[Layout, ...], code: Kernel | None, units: int, words: np.ndarray, shape: tuple[int, ...],
+    dtype: dtypes.DType, large: Large | None,
+) -> CallPlan:  # fmt: skip
+    """Return a plan for operands of these layouts, and a result like this."""
+    return CallPlan(
+        code, units, address_of(words), allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
+        tuple([layout[::2] for layout in layouts]), (OutputMeta(shape, dtype, CPU),), words,
+    )  # fmt: skip
+
+
+def _compute_source(arrays: int, attributes: int, absent: int) -> str:
+    """Return the code of `Planned.compute` for so many arrays, attributes and arrays that are none.
+
+    The key of a plan is how the arrays lie in memory, and the attributes, in one look.
+    """
+    names = [f"a{i}" for i in range(arrays)]
+    further = [f"a{i}" for i in range(arrays, arrays + attributes)]
+    ids = ", ".join([*[f"id({a})" for a in names], *["0"] * absent, "id(r0)"])
+    key = ", ".join([*[f"{a}.shape, {a}.strides, {a}.dtype" for a in names], *further])
+    return f"""def compute({", ".join([*names, *further])}, out=None):
+    if {" or ".join(f"type({a}) is not ndarray" for a in names)}:
+        arrays = arrays_of({", ".join(names)})
+        if arrays is None:
+            if {" or ".join(f"type({a}) is DeviceArray" for a in names)}:
+                return on_device({", ".join([*names, *further])}, out=out)
+            return None
+        {", ".join(names)}, = arrays
+    plan = plans.get(({key}))
+    if plan is None:
+        return None
+    code, units, words, allocate, shape, strides, dtype, large, _, _, _ = plan
+    if out is None:
+        r0 = allocate(shape, dtype)
+    elif out.shape == shape and out.strides == strides and out.dtype == dtype:
+        r0 = out
+    else:
+        return None
+    if large is not None:
+        large.run(({", ".join(names)},), (r0,))
+        return r0, plan
+    code(0, units, words, {ids})
+    return r0, plan
+"""
+
+
+def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
+    """Return operands with numbers as arrays of the others' dtype; None where that is none kernels compute in."""
+    dtype = None
+    for operand in operands:
+        if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):
+            dtype = operand.dtype
+    if dtype is None or dtype not in FLOATS:
+        return None
+    arrays = []
+    for operand in operands:
+        if isinstance(operand, np.ndarray):
+            arrays.append(operand)
+        elif type(operand) is float or type(operand) is int or type(operand) is bool:
+            arrays.append(as_array(operand, dtype))
+        else:
+            return None
+    return tuple(arrays)

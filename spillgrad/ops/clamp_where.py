@@ -1,0 +1,104 @@
+"""Choices between elements: by a condition (`where`), by size (`maximum`, `minimum`), by bounds (`clamp`)."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.elementwise import call, row_function
+from spillgrad.ops.placement import or_by_host
+from spillgrad.ops.promotion import Number, Operand, result_type
+from spillgrad.tensor import Tensor
+
+__all__ = ["clamp", "clamp_max", "clamp_min", "clip", "fmax", "fmin", "maximum", "minimum", "nan_to_num", "where"]
+
+
+def where(
+    condition: Tensor, input: Operand | None = None, other: Operand | None = None, *, out: Tensor | None = None
+) -> Any:  # fmt: skip
+    """Return elements of `input` where `condition` holds, else of `other`.
+
+    With the condition alone, return the indices where it holds.
+    """
+    condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
+    if (input is None) != (other is None):
+        raise ArgumentError("where: got one of input and other; give both, or the condition alone")
+    if input is None or other is None:
+        return _true_places(condition)
+    if condition.dtype != dtypes.bool_:
+        raise DtypeError(f"where: got a condition of {condition.dtype}; wanted bool, such as x > 0")
+    return call("where", condition, input, other, out=out)
+
+
+@or_by_host
+def _true_places(condition: Tensor) -> tuple[Tensor, ...]:
+    return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
+
+
+maximum = row_function(
+    "maximum", "Return the larger of two elements; NaN where either is.", in_place=True, numpy=True, standard=True
+)
+minimum = row_function(
+    "minimum", "Return the smaller of two elements; NaN where either is.", in_place=True, numpy=True, standard=True
+)
+fmax = row_function(
+    "fmax", "Return the larger of two elements; of a number and NaN the number.", method=True, numpy=True
+)
+fmin = row_function(
+    "fmin", "Return the smaller of two elements; of a number and NaN the number.", method=True, numpy=True
+)
+
+
+@declare(in_place=True)
+def clamp(
+    input: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Return each element moved into [min, max]; max where min exceeds it.
+
+    Raises ArgumentError when neither bound is given.
+    """
+    if min is None and max is None:
+        raise ArgumentError("clamp: got neither min nor max; give at least one")
+    lowest, highest = _bounds(result_type(input, *(b for b in (min, max) if b is not None)))
+    return call("clamp", input, lowest if min is None else min, highest if max is None else max, out=out)
+
+
+clip = clamp
+
+
+def _bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
+    """The bounds that move nothing."""
+    if dtypes.category(dtype) == 1:
+        limits = dtypes.iinfo(dtype)
+        return limits.min, limits.max
+    return (-math.inf, math.inf) if dtypes.category(dtype) > 1 else (False, True)
+
+
+@declare(in_place=True)
+def clamp_min(input: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, those below `min` as `min`."""
+    return clamp(input, min, out=out)
+
+
+@declare(in_place=True)
+def clamp_max(input: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Return each element, those above `max` as `max`."""
+    return clamp(input, None, max, out=out)
+
+
+@declare(in_place=True, numpy=True)
+def nan_to_num(
+    input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return each element, NaN and infinities replaced: by default by 0 and the dtype's largest finite numbers."""
+    if not input.is_floating_point():
+        return call("nan_to_num", input, 0, 0, 0, out=out)
+    limits = dtypes.finfo(input.dtype)
+    return call(
+        "nan_to_num", input, 0.0 if nan is None else nan, limits.max if posinf is None else posinf,
+        limits.min if neginf is None else neginf, out=out,
+    )  # fmt: skip

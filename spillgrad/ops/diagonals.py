@@ -1,0 +1,120 @@
+"""Diagonals and triangles of matrices: kept, summed, made and indexed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.device import as_device, moved
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.indexing import diag, place_diagonal
+from spillgrad.ops.join_split import cat
+from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad
+from spillgrad.ops.reduce import sum
+from spillgrad.ops.shape import atleast_2d, normalize_dims, reshape
+from spillgrad.tensor import Tensor
+
+__all__ = ["block_diag", "diag_embed", "diagflat", "trace", "tril", "tril_indices", "triu", "triu_indices"]
+
+
+def _triangle(keep_lower: bool) -> Any:
+    def forward(self: np.ndarray, diagonal: int) -> np.ndarray:
+        return np.tril(self, diagonal) if keep_lower else np.triu(self, diagonal)
+
+    name = "tril" if keep_lower else "triu"
+    defined: Callable[..., Tensor] = operation(name, forward, self=lambda g, diagonal: defined(g, diagonal))
+    return defined
+
+
+_tril, _triu = _triangle(True), _triangle(False)
+
+
+def _require_matrix(name: str, input: Tensor) -> None:
+    if input.ndim < 2:
+        raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least two dimensions")
+
+
+@declare(in_place=True)
+def tril(input: Tensor, diagonal: int = 0) -> Tensor:
+    """Return the lower triangle of matrices, zeros above the given diagonal."""
+    _require_matrix("tril", input)
+    return _tril(input, diagonal)  # type: ignore[no-any-return]
+
+
+@declare(in_place=True)
+def triu(input: Tensor, diagonal: int = 0) -> Tensor:
+    """Return the upper triangle of matrices, zeros below the given diagonal."""
+    _require_matrix("triu", input)
+    return _triu(input, diagonal)  # type: ignore[no-any-return]
+
+
+def block_diag(*tensors: Tensor) -> Tensor:
+    """Return the matrix with the given ones along its diagonal and zeros elsewhere; vectors count as rows."""
+    blocks = [atleast_2d(x) for x in tensors]
+    if any(block.ndim > 2 for block in blocks):
+        raise ShapeError("block_diag: got a tensor of more than two dimensions; wanted matrices")
+    if not blocks:
+        return Tensor.wrap(np.zeros((1, 0), dtypes.get_default_dtype()))
+    width = np.sum([block.shape[1] for block in blocks])
+    rows, start = [], 0
+    for block in blocks:
+        end = start + block.shape[1]
+        rows.append(constant_pad(block, ((0, 0), (start, int(width) - end)), 0.0))
+        start = end
+    return cat(rows)
+
+
+@declare(method=True)
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Return zeros with the last dimension of `input` as the diagonal of two new ones."""
+    ndim = input.ndim + 1
+    first, second = normalize_dims("diag_embed", (dim1, dim2), ndim)
+    size = input.shape[-1] + abs(offset) if input.ndim else 0
+    if not input.ndim:
+        raise ShapeError("diag_embed: got a 0-d tensor; wanted at least a vector")
+    rest = iter(input.shape[:-1])
+    shape = tuple(size if i in (first, second) else next(rest) for i in range(ndim))
+    return place_diagonal(input, offset, first, second, shape)
+
+
+@declare(method=True, numpy=True)
+def diagflat(input: Tensor, offset: int = 0) -> Tensor:
+    """Return the matrix with the elements of a tensor on its diagonal and zeros elsewhere."""
+    return diag(reshape(input, -1), offset)
+
+
+_trace: Callable[..., Tensor] = operation(
+    "trace", lambda self: sum(Tensor.wrap(np.diagonal(self))).array,
+    self=lambda g, self_shape: place_diagonal(expand_to(g, (min(self_shape),)), 0, 0, 1, self_shape),
+)  # fmt: skip
+
+
+@declare(method=True)
+@float32_in_autocast
+def trace(input: Tensor) -> Tensor:
+    """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
+    if input.ndim != 2:
+        raise ShapeError(f"trace: got a tensor of shape {input.shape}; wanted a matrix")
+    return _trace(input)
+
+
+def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, dtype: Any, device: Any) -> Tensor:
+    if row < 0 or col < 0:
+        raise ArgumentError(f"{name}: got {row} rows and {col} columns; wanted numbers from 0 on")
+    places = np.stack(function(row, offset, col)).astype(dtypes.as_dtype("int64" if dtype is None else dtype))
+    return Tensor.wrap(moved(places, as_device(device)))
+
+
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return the places in the lower triangle of a matrix: their rows, then their columns."""
+    return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype, device)
+
+
+def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return the places in the upper triangle of a matrix: their rows, then their columns."""
+    return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype, device)

@@ -1,0 +1,343 @@
+"""Joining tensors, along a dimension or a new one, and splitting them into views."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
+from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.getitem_setitem import getitem
+from spillgrad.ops.operation import Derivative, Operation, operation
+from spillgrad.ops.shape import (
+    Shape,
+    atleast_3d,
+    broadcast_tensors,
+    flatten,
+    normalize_dim,
+    reshape,
+    shape_arguments,
+    squeeze,
+    transpose,
+)
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import empty_beside
+
+__all__ = [
+    "cartesian_prod", "cat", "chunk", "column_stack", "concat", "concatenate", "dsplit", "dstack", "hsplit", "hstack",
+    "meshgrid", "narrow", "row_stack", "select", "split", "split_with_sizes", "stack", "tensor_split", "unbind",
+    "vsplit", "vstack",
+]  # fmt: skip
+
+
+def _joined(*arrays_and_sizes: Any) -> np.ndarray:
+    *arrays, sizes, dim = arrays_and_sizes
+    shape = list(arrays[0].shape)
+    shape[dim] = sum(sizes)
+    out = empty_beside(arrays[0], tuple(shape), arrays[0].dtype)
+    np.concatenate(arrays, dim, out=out)
+    return out
+
+
+def _stacked(*arrays_and_dim: Any) -> np.ndarray:
+    *arrays, dim = arrays_and_dim
+    shape = arrays[0].shape
+    out = empty_beside(arrays[0], (*shape[:dim], len(arrays), *shape[dim:]), arrays[0].dtype)
+    np.stack(arrays, dim, out=out)
+    return out
+
+
+# Numbers of inputs or outputs for which an operation is remembered: that of thousands takes a megabyte.
+_few = functools.lru_cache(maxsize=64)
+
+
+@_few
+def _cat(count: int) -> Operation:
+    """The concatenation of `count` tensors: one input slot each."""
+    names = tuple(f"tensor{i}" for i in range(count))
+
+    def backward(g: Tensor, sizes: Shape, dim: int) -> Any:
+        return g if count == 1 else split(g, sizes, dim)
+
+    derivative = Derivative(names, ("g", "sizes", "dim"), backward)
+    return Operation("cat", _joined, (derivative,), (*names, "sizes", "dim"))
+
+
+@_few
+def _stack(count: int) -> Operation:
+    """The stack of `count` tensors: one input slot each."""
+    names = tuple(f"tensor{i}" for i in range(count))
+
+    def backward(g: Tensor, dim: int) -> Any:
+        return squeeze(g, dim) if count == 1 else unbind(g, dim)
+
+    return Operation("stack", _stacked, (Derivative(names, ("g", "dim"), backward),), (*names, "dim"))
+
+
+def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors in their common dtype. Raises ArgumentError for none, OperandError for other things."""
+    if not isinstance(tensors, list | tuple) or not all(isinstance(x, Tensor) for x in tensors):
+        raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
+    if not tensors:
+        raise ArgumentError(f"{name}: got no tensors; give at least one")
+    dtype = functools.reduce(dtypes.promote, {x.dtype for x in tensors})
+    return [to_dtype(x, dtype) for x in tensors]
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """Return tensors joined along an existing dimension. Empty 1-D tensors join anything.
+
+    Raises ArgumentError for none, ShapeError when other dimensions differ.
+    """
+    parts = _of_one_dtype("cat", tensors)
+    parts = [x for x in parts if x.shape != (0,)] or parts[:1]
+    first = parts[0]
+    if not first.ndim:
+        raise ShapeError("cat: got a 0-d tensor; it has no dimension to join along: use stack")
+    dim = normalize_dim("cat", dim if axis is None else axis, first.ndim)
+    for other in parts[1:]:
+        if (
+            other.ndim != first.ndim
+            or other.shape[:dim] + other.shape[dim + 1 :] != first.shape[:dim] + first.shape[dim + 1 :]
+        ):
+            raise ShapeError(f"cat: got {first.shape} and {other.shape}; all but dimension {dim} must match")
+    sizes = tuple([x.shape[dim] for x in parts])
+    return _cat(len(parts))(*parts, sizes, dim)  # type: ignore[no-any-return]
+
+
+concat = concatenate = cat
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """Return tensors of one shape joined along a new dimension.
+
+    Raises ArgumentError for none, ShapeError when shapes differ.
+    """
+    parts = _of_one_dtype("stack", tensors)
+    dim = normalize_dim("stack", dim if axis is None else axis, parts[0].ndim + 1)
+    for other in parts[1:]:
+        if other.shape != parts[0].shape:
+            raise ShapeError(f"stack: got {parts[0].shape} and {other.shape}; all shapes must be equal")
+    return _stack(len(parts))(*parts, dim)  # type: ignore[no-any-return]
+
+
+@declare(numpy=True)
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the second dimension, 1-D ones along the first."""
+    parts = [x if x.ndim else reshape(x, 1) for x in tensors]
+    return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
+
+
+@declare(numpy="vstack")
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the first dimension, 1-D ones as rows."""
+    return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
+
+
+row_stack = vstack
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
+    if indexing not in ("ij", "xy"):
+        raise ArgumentError(f'meshgrid: got indexing={indexing!r}; accepted are "ij" and "xy"')
+    vectors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
+    columns = [reshape(x, (-1, *(1,) * (len(vectors) - 1 - i))) for i, x in enumerate(vectors)]
+    grids = broadcast_tensors(*columns)
+    return grids if indexing == "ij" or len(grids) < 2 else tuple(transpose(x, 0, 1) for x in grids)
+
+
+@declare(method=True)
+def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Return a view of `length` indices of one dimension from `start` on.
+
+    Raises ArgumentError when they are not all there.
+    """
+    dim = normalize_dim("narrow", dim, input.ndim)
+    size = input.shape[dim]
+    start = start + size if start < 0 else start
+    if not (start >= 0 and length >= 0 and start + length <= size):
+        raise ArgumentError(f"narrow: got start {start} and length {length}; dimension {dim} has {size} indices")
+    return _narrow(input, dim, start, length)
+
+
+def _narrowed(self: np.ndarray, dim: int, start: int, length: int) -> np.ndarray:
+    return self[(slice(None),) * dim + (slice(start, start + length),)]
+
+
+def _widened(self: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
+    """Put an array at `start` of a dimension of `size`, zeros around it."""
+    shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
+    out = empty_beside(self, shape, self.dtype)
+    out[(slice(None),) * dim + (slice(0, start),)] = 0
+    out[(slice(None),) * dim + (slice(start, start + self.shape[dim]),)] = self
+    out[(slice(None),) * dim + (slice(start + self.shape[dim], None),)] = 0
+    return out
+
+
+_widen: Callable[..., Tensor] = operation(
+    "widen", _widened, self=lambda g, dim, start, self_shape: narrow(g, dim, start, self_shape[dim])
+)
+_narrow: Callable[..., Tensor] = operation(
+    "slice", _narrowed, view=True, self=lambda g, dim, start, self_shape: _widen(g, dim, start, self_shape[dim])
+)
+
+
+@declare(method=True)
+def split(
+    input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0, *, axis: int | None = None
+) -> tuple[Tensor, ...]:
+    """Return views of consecutive pieces: each of the given size (the last may be smaller), or of the sizes in a list.
+
+    All pieces are outputs of one operation, so that their gradients come together without zeros in between.
+    """
+    dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
+    if not input.ndim:
+        raise DimensionError("split: split expects at least a 1-dimensional tensor, got one without dimensions")
+    size = input.shape[dim]
+    if isinstance(split_size_or_sections, int | np.integer):
+        length = int(split_size_or_sections)
+        if length < 0 or (size and not length):
+            raise ArgumentError(f"split: got a size of {length}; pieces have at least one index")
+        sizes = [min(length, size - i) for i in range(0, size, max(length, 1))] or [0]
+    else:
+        sizes = list(shape_arguments((split_size_or_sections,)))
+        if sum(sizes) != size or min(sizes, default=0) < 0:
+            raise ArgumentError(
+                f"split: got sizes {sizes}; dimension {dim} has {size} indices, so they must sum to that"
+            )
+    return _in_tuple(_split(len(sizes))(input, tuple(sizes), dim)) if sizes else ()
+
+
+@declare(method=True)
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views of consecutive pieces of the given sizes."""
+    return split(input, list(split_sizes), dim)
+
+
+def _in_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+@_few
+def _split(count: int) -> Operation:
+    outputs = tuple(f"piece{i}" for i in range(count))
+    forward = _pieces if count > 1 else _whole
+    return operation("split", forward, outputs=outputs, view=True, self=lambda grads, dim: cat(grads, dim))
+
+
+def _pieces(self: np.ndarray, sizes: Shape, dim: int) -> tuple[np.ndarray, ...]:
+    ends = np.cumsum(sizes).tolist()
+    return tuple(self[(slice(None),) * dim + (slice(end - size, end),)] for size, end in zip(sizes, ends, strict=True))
+
+
+def _whole(self: np.ndarray, sizes: Shape, dim: int) -> np.ndarray:
+    return self.view()
+
+
+@declare(method=True)
+def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
+    """Return views of at most `chunks` pieces of equal size (the last may be smaller)."""
+    dim = normalize_dim("chunk", dim if axis is None else axis, input.ndim)
+    if not input.ndim:
+        raise DimensionError("chunk: chunk expects at least a 1-dimensional tensor, got one without dimensions")
+    if chunks < 1:
+        raise ArgumentError(f"chunk: got {chunks} chunks; give at least 1")
+    size = input.shape[dim]
+    return split(input, -(-size // chunks), dim) if size else split(input, [0] * chunks, dim)
+
+
+@declare(method=True)
+def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
+    """Return views of the slices along a dimension, without it; all are outputs of one operation, as with `split`."""
+    dim = normalize_dim("unbind", dim if axis is None else axis, input.ndim)
+    if not input.ndim:
+        raise DimensionError("unbind: got a 0-d tensor; it has no dimension to take apart")
+    count = input.shape[dim]
+    return _in_tuple(_unbind(count)(input, dim)) if count else ()
+
+
+@_few
+def _unbind(count: int) -> Operation:
+    def backward(grads: tuple[Tensor, ...], dim: int) -> Tensor:
+        return stack(grads, dim)
+
+    def slices(self: np.ndarray, dim: int) -> Any:
+        taken = tuple(np.moveaxis(self, dim, 0)[i, ...] for i in range(count))
+        return taken if count > 1 else taken[0]
+
+    return operation("unbind", slices, outputs=tuple(f"slice{i}" for i in range(count)), view=True, self=backward)
+
+
+@declare(method=True)
+def select(input: Tensor, dim: int, index: int) -> Tensor:
+    """Return a view of one slice along a dimension, without it."""
+    dim = normalize_dim("select", dim, input.ndim)
+    return getitem(input, (slice(None),) * dim + (index,))
+
+
+@declare(method=True)
+def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views of pieces: so many of nearly equal size, or those between the given indices."""
+    dim = normalize_dim("tensor_split", dim, input.ndim)
+    given = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
+    size = input.shape[dim] if input.ndim else 0
+    if isinstance(given, int):
+        if given < 1:
+            raise ArgumentError(f"tensor_split: got {given} sections; give at least 1")
+        sizes = [size // given + (i < size % given) for i in range(given)]
+        return split(input, sizes, dim)
+    ends = [*(min(max(i + size if i < 0 else i, 0), size) for i in given), size]
+    return tuple(narrow(input, dim, min(a, b), max(b - a, 0)) for a, b in itertools.pairwise([0, *ends]))
+
+
+def _pieces_along(name: str, input: Tensor, indices_or_sections: Any, dim: int, least: int) -> tuple[Tensor, ...]:
+    if input.ndim < least:
+        raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least {least} dimensions")
+    if isinstance(indices_or_sections, int) and input.shape[dim] % indices_or_sections:
+        raise ArgumentError(
+            f"{name}: got {indices_or_sections} sections; dimension {dim} of a tensor of shape {input.shape} must be "
+            "a multiple of that: tensor_split takes any"
+        )
+    return tensor_split(input, indices_or_sections, dim)
+
+
+@declare(method=True, numpy=True)
+def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views of pieces along the second dimension, of vectors along the first."""
+    return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
+
+
+@declare(method=True, numpy=True)
+def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views of pieces along the first dimension."""
+    return _pieces_along("vsplit", input, indices_or_sections, 0, 2)
+
+
+@declare(method=True, numpy=True)
+def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views of pieces along the third dimension."""
+    return _pieces_along("dsplit", input, indices_or_sections, 2, 3)
+
+
+@declare(numpy=True)
+def dstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the third dimension."""
+    return cat([atleast_3d(x) for x in tensors], 2)
+
+
+@declare(numpy=True)
+def column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the second dimension, 0-d and 1-D ones as columns."""
+    return cat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in tensors], 1)
+
+
+def cartesian_prod(*tensors: Tensor) -> Tensor:
+    """Return all combinations of one element of each vector, a row each."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return stack([flatten(grid) for grid in meshgrid(*tensors)], 1)

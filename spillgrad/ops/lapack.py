@@ -1,0 +1,88 @@
+"""NumPy's LAPACK in the precision of the operands, and the checks that functions of matrices share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import DtypeError, LinAlgError, ShapeError
+from spillgrad.ops.arithmetic import div
+from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.clamp_where import where
+from spillgrad.ops.shape import transpose
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import NotOnDevice, beside, is_on_device
+
+
+def lapack(name: str, function: Callable[..., Any], *arrays: Any) -> Any:
+    """Call a function of NumPy's; half precision is computed in float32.
+
+    Raises LinAlgError for a matrix that it cannot take, NotOnDevice for one on a device.
+    """
+    if any([is_on_device(array) for array in arrays]):
+        raise NotOnDevice(f"{name}: no kernel of the device does this")
+
+    def as_arrays(*operands: Any) -> Any:
+        results = function(*operands)
+        return tuple(map(np.asarray, results)) if isinstance(results, tuple) else np.asarray(results)
+
+    try:
+        return on_floats(as_arrays, *arrays)
+    except np.linalg.LinAlgError as error:
+        raise LinAlgError(f"{name}: {error}; {_ADVICE.get(str(error), 'check the matrix')}") from error
+
+
+_ADVICE = {
+    "Singular matrix": "the inversion could not be completed because the input matrix is singular: use linalg.pinv or "
+    "linalg.lstsq",
+    "Matrix is not positive definite": "the factorization could not be completed because the input is not "
+    "positive-definite: add a multiple of the identity",
+    "SVD did not converge": "the input may hold NaN or infinite elements",
+    "Eigenvalues did not converge": "the input may hold NaN or infinite elements",
+}
+
+
+def require_matrices(name: str, *matrices: Tensor) -> None:
+    """Raise ShapeError below two dimensions, DtypeError for other than floating-point numbers or for several dtypes."""
+    for matrix in matrices:
+        if matrix.ndim < 2:
+            raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")
+        require_one_dtype(name, matrices[0], matrix)
+
+
+def require_one_dtype(name: str, first: Tensor, second: Tensor) -> None:
+    """Raise DtypeError unless both tensors hold floating-point numbers of one dtype."""
+    require_floats(name, second.dtype)
+    if first.dtype != second.dtype:
+        raise DtypeError(f"{name}: got {first.dtype} and {second.dtype}; convert one with .to(dtype)")
+
+
+def require_square(name: str, matrix: Tensor) -> None:
+    """Raise ShapeError unless the last two dimensions are equal, and as `require_matrices`."""
+    require_matrices(name, matrix)
+    if matrix.shape[-2] != matrix.shape[-1]:
+        raise ShapeError(
+            f"{name}: A must be batches of square matrices, but they are {matrix.shape[-2]} by {matrix.shape[-1]} "
+            "matrices"
+        )
+
+
+def mT(matrix: Tensor) -> Tensor:
+    """Return a view with the last two dimensions swapped."""
+    return transpose(matrix, -2, -1)
+
+
+def identity_like(matrix: Tensor) -> Tensor:
+    """Return the identity matrix of as many rows as the given ones have, in their dtype."""
+    identity = np.eye(matrix.shape[-2], dtype=np.float64).astype(matrix.dtype)
+    return Tensor.wrap(beside(matrix.array, identity))
+
+
+def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return numerator / denominator, 0 where both are 0.
+
+    So a derivative that divides by the distance of two equal eigenvalues or singular values is right where it does not
+    depend on which vectors span their space, and infinite where it does.
+    """
+    both = Tensor.wrap((numerator.array == 0) & (denominator.array == 0))
+    return div(numerator, where(both, 1.0, denominator))

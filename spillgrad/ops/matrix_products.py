@@ -1,0 +1,426 @@
+"""Matrix products."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.ops import array_casts
+from spillgrad.ops.arithmetic import add, mul
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, product_dtype, require_products_dtype
+from spillgrad.ops.broadcast import expand_to, sum_to
+from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
+from spillgrad.ops.clamp_where import where
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.elementwise import OPERATIONS, call
+from spillgrad.ops.intercept import is_active
+from spillgrad.ops.operation import Operation, operation
+from spillgrad.ops.placement import require_one_device
+from spillgrad.ops.promotion import Number, as_operand
+from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
+from spillgrad.tensor import Tensor
+from spillgrad_kernels import matmul as kernels
+from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.device_array import empty_beside, is_on_device, twin
+from spillgrad_kernels.dispatch import get_num_threads
+from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.walk import Layout, Shape
+
+__all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "ger", "matmul", "mm", "mv", "outer"]
+
+
+class _Product(Planned):
+    """The matrix product of two arrays of at least two dimensions each; its kernels could also add a third."""
+
+    def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
+        super().__init__(name, parameters, absent=3 - len(parameters))
+
+    def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
+        return _checked(*arguments)
+
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
+        if layouts[0][2] not in FLOATS:
+            return None
+        a, b = layouts
+        return self._planned(layouts, a, b)
+
+    def _planned(self, layouts: tuple[Layout, ...], a: Layout, b: Layout, addend: Shape | None = None) -> CallPlan:
+        # The number of threads may be raised later: plan for two at least. One thread computes a small product alone.
+        call = kernels.prepare(a, b, None, max(2, get_num_threads()), addend)
+        large = self if call.code is None else None
+        return new_plan(layouts, call.code, call.plan.blocks, call.geometry, call.shape, call.dtype, large)
+
+    def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+        """Compute a large product, planned for the threads that there are."""
+        kernels.matmul(*operands, *outs)
+
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        a, b = operands
+        if out is not None or not _of_one_float(operands):
+            return None
+        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        return CallOnDevice(twin(kernels.matmul)), shape, a.dtype
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        a, b = arguments
+        if is_on_device(a) and a.dtype.kind not in "biu":
+            return kernels.matmul(a, b)
+        if a.dtype.kind in "biu":
+            return np.matmul(a, b)  # type: ignore[no-any-return]
+        if a.dtype == dtypes.bfloat16:
+            return array_casts.cast(kernels.matmul(_bits(a), _bits(b)), dtypes.bfloat16)
+        return on_floats(kernels.matmul, a, b)
+
+
+def _of_one_float(operands: Sequence[Any]) -> bool:
+    """Return whether operands are arrays of a device that have one floating dtype."""
+    dtype = operands[0].dtype
+    return dtypes.is_floating_point(dtype) and all([is_on_device(x) and x.dtype == dtype for x in operands])
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Return bfloat16 numbers as the product's kernels take them."""
+    return array.view(np.uint16)
+
+
+_matmul: Operation = operation(
+    "matmul", _Product("matmul", ("self", "other")),
+    self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
+    other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
+)  # fmt: skip
+# PyTorch's name of the product of two matrices, and its names of the saved tensors.
+_mm: Operation = operation(
+    "mm", _Product("mm", ("self", "mat2")),
+    self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
+)  # fmt: skip
+
+# Of two equally long batches of matrices.
+_bmm: Operation = operation(
+    "bmm", _Product("bmm", ("self", "mat2")),
+    self=lambda g, mat2: _bmm(g, transpose(mat2, 1, 2)), mat2=lambda g, self: _bmm(transpose(self, 1, 2), g),
+)  # fmt: skip
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _mm.results((a, b))[1][0]
+
+
+_mv: Operation = operation(
+    "mv", lambda self, vec: _product(self, vec[:, None])[:, 0],
+    self=lambda g, vec: mul(unsqueeze(g, 1), unsqueeze(vec, 0)), vec=lambda g, self: _mv(transpose(self, 0, 1), g),
+)  # fmt: skip
+_dot: Operation = operation(
+    "dot", lambda self, tensor: _product(self[None], tensor[:, None]).reshape(()),
+    self=lambda g, tensor: mul(g, tensor), tensor=lambda g, self: mul(g, self),
+)  # fmt: skip
+
+
+def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
+    if len(other_shape) == 2 and self.ndim > 2:  # a batch times one matrix: one long product instead of a batch to sum
+        self, g = _rows(self), _rows(g)
+    return sum_to(_matmul(transpose(self, -2, -1), g), other_shape)
+
+
+@declare(method=True, numpy=True)
+def matmul(input: Tensor, other: Tensor) -> Tensor:
+    """Return the matrix product of the last two dimensions; leading ones broadcast, 1-D operands are vectors.
+
+    Shapes: (..., m, k) and (..., k, n) give (..., m, n); (k,) with (k,) gives a 0-d tensor.
+    Raises ShapeError when inner sizes differ or batches do not broadcast, DtypeError when dtypes differ.
+    """
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
+        input, other = _checked(input, other)
+    dims = input.ndim, other.ndim
+    if dims == (2, 2):
+        return _mm.run(input, other)  # type: ignore[no-any-return]
+    if min(dims) > 1:
+        return _matmul.run(input, other)  # type: ignore[no-any-return]
+    input, other = _checked(input, other)
+    if dims == (1, 1):
+        return _dot.run(input, other)  # type: ignore[no-any-return]
+    if dims == (2, 1):
+        return _mv.run(input, other)  # type: ignore[no-any-return]
+    if input.ndim == 1:
+        product = _matmul(unsqueeze(input, 0), other)
+        return reshape(product, (*product.shape[:-2], product.shape[-1]))
+    product = _matmul(input, unsqueeze(other, 1))
+    return reshape(product, product.shape[:-1])
+
+
+def _checked(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors after checking that they can be multiplied."""
+    input, other = as_operand("matmul", input), as_operand("matmul", other)
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
+        raise OperandError("matmul: got a number; multiply by it with *")
+    a, b = input.shape, other.shape
+    if not a or not b:
+        raise ShapeError(f"matmul: got {a} and {b}; both operands need at least one dimension: multiply scalars with *")
+    inner_a, inner_b = a[-1], b[-2] if len(b) > 1 else b[0]
+    if inner_a != inner_b:
+        raise ShapeError(
+            f"matmul: got {a} and {b}; inner sizes {inner_a} and {inner_b} must match; transpose one of them"
+        )
+    if len(a) > 2 and len(b) > 2:
+        try:
+            np.broadcast_shapes(a[:-2], b[:-2])
+        except ValueError as error:
+            raise ShapeError(
+                f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast"
+            ) from error
+    if input.dtype != other.dtype and product_dtype(input.dtype) != product_dtype(other.dtype):
+        raise DtypeError(f"matmul: got {input.dtype} and {other.dtype}; convert one with .to(dtype)")
+    return input, other
+
+
+def _require_dims(name: str, operands: tuple[tuple[Tensor, int], ...]) -> None:
+    if any(tensor.ndim != ndim for tensor, ndim in operands):
+        got = " and ".join(str(tensor.shape) for tensor, _ in operands)
+        wanted = " and ".join(f"{ndim}" for _, ndim in operands)
+        raise ShapeError(f"{name}: got {got}; wanted {wanted} dimensions: matmul takes any")
+
+
+@declare(method=True)
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
+    """Return the product of two matrices. Raises ShapeError for anything else."""
+    _require_dims("mm", ((input, 2), (mat2, 2)))
+    return matmul(input, mat2)
+
+
+@declare(method=True)
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """Return the products of two equally long batches of matrices. Raises ShapeError for anything else."""
+    _require_dims("bmm", ((input, 3), (mat2, 3)))
+    if input.shape[0] != mat2.shape[0]:
+        raise ShapeError(f"bmm: got {input.shape} and {mat2.shape}; batches must be equally long: matmul broadcasts")
+    return _bmm.run(input, mat2)  # type: ignore[no-any-return]
+
+
+@declare(method=True)
+@float32_in_autocast
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    """Return the product of a matrix and a vector. Raises ShapeError for anything else."""
+    _require_dims("mv", ((input, 2), (vec, 1)))
+    return matmul(input, vec)
+
+
+@declare(method=True)
+@float32_in_autocast
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
+    """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
+    _require_dims("dot", ((input, 1), (tensor, 1)))
+    return matmul(input, tensor)
+
+
+_NEVER = Tensor.wrap(np.zeros((), np.bool_))
+
+
+def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Tensor:
+    """Return beta * input + alpha * product; for beta 0 without looking at the input, which may be anything."""
+    if beta == 0:
+        result = product if alpha == 1 else mul(product, alpha)
+        return where(_NEVER, input, result) if input.requires_grad else result
+    scaled = input if beta == 1 else mul(input, beta)
+    return add(expand_to(scaled, product.shape), product, alpha=alpha)
+
+
+@declare(in_place=True)
+@half_in_autocast
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * mat1 @ mat2; with beta 0 the input does not count, be it NaN."""
+    return _added_to(input, mm(mat1, mat2), beta, alpha)
+
+
+@declare(in_place=True)
+@half_in_autocast
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * batch1 @ batch2 for batches of matrices (see `addmm`)."""
+    return _added_to(input, bmm(batch1, batch2), beta, alpha)
+
+
+@declare(in_place=True)
+@half_in_autocast
+def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * the sum of batch1 @ batch2 over batches of matrices (see `addmm`)."""
+    _require_dims("addbmm", ((batch1, 3), (batch2, 3)))
+    if batch1.shape[0] != batch2.shape[0]:
+        raise ShapeError(f"addbmm: got {batch1.shape} and {batch2.shape}; batches must be equally long")
+    first = reshape(permute(batch1, (1, 0, 2)), (batch1.shape[1], batch1.shape[0] * batch1.shape[2]))
+    second = reshape(batch2, (batch2.shape[0] * batch2.shape[1], batch2.shape[2]))
+    return _added_to(input, mm(first, second), beta, alpha)
+
+
+@declare(in_place=True)
+@float32_in_autocast
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * mat @ vec for a matrix and a vector (see `addmm`)."""
+    return _added_to(input, mv(mat, vec), beta, alpha)
+
+
+@declare(in_place=True)
+def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Return beta * input + alpha * the outer product of two vectors (see `addmm`)."""
+    return _added_to(input, outer(vec1, vec2), beta, alpha)
+
+
+class _Linear(_Product):
+    """The product of rows with the transpose of a matrix, plus a row if there is one."""
+
+    def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
+        _check_linear(*arguments)
+        return arguments
+
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
+        rows, (shape, strides, dtype), *bias = layouts
+        if dtype not in FLOATS or len(rows[0]) < 2 or any(b[1] != (dtype.itemsize,) for b in bias):
+            return None
+        addend = (0,) * (len(rows[0]) - 1) + (dtype.itemsize,) if bias else None
+        return self._planned(layouts, rows, (shape[::-1], strides[::-1], dtype), addend)
+
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        input, weight = operands[:2]
+        if out is not None or not _of_one_float(operands):
+            return None
+        multiply, shape = twin(kernels.linear), (*input.shape[:-1], weight.shape[0])
+        call = CallOnDevice(lambda input, *others: multiply(_as_rows(input), *others).reshape(shape))
+        return call, shape, input.dtype
+
+    def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+        input, *others = operands
+        kernels.linear(_as_rows(input), *others, product=_as_rows(outs[0]))
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        input, weight, *bias = arguments
+        rows = _as_rows(input)
+        if is_on_device(input) and input.dtype.kind not in "biu":
+            product = kernels.linear(rows, weight, *bias)
+        elif input.dtype.kind in "biu":
+            product = np.add(rows @ weight.T, *bias) if bias else rows @ weight.T
+        elif input.dtype == dtypes.bfloat16:
+            wide_bias = [array_casts.cast(b, dtypes.float32) for b in bias]
+            product = array_casts.cast(kernels.linear(_bits(rows), _bits(weight), *wide_bias), dtypes.bfloat16)
+        else:
+            product = on_floats(kernels.linear, rows, weight, *bias)
+        return product.reshape(*input.shape[:-1], weight.shape[0])
+
+
+def _as_rows(array: np.ndarray) -> np.ndarray:
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
+
+
+_OF_INPUT_AND_WEIGHT: dict[str, Any] = {
+    "input": lambda g, weight, input_shape: reshape(_matmul(_rows(g), weight), input_shape),
+    "weight": lambda g, input: _matmul(transpose(_rows(g), 0, 1), _rows(input)),
+}
+_linear: Operation = operation(
+    "linear", _Linear("linear", ("input", "weight", "bias")),
+    **_OF_INPUT_AND_WEIGHT, bias=lambda g, bias_shape: sum_to(_rows(g), bias_shape),
+)  # fmt: skip
+_linear_without_bias: Operation = operation("linear", _Linear("linear", ("input", "weight")), **_OF_INPUT_AND_WEIGHT)
+
+
+# The functions that `linear` can apply to its result while that is in the cache.
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
+
+
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Return activation(input @ weight.T + bias) + residual.
+
+    The activation ("relu", "silu", "gelu" or "gelu_tanh"), or without one the sum with `residual`, costs no pass over
+    memory of its own; gradients and what is saved for them are those of the operations one by one.
+    Shapes: input (..., k), weight (n, k), bias (n,), residual and the result (..., n).
+    Raises ShapeError when they do not fit, DtypeError when dtypes differ, ArgumentError for another activation.
+    """
+    if activation is None and residual is None:
+        if bias is None:
+            return _linear_without_bias.run(input, weight)  # type: ignore[no-any-return]
+        return _linear.run(input, weight, bias)  # type: ignore[no-any-return]
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
+    _check_linear(input, weight, bias, residual)
+    if input.dtype in FLOATS and not is_active():
+        return _fused_linear(input, weight, bias, activation, residual)
+    product = linear(input, weight, bias)
+    if activation is not None:
+        product = call(activation, product)
+    return product if residual is None else add(product, residual)
+
+
+def _check_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> None:
+    if not input.ndim or weight.ndim != 2 or input.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"linear: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
+        )
+    shape = (*input.shape[:-1], weight.shape[0])
+    if residual is not None and residual.shape != shape:
+        raise ShapeError(f"linear: got residual {residual.shape}; the result has {shape}: give one of that shape")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
+            f"({weight.shape[0]},)"
+        )
+    require_products_dtype("linear", input, weight=weight, bias=bias, residual=residual)
+
+
+def _fused_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
+) -> Tensor:
+    """Compute in one kernel, and record several operations."""
+    operands = [x for x in (input, weight, bias, residual) if x is not None]
+    if any([x.is_cuda for x in operands]):
+        require_one_device("linear", operands)
+    shape = (*input.shape[:-1], weight.shape[0])
+    if activation is None:
+        name, other = "add", residual
+        formula = _add_residual
+    else:
+        name, other = activation, None
+        formula = ROWS[activation].forward
+    following = OPERATIONS[name]
+    rows = _as_rows(input.array)
+    recorded = is_grad_enabled() and any(x is not None and x.requires_grad for x in (input, weight, bias))
+    # The product leaves the cache only where a derivative needs it.
+    product = None
+    if recorded and any("self" in saved for saved in following.saves):
+        product = empty_beside(rows, (rows.shape[0], weight.shape[0]), input.dtype)
+    result = kernels.linear(
+        rows, weight.array, None if bias is None else bias.array,
+        other=None if other is None else _as_rows(other.array), formula=formula, name=name, product=product,
+    )  # fmt: skip
+    product = result if product is None else product
+    product = product.reshape(shape)
+    if bias is None:
+        output = _linear_without_bias.computed((input, weight), product)
+    else:
+        output = _linear.computed((input, weight, bias), product)
+    output = following.computed((output,) if other is None else (output, other), result.reshape(shape))
+    return output if residual is None or other is not None else add(output, residual)
+
+
+def _add_residual(product: Any, other: Any) -> Any:
+    return product + other
+
+
+@declare(method=True)
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    """Return the outer product of two vectors. Raises ShapeError for anything else."""
+    _require_dims("outer", ((input, 1), (vec2, 1)))
+    return mul(unsqueeze(input, 1), unsqueeze(vec2, 0))
+
+
+ger = outer

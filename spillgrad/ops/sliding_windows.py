@@ -1,0 +1,189 @@
+"""Windows that slide over dimensions, and sums of windows back into place: each is the other's derivative."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.operation import operation
+from spillgrad.ops.rearrange import constant_pad, crop
+from spillgrad.ops.shape import as_tuple, normalize_dim, reshape
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import is_on_device, on_device
+from spillgrad_kernels.memory import zeros
+
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+
+
+# --- Along one dimension ---------------------------------------------------------------------------------------------
+
+
+def _windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int) -> np.ndarray:
+    count = (self.shape[dim] - spacing * (size - 1) - 1) // step + 1 if size else self.shape[dim] // step + 1
+    shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+    strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :], self.strides[dim] * spacing)
+    return _strided(self, shape, strides)
+
+
+def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
+    """Return a view with other strides, in bytes."""
+    view, writeable = np.lib.stride_tricks.as_strided, array.flags.writeable
+    if is_on_device(array):
+        array = array.view_by(view, shape, strides, writeable=writeable)
+    else:
+        array = view(array, shape, strides, writeable=writeable)
+    return array  # type: ignore[no-any-return]
+
+
+@on_device("windows")
+def sum_along(windows: np.ndarray, dim: int, step: int, spacing: int, length: int) -> np.ndarray:
+    """Return zeros of a length along a dimension with the elements of windows added where they are from."""
+    count, size = windows.shape[dim], windows.shape[-1]
+    out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
+    for k in range(size):
+        first = k * spacing
+        out[(slice(None),) * dim + (slice(first, first + step * count - step + 1, step),)] += windows[..., k]
+    return out
+
+
+def _summed_windows(
+    self: np.ndarray, dim: int, size: int, step: int, spacing: int, length: int
+) -> np.ndarray:  # fmt: skip
+    return on_floats(lambda windows: sum_along(windows, dim, step, spacing, length), self, device_takes_half=True)
+
+
+windows_along: Callable[..., Tensor] = operation(
+    "unfold", _windows, view=True,
+    self=lambda g, dim, size, step, spacing, self_shape: sum_windows(g, dim, size, step, spacing, self_shape[dim]),
+)  # fmt: skip
+sum_windows: Callable[..., Tensor] = operation(
+    "unfold_backward", _summed_windows,
+    self=lambda g, dim, size, step, spacing: windows_along(g, dim, size, step, spacing),
+)  # fmt: skip
+
+
+@declare(method=True)
+def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Return a view of all windows of `size` along a dimension, `step` apart; a window is the new last dimension."""
+    dim = normalize_dim("unfold", dimension, input.ndim)
+    source = input if input.ndim else reshape(input, 1)
+    length = source.shape[dim]
+    if not 0 <= size <= length or step < 1:
+        raise ArgumentError(
+            f"unfold: got size {size} and step {step}; dimension {dim} of a tensor of shape {input.shape} has "
+            f"{length} indices, and the step is at least 1"
+        )
+    return windows_along(source, dim, size, step, 1)
+
+
+# --- Over images -----------------------------------------------------------------------------------------------------
+
+
+def _patches(self: np.ndarray, kernel: Pair, dilation: Pair, stride: Pair, counts: Pair) -> np.ndarray:
+    n, c, y, x = self.strides
+    strides = (n, c, dilation[0] * y, dilation[1] * x, stride[0] * y, stride[1] * x)
+    return _strided(self, (*self.shape[:2], *kernel, *counts), strides).copy()
+
+
+@on_device("windows")
+def sum_over_images(patches: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
+    """Return images of zeros with the elements of patches added where they are from.
+
+    Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size).
+    """
+    n, c, rows, columns, *counts = patches.shape
+    out = zeros((n, c, *size), patches.dtype)
+    for i in range(rows):
+        for j in range(columns):
+            places: list[Any] = [
+                slice(first, first + step * count - step + 1, step)
+                for first, step, count in zip((i * dilation[0], j * dilation[1]), stride, counts, strict=True)
+            ]
+            out[(slice(None), slice(None), *places)] += patches[:, :, i, j]
+    return out
+
+
+def _summed_patches(self: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
+    return on_floats(lambda patches: sum_over_images(patches, dilation, stride, size), self, device_takes_half=True)
+
+
+_im2col: Callable[..., Tensor] = operation(
+    "im2col", _patches, self=lambda g, dilation, stride, self_shape: _col2im(g, dilation, stride, self_shape[2:])
+)
+_col2im: Callable[..., Tensor] = operation(
+    "col2im", _summed_patches,
+    self=lambda g, dilation, stride, self_shape: _im2col(g, self_shape[2:4], dilation, stride, self_shape[4:]),
+)  # fmt: skip
+
+
+def _pair(name: str, value: int | Sequence[int], least: int) -> Pair:
+    values = as_tuple(value) * 2 if len(as_tuple(value)) == 1 else as_tuple(value)
+    if len(values) != 2 or min(values) < least:
+        raise ArgumentError(f"{name}: got {value!r}; wanted one whole number from {least} on, or two")
+    return int(values[0]), int(values[1])
+
+
+def _counts(name: str, size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Pair:
+    """Return how often the window fits down and across."""
+    counts = [
+        (s + 2 * p - d * (k - 1) - 1) // step + 1
+        for s, k, d, p, step in zip(size, kernel, dilation, padding, stride, strict=True)
+    ]
+    if min(counts) < 1:
+        raise ShapeError(
+            f"{name}: got an image of {size} and a window of {kernel} with dilation {dilation} and padding {padding}; "
+            "the window must fit at least once"
+        )
+    return counts[0], counts[1]
+
+
+def unfold_image(
+    input: Tensor, kernel_size: int | Sequence[int], dilation: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0, stride: int | Sequence[int] = 1,
+) -> Tensor:  # fmt: skip
+    """Return the windows that slide over images as columns.
+
+    Shapes: input (N, C, H, W) or (C, H, W), result (N, C * kernel elements, windows) or without N.
+    """
+    if input.ndim not in (3, 4):
+        raise ShapeError(f"unfold: got a tensor of shape {input.shape}; wanted (N, C, H, W) or (C, H, W)")
+    kernel, spread = _pair("unfold: kernel_size", kernel_size, 1), _pair("unfold: dilation", dilation, 1)
+    border, step = _pair("unfold: padding", padding, 0), _pair("unfold: stride", stride, 1)
+    images = input if input.ndim == 4 else reshape(input, (1, *input.shape))
+    counts = _counts("unfold", images.shape[2:], kernel, spread, border, step)  # type: ignore[arg-type]
+    if any(border):
+        images = constant_pad(images, ((0, 0), (0, 0), (border[0],) * 2, (border[1],) * 2), 0.0)
+    columns = _im2col(images, kernel, spread, step, counts)
+    shape = (images.shape[1] * kernel[0] * kernel[1], counts[0] * counts[1])
+    return reshape(columns, (images.shape[0], *shape) if input.ndim == 4 else shape)
+
+
+def fold(
+    input: Tensor, output_size: int | Sequence[int], kernel_size: int | Sequence[int],
+    dilation: int | Sequence[int] = 1, padding: int | Sequence[int] = 0, stride: int | Sequence[int] = 1,
+) -> Tensor:  # fmt: skip
+    """Return images into which windows, one in each column, are added where `unfold` would have taken them.
+
+    Shapes: input (N, C * kernel elements, windows) or without N, result (N, C, H, W) or (C, H, W).
+    """
+    size, kernel = _pair("fold: output_size", output_size, 1), _pair("fold: kernel_size", kernel_size, 1)
+    spread, border = _pair("fold: dilation", dilation, 1), _pair("fold: padding", padding, 0)
+    step = _pair("fold: stride", stride, 1)
+    counts = _counts("fold", size, kernel, spread, border, step)
+    window = kernel[0] * kernel[1]
+    if input.ndim not in (2, 3) or input.shape[-2] % window or input.shape[-1] != counts[0] * counts[1]:
+        raise ShapeError(
+            f"fold: got a tensor of shape {input.shape}; wanted (N, C * {window}, {counts[0] * counts[1]}), or that "
+            f"without N, for images of {size}"
+        )
+    channels = input.shape[-2] // window
+    batch = input.shape[0] if input.ndim == 3 else 1
+    patches = reshape(input, (batch, channels, *kernel, *counts))
+    images = _col2im(patches, spread, step, (size[0] + 2 * border[0], size[1] + 2 * border[1]))
+    if any(border):
+        images = crop(images, ((0, 0), (0, 0), (border[0],) * 2, (border[1],) * 2))
+    return images if input.ndim == 3 else reshape(images, images.shape[1:])

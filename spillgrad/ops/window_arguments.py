@@ -1,0 +1,65 @@
+"""The arguments of convolution and pooling: where windows lie over an image, one and two dimensions alike."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from spillgrad.errors import ArgumentError, OperandError, ShapeError
+from spillgrad.ops.shape import reshape
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.windows import Pair, Windows
+
+Sizes = int | Sequence[int]
+
+
+def sizes(name: str, option: str, value: Any, count: int, least: int) -> tuple[int, ...]:
+    """Return an option as `count` integers; one stands for all.
+
+    Raises OperandError for other types than integers, ArgumentError for another number of them or one below `least`.
+    """
+    try:
+        values = tuple(map(operator.index, value)) if hasattr(value, "__iter__") else (operator.index(value),)
+    except TypeError as error:
+        raise OperandError(f"{name}: got {option} {value!r}; wanted an integer, or {count} of them") from error
+    values = values * count if len(values) == 1 else values
+    if len(values) != count or min(values) < least:
+        raise ArgumentError(f"{name}: got {option} {value!r}; wanted an integer from {least} on, or {count} of them")
+    return values
+
+
+def as_pair(values: Sequence[int]) -> Pair:
+    """Return two sizes as a pair."""
+    down, across = values
+    return down, across
+
+
+def windows_over(
+    name: str, image: tuple[int, ...], size: Pair, stride: Pair, before: Pair, after: Pair, dilation: Pair,
+    ceil_mode: bool = False,
+) -> Windows:  # fmt: skip
+    """Return the windows that fit the image with its padding; `ceil_mode` adds one that only begins inside.
+
+    Raises ShapeError where not a single one fits.
+    """
+    grid = []
+    for d in range(2):
+        room = image[d] + before[d] + after[d] - dilation[d] * (size[d] - 1) - 1
+        count = (-(-room // stride[d]) if ceil_mode else room // stride[d]) + 1
+        # A window that began in the padding after the image would see nothing of it.
+        grid.append(count - 1 if ceil_mode and (count - 1) * stride[d] >= image[d] + before[d] else count)
+    if min(grid) < 1 or not all(image):
+        raise ShapeError(
+            f"{name}: got an image of {image} and a kernel of {size} (dilation {dilation}, padding {before}); not one "
+            "window fits: pad more, or take a smaller kernel"
+        )
+    return Windows(size, stride, before, dilation, (image[0], image[1]), (grid[0], grid[1]))
+
+
+def as_image(tensor: Tensor) -> Tensor:
+    """Return a signal (N, C, L) as images (N, C, 1, L)."""
+    return reshape(tensor, (*tensor.shape[:2], 1, tensor.shape[2]))
+
+
+def as_signal(tensor: Tensor) -> Tensor:
+    """Return images (N, C, 1, L) as a signal (N, C, L)."""
+    return reshape(tensor, (*tensor.shape[:2], tensor.shape[3]))
