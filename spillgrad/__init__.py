@@ -29,7 +29,6 @@ from spillgrad.ops import bind as _bind  # first: gives Tensor its operations  #
 from spillgrad import (
     amp,
     autograd,
-    checkpoint,
     cuda,
     data,
     dtypes,
@@ -44,9 +43,8 @@ from spillgrad import (
     storage,
     utils,
 )
-from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
-from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.grad_mode import (
+from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
+from spillgrad.autograd.core.grad_mode import (
     enable_grad,
     inference_mode,
     is_grad_enabled,
@@ -54,8 +52,9 @@ from spillgrad.autograd.grad_mode import (
     no_grad,
     set_grad_enabled,
 )  # fmt: skip
-from spillgrad.checkpoint import load_checkpoint, save_checkpoint
-from spillgrad.device import Device as device
+from spillgrad.autograd.differentiate import grad
+from spillgrad.device.device import Device as device
+from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
     bfloat16,
@@ -85,6 +84,9 @@ from spillgrad.dtypes import int16 as short
 from spillgrad.dtypes import int32 as int
 from spillgrad.dtypes import int64 as long
 from spillgrad.dtypes import promote as promote_types
+from spillgrad.files import checkpoint
+from spillgrad.files.checkpoint import load_checkpoint, save_checkpoint
+from spillgrad.files.save_load import load, save
 from spillgrad.generator import (
     Generator,
     get_rng_state,
@@ -506,9 +508,7 @@ from spillgrad.ops.window_functions import (
     hann_window,
     kaiser_window,
 )
-from spillgrad.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.save_on_disk import save_on_disk
-from spillgrad.serialization import load, save
 from spillgrad.tensor import (
     Tensor,
     is_complex,

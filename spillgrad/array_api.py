@@ -24,7 +24,7 @@ from spillgrad import array_api_fft as fft
 from spillgrad import array_api_linalg as linalg
 from spillgrad import dtypes as _dtypes
 from spillgrad.array_api_linalg import matmul, matrix_transpose, tensordot, vecdot
-from spillgrad.device import CPU, CUDA, Device, as_device
+from spillgrad.device.device import CPU, CUDA, Device, as_device
 from spillgrad.dtypes import (
     DType,
     complex64,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spillgrad.device import as_device
+from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 
 # Guards the positions of all generators. A fork waits for whoever has it, who would not be in the child; a finalizer or

@@ -4,10 +4,10 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import module
 from spillgrad.ops import define
-from spillgrad.utils.checkpoint import checkpoint
 
 CHOICES = ("spill", "keep", "recompute")
 

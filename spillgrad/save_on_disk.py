@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spillgrad import labels
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.disk_offload import OffloadStats, disk_offload
 from spillgrad.errors import SavedTensorError
 from spillgrad.nn.module import around_forward

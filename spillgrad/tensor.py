@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from spillgrad import dlpack, dtypes
-from spillgrad.autograd import node as graph
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
-from spillgrad.device import CPU, CUDA, Device, as_device, device_of, moved
+from spillgrad import dtypes
+from spillgrad.autograd.core import node as graph
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import AccumulateGrad, Edge, HookDict, Node, RemovableHandle
+from spillgrad.device import dlpack
+from spillgrad.device.device import CPU, CUDA, Device, as_device, device_of, moved
 from spillgrad.errors import (
     ArgumentError,
     DeviceError,

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
-from spillgrad.autograd.node import NO_EDGE, Node, OutputMeta
-from spillgrad.autograd.saved import FREED, SavedNone, SavedTensor
-from spillgrad.device import filled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.core.node import NO_EDGE, Node, OutputMeta
+from spillgrad.autograd.core.saved import FREED, SavedNone, SavedTensor
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, GradientMismatchError, GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.define import view_of

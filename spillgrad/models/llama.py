@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
@@ -23,7 +24,6 @@ from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.rms_norm import RMSNorm
 from spillgrad.ops import activations, attention, creation, shape
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor
 
 Rotation = tuple[Tensor, Tensor]
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spillgrad import tensor_files
-from spillgrad.checkpoint import load_into
-from spillgrad.checkpoint_directory import current_version
 from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
+from spillgrad.files import safetensors_io
+from spillgrad.files.checkpoint import load_into
+from spillgrad.files.checkpoint_directory import current_version
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
-from spillgrad.tensor_files import StoredTensor
 
 M = TypeVar("M", bound=Module)
 Weights = dict[str, StoredTensor]
@@ -23,7 +23,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
     The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to.
     Raises MissingFileError, CheckpointError.
     """
-    file = tensor_files.absolute(path)
+    file = safetensors_io.absolute(path)
     if file.is_dir():
         file = _file_in(current_version(file) or file)
     if not file.is_file():
@@ -31,11 +31,11 @@ def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
             f"from_safetensors: {file} does not exist; give a .safetensors file, its index, or a folder with them"
         )
     config = file.with_name("config.json")
-    return tensor_files.read(file), tensor_files.read_json(config) if config.is_file() else None
+    return safetensors_io.read(file), safetensors_io.read_json(config) if config.is_file() else None
 
 
 def _file_in(folder: Path) -> Path:
-    found = tensor_files.find(folder, "model")
+    found = safetensors_io.find(folder, "model")
     if found is not None:
         return found
     files = sorted(folder.glob("*.safetensors"))

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from spillgrad import labels
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.node import HookDict, RemovableHandle
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.errors import ArgumentError, OperandError, StateDictError
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.nn.module_backward import ModuleBackward
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.registration import to_register
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor
 
 
 class IncompatibleKeys(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from spillgrad.device import CUDA
+from spillgrad.device.device import CUDA
 from spillgrad.device_copies import Copies, Source, memory_of
 from spillgrad.errors import SpillError
 from spillgrad.offload.tensors import OffloadedStorage, is_held

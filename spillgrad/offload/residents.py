@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from spillgrad.autograd import hooks
-from spillgrad.device import CPU, Device, device_of
+from spillgrad.autograd.core import hooks
+from spillgrad.device.device import CPU, Device, device_of
 from spillgrad.offload.tensors import KINDS, OffloadedStorage
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import xxhash
 
-from spillgrad.autograd.node import NO_EDGE, Edge
-from spillgrad.device import CPU, Device
+from spillgrad.autograd.core.node import NO_EDGE, Edge
+from spillgrad.device.device import CPU, Device
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad import dtypes
-from spillgrad.device import CPU, CUDA, Device, as_device, moved
+from spillgrad.device.device import CPU, CUDA, Device, as_device, moved
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import cast
 from spillgrad.tensor import Tensor

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import anomaly_mode, grad_mode, hooks
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
-from spillgrad.autograd.saved import SavedNone, SavedTensor
-from spillgrad.device import device_of, filled
+from spillgrad.autograd.core import anomaly_mode, grad_mode, hooks
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import NO_EDGE, Node, new_output, next_sequence
+from spillgrad.autograd.core.saved import SavedNone, SavedTensor
+from spillgrad.device.device import device_of, filled
 from spillgrad.dtypes import is_differentiable
 from spillgrad.ops import generate
 from spillgrad.ops.placement import compute_on_host, refuse_view, require_one_device

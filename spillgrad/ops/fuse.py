@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.errors import FusionError, ShapeError
 from spillgrad.ops.arithmetic import add
 from spillgrad.ops.broadcast import sum_to

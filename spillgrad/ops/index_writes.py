@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled, moved
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import inplace, subscript
 from spillgrad.ops.arithmetic import div, mul

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import Edge, Node, OutputMeta
-from spillgrad.device import filled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import Edge, Node, OutputMeta
+from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_device, to_dtype

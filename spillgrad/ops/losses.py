@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.activations import relu, sigmoid, softplus
 from spillgrad.ops.arithmetic import abs, div, mul, square, sub

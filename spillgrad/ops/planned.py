@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.node import OutputMeta
-from spillgrad.device import CPU, CUDA
+from spillgrad.autograd.core.node import OutputMeta
+from spillgrad.device.device import CPU, CUDA
 from spillgrad.ops import generate
 from spillgrad.ops.numeric import as_array, compute_dtype
 from spillgrad_kernels.compile import FLOATS

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.device import CPU, CUDA, filled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.device.device import CPU, CUDA, filled
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import DtypeError, FusionError
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.elementwise import ROWS

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.nn import module
 from spillgrad.nn.module import Module
 from spillgrad.planning.choose import choose
@@ -16,7 +17,6 @@ from spillgrad.planning.record import Recorder
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.ledger import StepTraffic
 from spillgrad.tensor import Tensor
-from spillgrad.utils.checkpoint import checkpoint
 
 # In the first step kernels compile, and memory is touched for the first time: its times say nothing.
 _MEASURED_STEPS = 2

@@ -14,9 +14,10 @@ import psutil
 import xxhash
 
 import spillgrad as sg
-from spillgrad import labels, tensor_files
-from spillgrad.device import as_device
+from spillgrad import labels
+from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.files import safetensors_io
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
@@ -289,7 +290,7 @@ def _checksums(settings: TrainSettings) -> dict[str, str] | None:
     if settings.weights is None or settings.lora is None:
         return None
     paths = {tensor.path for tensor in pretrained.read(settings.weights)[0].values()}
-    return {path.name: tensor_files.checksum(path) for path in sorted(paths)}
+    return {path.name: safetensors_io.checksum(path) for path in sorted(paths)}
 
 
 def _waited_s(stats: StoreStats) -> float:

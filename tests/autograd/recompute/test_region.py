@@ -11,7 +11,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from spillgrad.errors import GraphError, RecomputationError, SavedTensorError
 from spillgrad.utils.checkpoint import (
