@@ -51,7 +51,8 @@ from spillgrad.ops import (
     statistics,
     trigonometry,
 )
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 
 # --- Functions that `sg` has with another meaning, or not, under NumPy's names and parameters ------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.errors import ArgumentError
-from spillgrad.nn import module
+from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops import define
 
 CHOICES = ("spill", "keep", "recompute")
@@ -73,7 +73,7 @@ class Policy:
         """Run the forward of the module at a path, so that it is recomputed if that was chosen."""
         if self._of_module(path) != "recompute":
             return forward(*args, **kwargs)
-        with module.around_forward(self, None):  # what is inside comes again with it
+        with around_forward(self, None):  # what is inside comes again with it
             return checkpoint(forward, *args, **kwargs)
 
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from spillgrad.autograd.core.saved import SavedTensor
     from spillgrad.autograd.cpu_hooks import save_on_cpu
     from spillgrad.autograd.differentiate import backward, grad
+    from spillgrad.autograd.function import Function, FunctionCtx, once_differentiable
     from spillgrad.autograd.gradcheck import gradcheck, gradgradcheck
     from spillgrad.autograd.lazy_jacobian import hessian, jacobian
-    from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
+    from spillgrad.autograd.pylayer import PyLayer, PyLayerContext
     from spillgrad.autograd.variable import Variable
 
 _HOME = {
@@ -43,11 +44,11 @@ _HOME = {
     "gradgradcheck": "gradcheck",
     "disable_saved_tensors_hooks": "core.hooks",
     "saved_tensors_hooks": "core.hooks",
-    "Function": "pylayer",
-    "FunctionCtx": "pylayer",
+    "Function": "function",
+    "FunctionCtx": "function",
     "PyLayer": "pylayer",
     "PyLayerContext": "pylayer",
-    "once_differentiable": "pylayer",
+    "once_differentiable": "function",
     "save_on_cpu": "cpu_hooks",
     "SavedTensor": "core.saved",
     "Variable": "variable",

@@ -7,7 +7,8 @@ import numpy as np
 
 from spillgrad.autograd.core.hooks import Predicate, saved_tensors_hooks, stack
 from spillgrad.errors import GraphError, SavedTensorError
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import address_of, byte_bounds, placed
 
 

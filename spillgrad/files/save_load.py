@@ -29,7 +29,8 @@ from spillgrad.files.safetensors_io import START_BYTES, known_layout, reason, re
 from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.tensor import Storage, Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage, native
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of
 

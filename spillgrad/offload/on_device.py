@@ -16,7 +16,7 @@ from spillgrad.errors import SpillError
 from spillgrad.offload.tensors import OffloadedStorage, is_held
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
-from spillgrad.tensor import Storage
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
 from spillgrad_kernels.holder import Deaths

@@ -17,7 +17,8 @@ from spillgrad.offload.residents import Residents
 from spillgrad.offload.tensors import Offloaded, OffloadedTensor
 from spillgrad.optim.optimizer import Group, Optimizer
 from spillgrad.storage.store import Label
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 
 
 class OffloadedTraining:

@@ -23,7 +23,8 @@ from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda.availability import missing
 from spillgrad_kernels.device_array import address_of, placed
 

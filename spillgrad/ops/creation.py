@@ -17,7 +17,8 @@ from spillgrad.ops import inplace
 from spillgrad.ops.convert import to
 from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 from spillgrad_kernels import random as kernels
 from spillgrad_kernels.device_array import twin
 

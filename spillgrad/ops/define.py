@@ -33,7 +33,8 @@ from spillgrad.ops.placement import compute_on_host, refuse_view, require_one_de
 from spillgrad.ops.planned import Planned
 from spillgrad.ops.saved_names import KNOWN
 from spillgrad.ops.symbol import Unrecorded, record
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice, is_on_device
 
 

@@ -22,7 +22,8 @@ from spillgrad.ops.define import Derivative, Operation
 from spillgrad.ops.elementwise import tensor_functions
 from spillgrad.ops.numeric import as_array, cast
 from spillgrad.ops.symbol import Recorder, Symbol, Unrecorded, refusal
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 from spillgrad_kernels.cpu import compute
 from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
 

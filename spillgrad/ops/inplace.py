@@ -21,7 +21,8 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
-from spillgrad.tensor import Tensor, native, register_view_again
+from spillgrad.tensor import Tensor, register_view_again
+from spillgrad.tensor_data import native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat

@@ -7,18 +7,26 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import GraphError
-
-if TYPE_CHECKING:
-    from spillgrad.autograd.core.node import Node
 
 __all__ = ["detect_anomaly", "is_anomaly_check_nan_enabled", "is_anomaly_enabled", "set_detect_anomaly"]
 
 _TRACEBACK, _PARENT = "traceback_", "parent_"  # PyTorch's keys in a node's metadata
 _PACKAGE = str(Path(__file__).parents[2])
+
+
+class _Node(Protocol):
+    """What detection needs of a node, whose module imports this one."""
+
+    _metadata: dict[Any, Any] | None
+
+    @property
+    def metadata(self) -> dict[Any, Any]: ...
+    def name(self) -> str: ...
+    def run(self, grads: list[Any]) -> list[Any]: ...
 
 
 class _Mode:
@@ -27,7 +35,7 @@ class _Mode:
 
 
 class _Running(threading.local):
-    node: "Node | None" = None
+    node: _Node | None = None
 
 
 _mode = _Mode()  # of the process, as in PyTorch: backward may run in another thread than what asks for detection
@@ -87,7 +95,7 @@ class detect_anomaly:
         _set(*self._before.pop())
 
 
-def note(node: "Node") -> None:
+def note(node: _Node) -> None:
     """Note on a node, where detection is on, the line that records it and the node in whose backward that happens."""
     if _mode.enabled:
         frames = traceback.extract_stack()
@@ -99,7 +107,7 @@ def note(node: "Node") -> None:
             node.metadata[_PARENT] = running.node
 
 
-def run(node: "Node", grads: list[Any], check: Callable[["Node", list[Any]], list[Any]]) -> list[Any]:
+def run(node: _Node, grads: list[Any], check: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
     """Run a node and check its results; an error gets a note about the forward, and so does a NaN."""
     outer, running.node = running.node, node
     try:
@@ -117,7 +125,7 @@ def run(node: "Node", grads: list[Any], check: Callable[["Node", list[Any]], lis
     return results
 
 
-def _place(node: "Node") -> str:
+def _place(node: _Node) -> str:
     lines = (node._metadata or {}).get(_TRACEBACK)
     return f"It was recorded at:\n{lines[-1].rstrip()}" if lines else _UNKNOWN
 
@@ -125,7 +133,7 @@ def _place(node: "Node") -> str:
 _UNKNOWN = "No forward pass information available. Enable detect anomaly during forward pass for more information."
 
 
-def _story(node: "Node") -> str:
+def _story(node: _Node) -> str:
     lines = [f"Error detected in {node.name()}. "]
     found: Any = node
     while True:

@@ -663,6 +663,12 @@ def test_segments_must_be_as_many_as_functions_at_most():
             checkpoint_sequential([chain, chain], segments, leaf([1.0]))
 
 
+def test_a_module_that_a_chain_holds_twice_runs_twice():
+    modules = nn.Sequential(nn.Linear(2, 2)) * 3
+    x = sg.ones(1, 2)
+    np.testing.assert_array_equal(checkpoint_sequential(modules, 2, x).numpy(), modules(x).numpy())
+
+
 def test_a_model_trains_the_same_with_every_block_checkpointed():
     losses = []
     for run in (lambda block, x: block(x), lambda block, x: checkpoint(block, x)):
