@@ -28,7 +28,6 @@ from numpy import dtype
 from spillgrad import (
     amp,
     autograd,
-    checkpoint,
     cuda,
     data,
     dtypes,
@@ -43,9 +42,8 @@ from spillgrad import (
     storage,
     utils,
 )
-from spillgrad.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
-from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.grad_mode import (
+from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
+from spillgrad.autograd.core.grad_mode import (
     enable_grad,
     inference_mode,
     is_grad_enabled,
@@ -53,8 +51,9 @@ from spillgrad.autograd.grad_mode import (
     no_grad,
     set_grad_enabled,
 )  # fmt: skip
-from spillgrad.checkpoint import load_checkpoint, save_checkpoint
-from spillgrad.device import Device as device
+from spillgrad.autograd.differentiate import grad
+from spillgrad.device.device import Device as device
+from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
     bfloat16,
@@ -84,6 +83,9 @@ from spillgrad.dtypes import int16 as short
 from spillgrad.dtypes import int32 as int
 from spillgrad.dtypes import int64 as long
 from spillgrad.dtypes import promote as promote_types
+from spillgrad.files import checkpoint
+from spillgrad.files.checkpoint import load_checkpoint, save_checkpoint
+from spillgrad.files.save_load import load, save
 from spillgrad.generator import (
     Generator,
     get_rng_state,
@@ -170,9 +172,7 @@ from spillgrad.ops.tensor_methods import bind as _bind
 from spillgrad.ops.trigonometry import *
 from spillgrad.ops.volume_pooling import max_pool3d
 from spillgrad.ops.window_functions import *
-from spillgrad.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.save_on_disk import save_on_disk
-from spillgrad.serialization import load, save
 from spillgrad.tensor import (
     Tensor,
     is_complex,

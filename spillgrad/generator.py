@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spillgrad.device import as_device
+from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 
 # Guards the positions of all generators. A finalizer or the handler of a signal may take it again inside.

@@ -4,10 +4,10 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.errors import ArgumentError
-from spillgrad.nn import module
+from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.operation import all_operations
-from spillgrad.utils.checkpoint import checkpoint
 
 CHOICES = ("spill", "keep", "recompute")
 
@@ -73,7 +73,7 @@ class Policy:
         """Run the forward of the module at a path, so that it is recomputed if that was chosen."""
         if self._of_module(path) != "recompute":
             return forward(*args, **kwargs)
-        with module.around_forward(self, None):  # what is inside comes again with it
+        with around_forward(self, None):  # what is inside comes again with it
             return checkpoint(forward, *args, **kwargs)
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spillgrad import labels
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.disk_offload import OffloadStats, disk_offload
 from spillgrad.errors import SavedTensorError
-from spillgrad.nn.module import around_forward
+from spillgrad.nn.module_calls import around_forward
 from spillgrad.offload.tensors import OffloadedView
 from spillgrad.ops.array_casts import cast, contiguous
 from spillgrad.ops.autocast import CastOf, Conversion
@@ -30,7 +30,8 @@ from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
 from spillgrad.storage.store_lock import is_interrupted
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import address_of, is_on_device, placed
 from spillgrad_kernels.holder import Holder
 

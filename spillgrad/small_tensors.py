@@ -15,7 +15,8 @@ import numpy as np
 
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label, View
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import placed
 from spillgrad_kernels.holder import Holder

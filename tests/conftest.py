@@ -43,7 +43,7 @@ def open_hdf5_objects() -> set[str]:
 
 
 def saved_tensor_hooks() -> set[str]:
-    hooks = sys.modules.get("spillgrad.autograd.hooks")
+    hooks = sys.modules.get("spillgrad.autograd.core.hooks")
     return {f"saved-tensor hooks {level}" for level in range(hooks.depth())} if hooks else set()
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from spillgrad import dtypes
-from spillgrad.device import CPU, CUDA, Device, as_device
+from spillgrad.device.device import CPU, CUDA, Device, as_device
 from spillgrad.dtypes import DType
 from spillgrad.ops.array_api_names import isdtype
 from spillgrad_kernels.cuda.availability import missing

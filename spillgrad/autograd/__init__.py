@@ -10,46 +10,47 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spillgrad.autograd import anomaly_mode, function, functional, grad_mode, graph
-    from spillgrad.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
-    from spillgrad.autograd.cpu_hooks import save_on_cpu
-    from spillgrad.autograd.differentiate import backward, grad
-    from spillgrad.autograd.grad_mode import (
+    from spillgrad.autograd.core.anomaly_mode import detect_anomaly, set_detect_anomaly
+    from spillgrad.autograd.core.grad_mode import (
         enable_grad,
         inference_mode,
         is_grad_enabled,
         no_grad,
         set_grad_enabled,
     )
+    from spillgrad.autograd.core.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
+    from spillgrad.autograd.core.saved import SavedTensor
+    from spillgrad.autograd.cpu_hooks import save_on_cpu
+    from spillgrad.autograd.differentiate import backward, grad
+    from spillgrad.autograd.function import Function, FunctionCtx, once_differentiable
     from spillgrad.autograd.gradcheck import gradcheck, gradgradcheck
-    from spillgrad.autograd.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
     from spillgrad.autograd.lazy_jacobian import hessian, jacobian
-    from spillgrad.autograd.pylayer import Function, FunctionCtx, PyLayer, PyLayerContext, once_differentiable
-    from spillgrad.autograd.saved import SavedTensor
+    from spillgrad.autograd.pylayer import PyLayer, PyLayerContext
     from spillgrad.autograd.variable import Variable
 
 _HOME = {
     "backward": "differentiate",
     "grad": "differentiate",
-    "detect_anomaly": "anomaly_mode",
-    "set_detect_anomaly": "anomaly_mode",
-    "enable_grad": "grad_mode",
-    "inference_mode": "grad_mode",
-    "is_grad_enabled": "grad_mode",
-    "no_grad": "grad_mode",
-    "set_grad_enabled": "grad_mode",
+    "detect_anomaly": "core.anomaly_mode",
+    "set_detect_anomaly": "core.anomaly_mode",
+    "enable_grad": "core.grad_mode",
+    "inference_mode": "core.grad_mode",
+    "is_grad_enabled": "core.grad_mode",
+    "no_grad": "core.grad_mode",
+    "set_grad_enabled": "core.grad_mode",
     "hessian": "lazy_jacobian",
     "jacobian": "lazy_jacobian",
     "gradcheck": "gradcheck",
     "gradgradcheck": "gradcheck",
-    "disable_saved_tensors_hooks": "hooks",
-    "saved_tensors_hooks": "hooks",
-    "Function": "pylayer",
-    "FunctionCtx": "pylayer",
+    "disable_saved_tensors_hooks": "core.hooks",
+    "saved_tensors_hooks": "core.hooks",
+    "Function": "function",
+    "FunctionCtx": "function",
     "PyLayer": "pylayer",
     "PyLayerContext": "pylayer",
-    "once_differentiable": "pylayer",
+    "once_differentiable": "function",
     "save_on_cpu": "cpu_hooks",
-    "SavedTensor": "saved",
+    "SavedTensor": "core.saved",
     "Variable": "variable",
 }
 _MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")

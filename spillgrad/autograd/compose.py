@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spillgrad.autograd.hooks import HookPair, Predicate, saved_tensors_hooks
+from spillgrad.autograd.core.hooks import HookPair, Predicate, saved_tensors_hooks
 from spillgrad.errors import HookTypeError, SavedTensorError
 from spillgrad.tensor import Tensor
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks
+from spillgrad.autograd.core.hooks import Predicate, saved_tensors_hooks
 from spillgrad.ops.convert import to
 
 

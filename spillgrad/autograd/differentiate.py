@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.engine import run_backward
-from spillgrad.autograd.node import Edge, GradientEdge, OutputMeta
-from spillgrad.device import filled, moved
+from spillgrad.autograd.core.engine import run_backward
+from spillgrad.autograd.core.node import Edge, GradientEdge, OutputMeta
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.join_split import stack

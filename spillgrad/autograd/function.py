@@ -1,5 +1,194 @@
-"""PyTorch's module of custom functions."""
+"""Custom differentiable functions in PyTorch's dialect.
 
-from spillgrad.autograd.pylayer import Function, FunctionCtx, once_differentiable
+`Function.backward` returns one gradient per argument, and its errors are RuntimeErrors. An input that forward returns
+is a new tensor, unless forward marked it as dirty.
+
+Source: torch.autograd.Function.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.core.node import Node, OutputMeta
+from spillgrad.autograd.custom_function import OF_THE_NODE, Context, CustomFunction, is_among, require_tensors
+from spillgrad.errors import GraphError, SavedTensorError
+from spillgrad.tensor import Tensor
 
 __all__ = ["Function", "FunctionCtx", "once_differentiable"]
+
+
+class FunctionCtx(Context):
+    """The context of a `Function`."""
+
+    # What the `Function` asks for.
+    _clear_on_access = False
+    _cleared = False
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """The tensors given to `save_for_backward`, unpacked.
+
+        Raises SavedTensorError when they are freed: by backward, or, where the function sets
+        `clear_saved_tensors_on_access`, by a first look at them in backward.
+        """
+        if not self._clear_on_access or self._saved is None:
+            return self._unpacked()
+        if self._cleared:
+            raise SavedTensorError(
+                "saved_tensors can only be accessed once when clear_saved_tensors_on_access=True is set on the "
+                "autograd.Function; keep what the first look returned, or leave that attribute out"
+            )
+        tensors = self._unpacked()
+        self._cleared = True
+        for saved in self._saved:
+            if saved is not None:
+                saved.release()
+        return tensors
+
+    def __getattr__(self, name: str) -> Any:
+        # In PyTorch the context is the node.
+        node = self.__dict__.get("_node", lambda: None)()
+        if node is not None and name in OF_THE_NODE:
+            return getattr(node, name)
+        raise AttributeError(f"ctx has no attribute {name!r}; set it in forward")
+
+    def save_for_forward(self, *tensors: Tensor) -> None:
+        """Do nothing: there is no forward-mode differentiation that would ask for these tensors."""
+
+    def mark_dirty(self, *inputs: Tensor) -> None:
+        """Say that forward changed inputs in place; each must be returned. Raises OperandError."""
+        require_tensors("mark_dirty can only accept variables", inputs, "name inputs of forward")
+        self._dirty = inputs
+
+
+class Function(CustomFunction):
+    """A custom function in PyTorch's dialect, called by `apply`.
+
+    Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`.
+    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx; `inputs` then are all its arguments,
+    defaults included. `vjp` is another name for backward. A function may set `clear_saved_tensors_on_access`, which
+    frees what it saved at the first look in backward, and `boxed_grads_call`, with which backward gets its gradients as
+    one list, to free them one by one. `jvp` and `vmap` are never called. Raises RuntimeError for wrong gradients.
+    """
+
+    clear_saved_tensors_on_access = False
+    generate_vmap_rule = False
+
+    _context = FunctionCtx
+    _in_place_hint = "forward marks an input as dirty"
+    _error = _forward_error = GraphError
+    _into_lists = False
+    _returns_a_tensor = False
+    _none_for_non_tensors = True
+    _several = tuple
+    _repeats_are_one = True
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Raise GraphError: a function is called by `apply`."""
+        name = type(self).__name__
+        raise GraphError(
+            "Legacy autograd function with non-static forward method is deprecated. Please use new-style autograd "
+            f"function with static forward method: make {name}'s methods static and call {name}.apply(...)"
+        )
+
+    @classmethod
+    def _bound(
+        cls, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        if not hasattr(cls, "setup_context"):
+            return arguments, keywords
+        bound = inspect.signature(cls.forward).bind(*arguments, **keywords)  # type: ignore[attr-defined]
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
+
+    @classmethod
+    def _run_forward(cls, ctx: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        ctx._clear_on_access = cls.clear_saved_tensors_on_access
+        if hasattr(cls, "setup_context"):
+            output = cls.forward(*arguments, **keywords)  # type: ignore[attr-defined]
+            cls.setup_context(ctx, (*arguments, *keywords.values()), output)
+            return output
+        return super()._run_forward(ctx, arguments, keywords)
+
+    @classmethod
+    def _run_backward(cls, ctx: Any, grads: list[Any]) -> Any:
+        vjp = getattr(cls, "vjp", None)
+        if vjp is not None and hasattr(cls, "backward"):
+            raise GraphError(
+                f"{cls.__name__}: Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You "
+                "should only implement one of them."
+            )
+        if vjp is None and not hasattr(cls, "backward"):
+            raise NotImplementedError(
+                "You must implement either the backward or vjp method for your custom autograd.Function to use it with "
+                f"backward mode AD. {cls.__name__}: define a static method backward(ctx, ...)"
+            )
+        function = cls.backward if vjp is None else vjp  # type: ignore[attr-defined]
+        if not cls.boxed_grads_call:
+            return function(ctx, *grads)
+        boxed, grads[:] = list(grads), []
+        return function(ctx, boxed)
+
+    @staticmethod
+    def _gradients_per_tensor(name: str, values: list[Any], layout: list[Any], count: int) -> list[Any]:
+        while len(values) > len(layout) and values[-1] is None:
+            values = values[:-1]
+        if len(values) != len(layout):
+            raise GraphError(
+                f"function {name} returned an incorrect number of gradients (expected {len(layout)}, got {len(values)})"
+            )
+        for i, (entry, value) in enumerate(zip(layout, values, strict=True)):
+            if entry == 0 and value is not None:
+                raise GraphError(
+                    f"function {name} returned a gradient different from None at position {i + 1}, but the "
+                    f"corresponding forward "
+                    "input was not a Variable"
+                )
+        return [value for entry, value in zip(layout, values, strict=True) if entry]
+
+    @staticmethod
+    def _changes_in_place(ctx: Context, returned_input: Tensor) -> bool:
+        return is_among(returned_input, ctx._dirty)
+
+
+class _OnceOnly(Node):
+    """Stands behind the results of a backward that cannot be differentiated itself."""
+
+    def __init__(self, name: str, inputs: Sequence[Tensor], output: Tensor) -> None:
+        super().__init__()
+        self._name = name
+        self.edges = tuple(t.gradient_edge() for t in inputs)
+        self.outputs = (OutputMeta(output.shape, output.dtype, output.device),)
+
+    def apply(self, grads: list[Any]) -> list[Any]:
+        if grads[0] is None:
+            return [None] * len(self.edges)
+        raise GraphError(
+            f"{self._name}: trying to differentiate twice a function that was marked with @once_differentiable"
+        )
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a custom backward as not differentiable: it runs unrecorded, and differentiating through it raises
+    GraphError.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Any) -> Any:
+        with no_grad():
+            returned = backward(ctx, *grads)
+        inputs = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
+        if not is_grad_enabled() or not inputs:
+            return returned
+
+        def guarded(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.alias((_OnceOnly(backward.__qualname__, inputs, value), 0))
+
+        return tuple(map(guarded, returned)) if isinstance(returned, tuple | list) else guarded(returned)
+
+    return wrapper

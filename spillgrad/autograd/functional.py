@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.grad_mode import enable_grad
-from spillgrad.device import filled, moved
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.ops.join_split import stack
 from spillgrad.ops.shape import reshape, view

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad.autograd.core.engine import run_backward
+from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.engine import run_backward
-from spillgrad.autograd.grad_mode import enable_grad
-from spillgrad.device import filled, moved
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.tensor import Tensor
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from spillgrad.autograd.compose import compose
+from spillgrad.autograd.core.hooks import SavedValue, disable_saved_tensors_hooks, saved_tensors_hooks
+from spillgrad.autograd.core.node import GradientEdge, Node, RemovableHandle
 from spillgrad.autograd.cpu_hooks import save_on_cpu
-from spillgrad.autograd.hooks import SavedValue, disable_saved_tensors_hooks, saved_tensors_hooks
 from spillgrad.autograd.multi_grad import register_multi_grad_hook
 from spillgrad.autograd.mutation import allow_mutation_on_saved_tensors
-from spillgrad.autograd.node import GradientEdge, Node, RemovableHandle
 from spillgrad.errors import GraphError
 from spillgrad.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor

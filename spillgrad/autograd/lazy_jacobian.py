@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
-from spillgrad.autograd.grad_mode import enable_grad
-from spillgrad.device import filled, moved
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DimensionError, OperandError
 from spillgrad.ops.join_split import stack
 from spillgrad.ops.reduce import sum

@@ -5,8 +5,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spillgrad.autograd import engine
-from spillgrad.autograd.node import Node, RemovableHandle
+from spillgrad.autograd.core import engine
+from spillgrad.autograd.core.node import Node, RemovableHandle
 from spillgrad.errors import ArgumentError
 from spillgrad.tensor import Tensor
 

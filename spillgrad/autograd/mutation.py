@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks, stack
+from spillgrad.autograd.core.hooks import Predicate, saved_tensors_hooks, stack
 from spillgrad.errors import GraphError, SavedTensorError
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import address_of, byte_bounds, placed
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from spillgrad.checkpoint import dataclass_of
 from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.files.checkpoint import dataclass_of
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
@@ -23,7 +24,6 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.module_list import ModuleList
 from spillgrad.ops import attention, creation
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.linear import Linear

@@ -13,8 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from spillgrad.checkpoint import dataclass_of
 from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.files.checkpoint import dataclass_of
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
@@ -25,7 +26,6 @@ from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.rms_norm import RMSNorm
 from spillgrad.ops import activations, attention, creation, join_split
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor
 
 Rotation = tuple[Tensor, Tensor]
 

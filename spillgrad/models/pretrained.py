@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spillgrad import tensor_files
-from spillgrad.checkpoint import load_into, require_state
-from spillgrad.checkpoint_directory import CONFIG, POINTER, of_current
 from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
+from spillgrad.files import safetensors_io
+from spillgrad.files.checkpoint import load_into, require_state
+from spillgrad.files.checkpoint_directory import CONFIG, POINTER, of_current
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
-from spillgrad.tensor_files import StoredTensor
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Module)
@@ -25,7 +25,7 @@ def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] |
     another process saves there meanwhile is made in place of what it removed. Without a `config.json`, that is None.
     Raises MissingFileError, CheckpointError.
     """
-    root = tensor_files.absolute(path)
+    root = safetensors_io.absolute(path)
     if (root / POINTER).is_file():
 
         def make_of(version: Path, state: dict[str, Any]) -> T:
@@ -47,11 +47,11 @@ def _read(file: Path, is_described: bool) -> tuple[Weights, dict[str, Any] | Non
         raise MissingFileError(
             f"from_safetensors: {file} does not exist; give a .safetensors file, its index, or a folder with them"
         )
-    return tensor_files.read(file), tensor_files.read_json(file.with_name(CONFIG)) if is_described else None
+    return safetensors_io.read(file), safetensors_io.read_json(file.with_name(CONFIG)) if is_described else None
 
 
 def _file_in(folder: Path) -> Path:
-    found = tensor_files.find(folder, "model")
+    found = safetensors_io.find(folder, "model")
     if found is not None:
         return found
     files = sorted(folder.glob("*.safetensors"))

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.recomputation import is_recomputing
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.recompute.state import is_recomputing
 from spillgrad.errors import ShapeError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module

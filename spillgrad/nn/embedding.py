@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module

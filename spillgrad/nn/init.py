@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import Generator
 from spillgrad.ops import creation, decompositions, inplace, special

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from spillgrad.autograd.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
 from spillgrad.errors import ArgumentError, GraphError, StateDictError
 from spillgrad.nn import init
 from spillgrad.nn.dropout import Dropout

@@ -1,77 +1,20 @@
 """The base of layers and models: named parameters, buffers and sub-modules."""
 
-import functools
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Self
 
-import numpy as np
-
-from spillgrad import labels
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.node import HookDict, RemovableHandle
-from spillgrad.errors import ArgumentError, OperandError, StateDictError
-from spillgrad.nn.module_backward import ModuleBackward
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.core.node import HookDict
+from spillgrad.errors import ArgumentError
+from spillgrad.nn.module_calls import ModuleCalls
+from spillgrad.nn.module_state import ModuleState
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.registration import to_register
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor
 
 
-class IncompatibleKeys(NamedTuple):
-    """Keys that a module has and a state dict has not, and the other way round."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-    def __repr__(self) -> str:
-        if not self.missing_keys and not self.unexpected_keys:
-            return "<All keys matched successfully>"
-        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
-
-
-# Runs a sub-module's forward: given its path, the forward and its arguments.
-Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-
-
-class _Running(threading.local):
-    """In a thread that runs a model: the path of each of its sub-modules, and what stands around their forwards."""
-
-    paths: "dict[Module, str] | None" = None
-    around: Around | None = None
-
-    def __init__(self) -> None:
-        self.entered: list[tuple[Any, Around | None]] = []
-
-
-_running = _Running()
-
-
-class around_forward:
-    """Let `around` run the forwards of sub-modules in this thread, inside their hooks; None lets them run as ever.
-
-    The innermost context applies. `owner` tells contexts apart: what it has entered last is left.
-    """
-
-    def __init__(self, owner: Any, around: Around | None) -> None:
-        self._owner = owner
-        self._around = around
-
-    def __enter__(self) -> None:
-        _running.entered.append((self._owner, self._around))
-        _running.around = self._around
-
-    def __exit__(self, *_: object) -> None:
-        entered = _running.entered
-        places = [place for place, (owner, _) in enumerate(entered) if owner is self._owner]
-        if places:
-            del entered[places[-1] :]
-        _running.around = entered[-1][1] if entered else None
-
-
-class Module:
+class Module(ModuleCalls, ModuleState):
     """Something that computes, with parameters, buffers and sub-modules registered by assigning them to attributes.
 
     Subclasses call `super().__init__()` first and define `forward`.
@@ -81,15 +24,8 @@ class Module:
     _structure_version: ClassVar[int] = 0
 
     training: bool
-    _parameters: dict[str, Parameter | None]
-    _buffers: dict[str, Tensor | None]
     _modules: "dict[str, Module | None]"
-    _state_dict_pre_hooks: HookDict
-    _state_dict_hooks: HookDict
-    _load_pre_hooks: HookDict
-    _load_post_hooks: HookDict
-    _known_paths: "tuple[int, dict[Module, str]]"
-    _optional: ClassVar[frozenset[str]] = frozenset()  # names that a state dict may lack
+    _known_paths: "tuple[int, dict[ModuleCalls, str]]"
 
     def __init__(self) -> None:
         vars(self).update(
@@ -109,123 +45,6 @@ class Module:
             _load_post_hooks=HookDict(),
             _known_paths=(-1, {}),
         )
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the module's result; every subclass defines it."""
-        raise NotImplementedError(
-            f'Module [{type(self).__name__}] is missing the required "forward" function; define it, or call its '
-            "sub-modules"
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward` between its hooks; what it saves is labelled with the module's path in the outermost one."""
-        paths = _running.paths
-        if paths is not None:
-            with labels.module_scope(paths.get(self, labels.current.module)):
-                return self._call_with_hooks(args, kwargs)
-        _running.paths = self._submodule_paths()
-        try:
-            with labels.module_scope(labels.current.module or ""):
-                return self._call_with_hooks(args, kwargs)
-        finally:
-            _running.paths = None
-
-    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._forward_pre_hooks or self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
-            return self._call_watched(args, kwargs)
-        return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
-
-    def _run_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run forward, as a sub-module within what stands around it."""
-        path = None if _running.paths is None else _running.paths.get(self)
-        if _running.around is None or path is None:
-            return self.forward(*args, **kwargs)
-        return _running.around(path, self.forward, args, kwargs)
-
-    def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        called = set()
-        try:
-            for hook in list(self._forward_pre_hooks.values()):
-                replaced = hook(self, args, kwargs)
-                args, kwargs = (args, kwargs) if replaced is None else replaced
-            backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
-            watch = ModuleBackward(self, *backward) if any(backward) else None
-            result = self._run_within(args if watch is None else tuple(watch.inputs(args)), kwargs)
-            for key, hook in list(self._forward_hooks.items()):
-                called.add(key)
-                replaced = hook(self, args, kwargs, result)
-                result = result if replaced is None else replaced
-        except BaseException:
-            silenced = []  # as text: exceptions would refer to this frame
-            for key, hook in list(self._forward_hooks.items()):
-                if key in self._always_called and key not in called:
-                    try:
-                        hook(self, args, kwargs, None)
-                    except Exception as error:
-                        silenced.append(f"{type(error).__name__}: {error}")
-            for what in silenced:
-                warnings.warn(
-                    "module forward hook with ``always_call=True`` raised an exception that was silenced as another "
-                    f"error was raised in forward: {what}",
-                    stacklevel=4,  # who called the module
-                )
-            raise
-        return result if watch is None else watch.output(result)
-
-    def _submodule_paths(self) -> "dict[Module, str]":
-        """Return the path of each sub-module; without this module itself, which must not refer to itself."""
-        version, paths = self._known_paths
-        if version != Module._structure_version:
-            paths = {module: name for name, module in self.named_modules() if module is not self}
-            vars(self)["_known_paths"] = (Module._structure_version, paths)
-        return paths
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(module, args)` before forward; what it returns, unless None, replaces the arguments.
-
-        With `with_kwargs` it is `hook(module, args, kwargs)` and returns None or (args, kwargs).
-        """
-        called = hook if with_kwargs else functools.partial(_call_before, hook)
-        return _add_hook(self._forward_pre_hooks, called, prepend)
-
-    def register_forward_hook(
-        self,
-        hook: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> RemovableHandle:
-        """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
-
-        With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
-        output where forward, or a hook before it, raises; what it raises itself is then a warning.
-        """
-        called = hook if with_kwargs else functools.partial(_call_after, hook)
-        handle = _add_hook(self._forward_hooks, called, prepend)
-        if always_call:
-            self._always_called.add(handle.id)
-        return handle
-
-    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
-
-        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Tensors
-        among these that get no gradient have zeros there, as in PyTorch. Results that are neither tensors nor tuples or
-        lists of them are not seen.
-        """
-        return _add_hook(self._backward_hooks, hook, prepend)
-
-    register_backward_hook = register_full_backward_hook
-
-    def register_full_backward_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(module, grad_output)` when the gradients of the module's results are computed.
-
-        What it returns, unless None, replaces them.
-        """
-        return _add_hook(self._backward_pre_hooks, hook, prepend)
 
     # -- attributes
 
@@ -319,6 +138,14 @@ class Module:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
     # -- walking
+
+    def _submodule_paths(self) -> "dict[ModuleCalls, str]":
+        """Return the path of each sub-module; without this module itself, which must not refer to itself."""
+        version, paths = self._known_paths
+        if version != Module._structure_version:
+            paths = {module: name for name, module in self.named_modules() if module is not self}
+            vars(self)["_known_paths"] = (Module._structure_version, paths)
+        return paths
 
     def named_modules(
         self, memo: "set[Module] | None" = None, prefix: str = "", remove_duplicate: bool = True
@@ -422,156 +249,6 @@ class Module:
                 raise AttributeError(f"{type(module).__name__} has no attribute `{name}`")
             raise AttributeError(f"`{name}` is not {kind}")
         return vars(module)[registry][name]
-
-    # -- state
-
-    def get_extra_state(self) -> Any:
-        """Return what else belongs to this module's state; `state_dict` holds it where a subclass defines this."""
-        raise NotImplementedError(f"{type(self).__name__}: defines no get_extra_state; define it with set_extra_state")
-
-    def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` returned; subclasses that define one define both."""
-        raise NotImplementedError(f"{type(self).__name__}: defines no set_extra_state; define it with get_extra_state")
-
-    def state_dict(
-        self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Any]:
-        """Return parameters and persistent buffers by path, shared ones under each of their paths.
-
-        The tensors share memory with the module's; they carry no graph unless `keep_vars`. They go into `destination`,
-        if that is given, under names that begin with `prefix`.
-        """
-        found = {} if destination is None else destination
-        for hook in list(self._state_dict_pre_hooks.values()):
-            hook(self, prefix, keep_vars)
-        self._save_to_state_dict(found, prefix, keep_vars)
-        if type(self).get_extra_state is not Module.get_extra_state:
-            found[prefix + _EXTRA] = self.get_extra_state()
-        for name, child in self._modules.items():
-            if child is not None:
-                child.state_dict(destination=found, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
-        for hook in list(self._state_dict_hooks.values()):
-            replaced = hook(self, found, prefix, {})
-            found = found if replaced is None else replaced
-        return found
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Put this module's own parameters and buffers into a dictionary; subclasses may add to it."""
-        for key, tensor in self._own_state():
-            destination[prefix + key] = tensor if keep_vars else tensor.detach()
-
-    def _own_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
-            if tensor is not None and name not in self._transient_buffers:
-                yield name, tensor
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> IncompatibleKeys:
-        """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
-
-        Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
-        missing and unexpected ones; OperandError for what is no dictionary. Hooks after loading may change which keys
-        are missing or unexpected: where there are any, these are looked at when all is copied and the hooks have run.
-        """
-        if not isinstance(state_dict, Mapping):
-            raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
-        state = dict(state_dict)
-        modules = list(self.named_modules(remove_duplicate=False))
-        missing: list[str] = []
-        unexpected: list[str] = []
-        errors: list[str] = []
-        known: dict[str, tuple[Module, str]] = {}
-        for path, module in modules:
-            prefix = f"{path}." if path else ""
-            for hook in list(module._load_pre_hooks.values()):
-                hook(module, state, prefix, {}, strict, missing, unexpected, errors)
-            known |= {prefix + name: (module, name) for name, _ in module._own_state()}
-            if type(module).set_extra_state is not Module.set_extra_state:
-                known[prefix + _EXTRA] = module, _EXTRA
-        missing += [key for key, (module, name) in known.items() if key not in state and name not in module._optional]
-        unexpected += [key for key in state if key not in known]
-        found = {key: place for key, place in known.items() if key in state}
-        for key, (module, name) in found.items():
-            if name != _EXTRA and tuple(state[key].shape) != getattr(module, name).shape:
-                errors.append(
-                    f"size mismatch for {key}: copying a param with shape {tuple(state[key].shape)} from checkpoint, "
-                    f"the shape in current model is {getattr(module, name).shape}."
-                )
-        hooks = [(module, hook) for _, module in reversed(modules) for hook in list(module._load_post_hooks.values())]
-        result = IncompatibleKeys(missing, unexpected)
-        remedy = "give the state of the same model (strict=False skips missing and unexpected keys)"
-        if errors or not hooks:
-            self._require_loadable(errors, result, strict, f"Nothing was loaded; {remedy}")
-        loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
-        for key, (module, name) in found.items():
-            pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
-            if assign or pair not in loaded:
-                module._load(name, state[key], assign)
-                loaded.add(pair)
-        for module, hook in hooks:
-            if hook(module, result) is not None:
-                raise StateDictError(
-                    f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
-                )
-        self._require_loadable([], result, strict, f"All other keys were loaded, and hooks left these; {remedy}")
-        return result
-
-    def _require_loadable(self, errors: list[str], keys: IncompatibleKeys, strict: bool, then: str) -> None:
-        """Raise StateDictError for errors and, if `strict`, for keys that are missing or unexpected."""
-        listed = list(errors)
-        if strict and keys.unexpected_keys:
-            listed.insert(0, f"Unexpected key(s) in state_dict: {_quoted(keys.unexpected_keys)}.")
-        if strict and keys.missing_keys:
-            listed.insert(0, f"Missing key(s) in state_dict: {_quoted(keys.missing_keys)}.")
-        if listed:
-            lines = "".join(f"\n\t{error}" for error in listed)
-            raise StateDictError(f"Error(s) in loading state_dict for {type(self).__name__}:{lines}\n{then}")
-
-    def _load(self, name: str, value: Any, assign: bool) -> None:
-        if name == _EXTRA:
-            self.set_extra_state(value)
-            return
-        own = getattr(self, name)
-        if not assign:
-            if isinstance(value, StoredTensor):
-                value.copy_to(own)
-                return
-            with no_grad():
-                own.copy_(value)
-            return
-        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
-        if name in self._parameters:
-            same = isinstance(value, Parameter)
-            value = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
-            self.register_parameter(name, value)
-        else:
-            self.register_buffer(name, value, persistent=name not in self._transient_buffers)
-
-    def register_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, prefix, keep_vars)` before `state_dict` collects this module's state."""
-        return self._state_dict_pre_hooks.add(hook)
-
-    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(module, state_dict, prefix, metadata)` after `state_dict` collected this module's state.
-
-        It may change the dictionary in place; the metadata are empty.
-        """
-        return self._state_dict_hooks.add(hook)
-
-    def register_load_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)` before loading.
-
-        It may change a copy of the dictionary, to rename keys say, and the lists, in place; the metadata are empty.
-        """
-        return self._load_pre_hooks.add(hook)
-
-    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place.
-
-        Strict loading raises for the keys that are in the lists when all hooks have run.
-        """
-        return self._load_post_hooks.add(hook)
 
     # -- modes and conversions
 
@@ -678,33 +355,3 @@ class Module:
             return f"{name}({''.join(extra)})"
         lines = [line.replace("\n", "\n  ") for line in [*extra, *children]]
         return f"{name}(\n  " + "\n  ".join(lines) + "\n)"
-
-
-# The name of what `get_extra_state` returns in a state dict.
-_EXTRA = "_extra_state"
-
-
-def _quoted(keys: list[str]) -> str:
-    return ", ".join(f'"{key}"' for key in keys)
-
-
-# Hooks that take no kwargs; functions of their own, so that modules with hooks can be pickled.
-def _call_before(hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    replaced = hook(module, args)
-    return None if replaced is None else (replaced if isinstance(replaced, tuple) else (replaced,), kwargs)
-
-
-def _call_after(
-    hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> Any:
-    return hook(module, args, output)
-
-
-def _add_hook(hooks: HookDict, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
-    former = dict(hooks)
-    handle = hooks.add(hook)
-    if prepend:
-        for key, other in former.items():
-            del hooks[key]
-            hooks[key] = other
-    return handle

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import OutputMeta
-from spillgrad.autograd.pylayer import Function
-from spillgrad.device import filled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import OutputMeta
+from spillgrad.autograd.function import Function
+from spillgrad.device.device import filled
 from spillgrad.errors import GraphError
 from spillgrad.tensor import Tensor
 

@@ -6,7 +6,7 @@ Source: torch.nn.modules.module.register_module_parameter_registration_hook and 
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.autograd.node import HookDict, RemovableHandle
+from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.errors import HookTypeError
 
 Hook = Callable[[Any, str, Any], Any]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from spillgrad.device import CUDA
+from spillgrad.device.device import CUDA
 from spillgrad.device_copies import Copies, Source, memory_of
 from spillgrad.errors import SpillError
 from spillgrad.offload.tensors import OffloadedStorage, is_held
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
-from spillgrad.tensor import Storage
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
 from spillgrad_kernels.holder import Deaths

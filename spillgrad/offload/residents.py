@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from spillgrad.autograd import hooks
-from spillgrad.device import CPU, Device, device_of
+from spillgrad.autograd.core import hooks
+from spillgrad.device.device import CPU, Device, device_of
 from spillgrad.offload.tensors import KINDS, OffloadedStorage
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import is_on_device
 

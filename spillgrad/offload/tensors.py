@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import xxhash
 
-from spillgrad.autograd.node import NO_EDGE, Edge
-from spillgrad.device import CPU, Device
+from spillgrad.autograd.core.node import NO_EDGE, Edge
+from spillgrad.device.device import CPU, Device
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of, placed
 from spillgrad_kernels.holder import finalizer, later

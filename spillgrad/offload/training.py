@@ -5,9 +5,9 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
-from spillgrad.autograd.engine import Run, outermost_run
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.autograd.node import HookDict, OwnHook
+from spillgrad.autograd.core.engine import Run, outermost_run
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.core.node import HookDict, OwnHook
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
@@ -17,7 +17,8 @@ from spillgrad.offload.residents import Residents
 from spillgrad.offload.tensors import Offloaded, OffloadedTensor
 from spillgrad.optim.optimizer import Group, Optimizer
 from spillgrad.storage.store import Label
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 
 
 class OffloadedTraining:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub

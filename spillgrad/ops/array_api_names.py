@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.convert import clone, to_dtype
 from spillgrad.ops.counting import unique

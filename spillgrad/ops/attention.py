@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import Device, filled, moved
+from spillgrad.device.device import Device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import mul

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import decorated, is_grad_enabled, no_grad, state
-from spillgrad.autograd.node import Edge
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.grad_mode import decorated, is_grad_enabled, no_grad, state
+from spillgrad.autograd.core.node import Edge
 from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.ops.operation import Operation
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda.availability import missing
 from spillgrad_kernels.device_array import address_of, placed
 

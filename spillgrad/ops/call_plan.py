@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.node import OutputMeta
-from spillgrad.device import CPU, CUDA
+from spillgrad.autograd.core.node import OutputMeta
+from spillgrad.device.device import CPU, CUDA
 from spillgrad.ops import operation_source
 from spillgrad.ops.array_casts import as_array, compute_dtype
 from spillgrad_kernels.compile import FLOATS

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.recomputation import is_recomputing
+from spillgrad.autograd.recompute.state import is_recomputing
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add, div, mul, pow, rsqrt, square, sub

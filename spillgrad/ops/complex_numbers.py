@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, rounding, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad import dtypes
-from spillgrad.device import CPU, CUDA, Device, as_device, moved
+from spillgrad.device.device import CPU, CUDA, Device, as_device, moved
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation

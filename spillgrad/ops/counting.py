@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled, moved
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
 from spillgrad.ops.convert import to_dtype

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad import dlpack, dtypes
-from spillgrad.device import CPU, CUDA, Array, as_device, filled, moved
-from spillgrad.device import empty as empty_array
+from spillgrad import dtypes
+from spillgrad.device import dlpack
+from spillgrad.device.device import CPU, CUDA, Array, as_device, filled, moved
+from spillgrad.device.device import empty as empty_array
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
@@ -17,7 +18,8 @@ from spillgrad.ops.array_casts import cast
 from spillgrad.ops.convert import to
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.shape import shape_arguments
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 from spillgrad_kernels import random as kernels
 from spillgrad_kernels.device_array import twin
 

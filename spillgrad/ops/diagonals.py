@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import as_device, moved
+from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to

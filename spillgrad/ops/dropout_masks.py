@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import add, mul

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled, state
-from spillgrad.device import CPU, CUDA, Device
+from spillgrad.autograd.core.grad_mode import is_grad_enabled, state
+from spillgrad.device.device import CPU, CUDA, Device
 from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops import inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.device import CPU, moved
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.array_casts import moved_by, on_floats

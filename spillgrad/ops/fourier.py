@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import as_device, filled, moved
+from spillgrad.device.device import as_device, filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype

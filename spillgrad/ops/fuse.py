@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.errors import FusionError, ShapeError
 from spillgrad.ops.arithmetic import add
 from spillgrad.ops.array_casts import as_array, cast
@@ -23,7 +23,8 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.elementwise import tensor_functions
 from spillgrad.ops.fuse_symbols import Recorder, Symbol, Unrecorded, refusal
 from spillgrad.ops.operation import Derivative, Operation
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 from spillgrad_kernels.cpu import compute
 from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
 

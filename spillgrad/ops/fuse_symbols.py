@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import DtypeError, FusionError
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.elementwise import ROWS
 from spillgrad_kernels.formula import Formula
 from spillgrad_kernels.program import Program, Step, Value

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.device import CPU, CUDA, filled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.device.device import CPU, CUDA, filled
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
@@ -18,7 +18,8 @@ from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.operation import operation
 from spillgrad.ops.placement import require_one_device
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 from spillgrad_kernels import indexing as kernels
 from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_beside
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled, moved
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import getitem_setitem, inplace
 from spillgrad.ops.arithmetic import div, mul

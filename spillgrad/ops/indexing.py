@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, on_floats

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import Edge, Node, OutputMeta
-from spillgrad.device import filled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import Edge, Node, OutputMeta
+from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.array_casts import assign, cast, contiguous, on_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
-from spillgrad.tensor import Tensor, native, register_view_again
+from spillgrad.tensor import Tensor, register_view_again
+from spillgrad.tensor_data import native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
 from spillgrad_kernels.indexing import index_add_flat

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any
 
-from spillgrad.autograd.grad_mode import state
+from spillgrad.autograd.core.grad_mode import state
 from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.ops.operation import Operation, all_operations
 

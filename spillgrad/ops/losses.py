@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sub
 from spillgrad.ops.array_casts import as_own, on_floats, require_floats

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import array_casts
 from spillgrad.ops.arithmetic import add, mul

@@ -22,18 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import anomaly_mode, grad_mode, hooks
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.autograd.node import NO_EDGE, Node, new_output, next_sequence
-from spillgrad.autograd.saved import SavedNone, SavedTensor
-from spillgrad.device import device_of, filled
+from spillgrad.autograd.core import anomaly_mode, grad_mode, hooks
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import NO_EDGE, Node, new_output, next_sequence
+from spillgrad.autograd.core.saved import SavedNone, SavedTensor
+from spillgrad.device.device import device_of, filled
 from spillgrad.dtypes import is_differentiable
 from spillgrad.ops import operation_source
 from spillgrad.ops.call_plan import Planned
 from spillgrad.ops.fuse_symbols import Unrecorded, record
 from spillgrad.ops.placement import compute_on_host, refuse_view, require_one_device
 from spillgrad.ops.saved_names import KNOWN
-from spillgrad.tensor import Storage, Tensor
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice, is_on_device
 
 

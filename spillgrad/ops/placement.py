@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from spillgrad.device import CPU, CUDA, Device, moved
+from spillgrad.device.device import CPU, CUDA, Device, moved
 from spillgrad.errors import DeviceError, GraphError, HostComputeWarning
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice

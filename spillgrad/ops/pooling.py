@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import mul, pow
 from spillgrad.ops.array_casts import on_floats, require_floats

@@ -11,7 +11,8 @@ from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError, OperandError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.fuse_symbols import Symbol
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
 from spillgrad_kernels.elementwise import ROWS

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError
 from spillgrad.ops.arithmetic import abs, div, mul, pow
 from spillgrad.ops.array_casts import as_own, compute_dtype, on_floats, require_floats

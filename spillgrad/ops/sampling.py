@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import Device, as_device
+from spillgrad.device.device import Device, as_device
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import array_casts, inplace

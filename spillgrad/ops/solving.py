@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad.device import CPU, moved
+from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
 from spillgrad.ops.array_casts import compute_dtype

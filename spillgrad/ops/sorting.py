@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import filled
+from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
 from spillgrad.ops.array_casts import require_floats

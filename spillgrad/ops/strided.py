@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import inplace, shape
 from spillgrad.ops.arithmetic import mul

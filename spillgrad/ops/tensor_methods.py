@@ -5,7 +5,7 @@ from typing import Any
 
 from spillgrad import dtypes
 from spillgrad.autograd import differentiate
-from spillgrad.autograd import node as graph
+from spillgrad.autograd.core import node as graph
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import (
     arithmetic,

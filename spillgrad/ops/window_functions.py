@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import as_device, moved
+from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.tensor import Tensor
 

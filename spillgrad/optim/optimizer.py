@@ -6,12 +6,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
-from spillgrad.autograd.grad_mode import enable_grad, no_grad
+from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
 from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops.convert import to_device
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor
 
 Group = dict[str, Any]
 State = dict[str, Any]

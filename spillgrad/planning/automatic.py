@@ -8,15 +8,15 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from spillgrad.autograd.grad_mode import is_grad_enabled
-from spillgrad.nn import module
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.nn.module import Module
+from spillgrad.nn.module_calls import around_forward
 from spillgrad.planning.choose import choose
 from spillgrad.planning.record import Recorder
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.ledger import StepTraffic
 from spillgrad.tensor import Tensor
-from spillgrad.utils.checkpoint import checkpoint
 
 # In the first step kernels compile, and memory is touched for the first time: its times say nothing.
 _MEASURED_STEPS = 2
@@ -160,7 +160,7 @@ class Automatic:
         if run is None or run.is_over:
             run = self._begin_run(path, forward, args)
         if run is not None and path in run.recomputed:
-            with module.around_forward(self, None):  # what is inside comes again with it
+            with around_forward(self, None):  # what is inside comes again with it
                 return checkpoint(forward, *args, **kwargs)
         if run is None or run.recorder is None:
             return forward(*args, **kwargs)

@@ -17,7 +17,8 @@ from typing import Any, cast
 from spillgrad import labels
 from spillgrad.disk_offload import disk_offload
 from spillgrad.generator import default_generator
-from spillgrad.nn.module import Module, around_forward
+from spillgrad.nn.module import Module
+from spillgrad.nn.module_calls import around_forward
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils.clip_grad import clip_grad_norm_
 from spillgrad.ops.autocast import autocast

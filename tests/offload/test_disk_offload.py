@@ -383,10 +383,10 @@ def test_after_an_interruption_nothing_stays_in_ram(tmp_path: Path, error: type[
         handle.remove()
     else:
         del layers[1].forward
-    assert not sg.autograd.hooks.stack.watched
+    assert not sg.autograd.core.hooks.stack.watched
     assert held_bytes(offload) == 0
     layers(sg.ones(2, 30)).sum().backward()
-    assert not sg.autograd.hooks.stack.watched
+    assert not sg.autograd.core.hooks.stack.watched
 
 
 def test_a_step_that_fails_lets_go_of_what_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -30,7 +30,7 @@ def test_every_row_names_tests_that_exist(row):
     assert [name for name in named if not exists(name.strip("`"))] == []
 
 
-@pytest.mark.parametrize("name", ["autograd/test_saved.py::test_that_is_gone", "hooks.that_are_gone"])
+@pytest.mark.parametrize("name", ["autograd/core/test_saved.py::test_that_is_gone", "hooks.that_are_gone"])
 def test_a_name_that_does_not_exist_is_found(name):
     assert not exists(name)
 

@@ -6,7 +6,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import labels
-from spillgrad.nn.module import around_forward
+from spillgrad.nn.module_calls import around_forward
 from spillgrad.planning.record import Recorder, pattern
 
 MATRIX_BYTES = 32 * 32 * 4

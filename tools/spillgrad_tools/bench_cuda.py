@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from spillgrad.device import as_device
+from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad_kernels.cuda.availability import SIMULATED
 from spillgrad_kernels.dispatch import get_num_threads

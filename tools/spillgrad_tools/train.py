@@ -14,10 +14,11 @@ import psutil
 import xxhash
 
 import spillgrad as sg
-from spillgrad import labels, tensor_files
-from spillgrad.checkpoint import dataclass_of
-from spillgrad.device import as_device
+from spillgrad import labels
+from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.files import safetensors_io
+from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
@@ -301,9 +302,9 @@ def _checksums_of(paths: Set[Path]) -> dict[str, str]:
     checksums = {}
     for path in sorted(paths):
         try:
-            checksums[path.name] = tensor_files.checksum(path)
+            checksums[path.name] = safetensors_io.checksum(path)
         except OSError as error:
-            raise tensor_files.damaged(path, tensor_files.reason(error)) from error
+            raise safetensors_io.damaged(path, safetensors_io.reason(error)) from error
     return checksums
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 import spillgrad as sg
-from spillgrad.device import as_device
+from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.inspection.runs import RunReader

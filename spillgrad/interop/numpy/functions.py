@@ -24,7 +24,8 @@ from spillgrad.interop.numpy import meanings  # noqa: F401  # so does this
 from spillgrad.ops import convert, elementwise, promotion, scan, shape
 from spillgrad.ops.creation import as_tensor, tensor
 from spillgrad.ops.declaration import numpy_functions
-from spillgrad.tensor import Tensor, native
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import native
 
 # What a parameter of NumPy's is called otherwise.
 _RENAMED = {

@@ -14,7 +14,7 @@ from paddle.autograd.py_layer import PyLayerContext
 from paddle.base.framework import _dygraph_tracer
 
 from spillgrad import labels
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.errors import ArgumentError, OperandError, SavedTensorError
 from spillgrad.interop.arrays import ALIGNMENT_BYTES, SHARE_STORED_WHOLE, changed_error, dtype_and_shape
 from spillgrad.interop.paddle.memory import (

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from spillgrad import labels
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.errors import OperandError
 from spillgrad.interop.arrays import ALIGNMENT_BYTES, SHARE_STORED_WHOLE, changed_error
 from spillgrad.interop.torch import cuda

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from spillgrad.autograd.grad_mode import no_grad
-from spillgrad.device import CPU, moved
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import creation
 from spillgrad.optim.arrays import pending, run

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ShapeError
 from spillgrad.ops import join_split
 from spillgrad.tensor import Tensor

@@ -8,7 +8,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.autograd import Function, detect_anomaly, set_detect_anomaly
-from spillgrad.autograd.anomaly_mode import is_anomaly_enabled
+from spillgrad.autograd.core.anomaly_mode import is_anomaly_enabled
 from spillgrad.errors import GraphError
 from tests.ops.checks import leaf
 

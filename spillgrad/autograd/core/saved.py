@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import hooks
-from spillgrad.autograd.grad_mode import no_grad, state
-from spillgrad.autograd.node import NO_EDGE, AccumulateGrad, Edge, Node, tensor_type
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.grad_mode import no_grad, state
+from spillgrad.autograd.core.node import NO_EDGE, AccumulateGrad, Edge, Node, tensor_type
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 
 FREED = (

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device import CPU, CUDA, Array, as_device, moved
+from spillgrad.device.device import CPU, CUDA, Array, as_device, moved
 from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError
 from spillgrad_kernels.device_array import DeviceArray, Lying, address_of
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.autograd import Function, backward, engine, hooks, saved_tensors_hooks
+from spillgrad.autograd import Function, backward, saved_tensors_hooks
+from spillgrad.autograd.core import engine, hooks
 from spillgrad.autograd.graph import GradientEdge, get_gradient_edge
 from spillgrad.errors import ArgumentError, GraphError, OperandError, SavedTensorError, ShapeError
 from spillgrad.nn.functional import linear

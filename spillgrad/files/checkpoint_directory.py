@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spillgrad import tensor_files
 from spillgrad.errors import CheckpointError
+from spillgrad.files import safetensors_io
+from spillgrad.files.safetensors_io import damaged, reason
 from spillgrad.storage import file_lock
-from spillgrad.tensor_files import damaged, reason
 
 T = TypeVar("T")
 
@@ -116,16 +116,16 @@ def new_version(root: Path, step: int) -> Path:
 def begin(version: Path) -> None:
     """Make the sub-directory of a version, which says that it is one. Raises OSError."""
     version.mkdir()
-    tensor_files.write_json(version / POINTER, {"format": FORMAT, "version": _VERSION, "current": version.name})
+    safetensors_io.write_json(version / POINTER, {"format": FORMAT, "version": _VERSION, "current": version.name})
 
 
 def make_current(version: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a version whose other files are on the disk, and let it be the current one. Raises OSError."""
     root = version.parent
-    checksum = tensor_files.write_json(version / STATE, {"format": FORMAT, **state})
+    checksum = safetensors_io.write_json(version / STATE, {"format": FORMAT, **state})
     _sync(version)
     pointer = {"format": FORMAT, "version": _VERSION, "current": version.name, "checksum": checksum}
-    tensor_files.write_json(version / POINTER, pointer)
+    safetensors_io.write_json(version / POINTER, pointer)
     os.replace(version / POINTER, root / POINTER)
     _sync(root)
 
@@ -185,7 +185,7 @@ def _is_ours(version: Path) -> bool:
 
 def _says_so(path: Path) -> bool:
     try:
-        return tensor_files.read_json(path).get("format") == FORMAT
+        return safetensors_io.read_json(path).get("format") == FORMAT
     except CheckpointError:
         return False
 
@@ -193,7 +193,7 @@ def _says_so(path: Path) -> bool:
 def _named(root: Path) -> str | None:
     """Return which version the pointer names; None where there is none, or it is damaged."""
     try:
-        return str(tensor_files.read_json(root / POINTER).get("current"))
+        return str(safetensors_io.read_json(root / POINTER).get("current"))
     except CheckpointError:
         return None
 
@@ -204,7 +204,7 @@ def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
         current, checksum = _pointed(root)
         try:
             verify(current, STATE, {STATE: checksum})
-            return current, tensor_files.read_json(current / STATE)
+            return current, safetensors_io.read_json(current / STATE)
         except CheckpointError:
             if is_current(current):
                 raise
@@ -217,7 +217,7 @@ def _pointed(root: Path) -> tuple[Path, Any]:
         raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
     if not (root / POINTER).is_file():
         raise CheckpointError(f"checkpoint: {root} holds no {POINTER}; give a directory that a run has saved to")
-    pointer = tensor_files.read_json(root / POINTER)
+    pointer = safetensors_io.read_json(root / POINTER)
     if pointer.get("format") != FORMAT or not {"version", "current", "checksum"} <= pointer.keys():
         raise CheckpointError(f"checkpoint: {root / POINTER} is not one of a {FORMAT}; give a directory saved to")
     if pointer["version"] != _VERSION:
@@ -234,7 +234,7 @@ def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a file of a version that is not what was written."""
     path = version / name
     try:
-        got = tensor_files.checksum(path)
+        got = safetensors_io.checksum(path)
     except OSError as error:
         raise damaged(path, reason(error)) from error
     wanted = checksums.get(name)

@@ -10,7 +10,7 @@ import pytest
 
 import spillgrad as sg
 import spillgrad.nn.functional as F
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.autograd.graph import saved_tensors_hooks
 from spillgrad.errors import HookTypeError, SavedTensorError
 from spillgrad.ops.call_plan import Planned

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
 from spillgrad.nn.functional import layer_norm, linear

@@ -11,7 +11,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.autograd import hooks
+from spillgrad.autograd.core import hooks
 from spillgrad.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from spillgrad.errors import GraphError, RecomputationError, SavedTensorError
 from spillgrad.utils.checkpoint import (
@@ -661,6 +661,12 @@ def test_segments_must_be_as_many_as_functions_at_most():
     for segments in (0, 3):
         with pytest.raises(ValueError, match=f"got {segments} segments of 2 functions; wanted 1 to 2"):
             checkpoint_sequential([chain, chain], segments, leaf([1.0]))
+
+
+def test_a_module_that_a_chain_holds_twice_runs_twice():
+    modules = nn.Sequential(nn.Linear(2, 2)) * 3
+    x = sg.ones(1, 2)
+    np.testing.assert_array_equal(checkpoint_sequential(modules, 2, x).numpy(), modules(x).numpy())
 
 
 def test_a_model_trains_the_same_with_every_block_checkpointed():

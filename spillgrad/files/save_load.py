@@ -23,13 +23,14 @@ import safetensors.numpy
 import xxhash
 
 from spillgrad import dtypes
-from spillgrad.device import CPU, Device, as_device, moved
+from spillgrad.device.device import CPU, Device, as_device, moved
 from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError, OperandError
+from spillgrad.files.safetensors_io import START_BYTES, known_layout, reason, refuse_pickles
 from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.tensor import Storage, Tensor, native
-from spillgrad.tensor_files import START_BYTES, known_layout, reason, refuse_pickles
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage, native
 from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of
 

@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from spillgrad.autograd import anomaly_mode
-from spillgrad.autograd.grad_mode import state
-from spillgrad.autograd.hooks import stack as hook_stack
-from spillgrad.autograd.unshared import is_unshared
+from spillgrad.autograd.core import anomaly_mode
+from spillgrad.autograd.core.grad_mode import state
+from spillgrad.autograd.core.hooks import stack as hook_stack
+from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError, HookTypeError
 
 # Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.

@@ -16,8 +16,9 @@ import safetensors.numpy
 import xxhash
 
 import spillgrad as sg
-from spillgrad import nn, tensor_files
+from spillgrad import nn
 from spillgrad.errors import ArgumentError, CheckpointError, DeviceError, OperandError
+from spillgrad.files import safetensors_io
 from tests.crafted import HUGE, altered
 
 DTYPES = [
@@ -395,7 +396,7 @@ HEADERS = {
 def test_a_header_that_no_save_wrote_is_refused(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    for read in (lambda: sg.load(path), lambda: sg.load(io.BytesIO(content)), lambda: tensor_files.read(path)):
+    for read in (lambda: sg.load(path), lambda: sg.load(io.BytesIO(content)), lambda: safetensors_io.read(path)):
         with pytest.raises(CheckpointError) as caught:
             read()
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
@@ -439,7 +440,7 @@ def test_containers_too_deep_to_be_read_again_are_refused(tmp_path):
 
 
 def test_a_newer_version_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("spillgrad.serialization._VERSION", 2)
+    monkeypatch.setattr("spillgrad.files.save_load._VERSION", 2)
     sg.save(1, tmp_path / "file")
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="has format version 2, this library reads 1"):

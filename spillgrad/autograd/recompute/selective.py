@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd import hooks
-from spillgrad.autograd.node import NO_EDGE
-from spillgrad.autograd.saved import SavedTensor
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.node import NO_EDGE
+from spillgrad.autograd.core.saved import SavedTensor
 from spillgrad.errors import ArgumentError, HookTypeError
 from spillgrad.ops.intercept import intercept
 from spillgrad.ops.operation import Operation, all_operations

@@ -19,7 +19,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from spillgrad import dtypes
-from spillgrad.autograd.grad_mode import no_grad
+from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import CheckpointError, MissingFileError
 from spillgrad.ops import inplace
 from spillgrad.tensor import Tensor

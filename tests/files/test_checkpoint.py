@@ -17,9 +17,10 @@ import xxhash
 from safetensors.numpy import load_file
 
 import spillgrad as sg
-from spillgrad import checkpoint, checkpoint_directory, nn
+from spillgrad import nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
+from spillgrad.files import checkpoint, checkpoint_directory
 from spillgrad.models import pretrained
 from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion

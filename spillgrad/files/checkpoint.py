@@ -1,8 +1,8 @@
 """Checkpoints of a training run: everything that is needed to go on, bit for bit.
 
-A version is a sub-directory: the tensors of model and optimizer as safetensors (`spillgrad.tensor_files`),
+A version is a sub-directory: the tensors of model and optimizer as safetensors (`spillgrad.files.safetensors_io`),
 `config.json` where Hugging Face has such a model, and `state.json`, with all else and the checksums of those files.
-Which version is current, and who may save, `spillgrad.checkpoint_directory` says.
+Which version is current, and who may save, `spillgrad.files.checkpoint_directory` says.
 """
 
 import contextlib
@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spillgrad import checkpoint_directory, tensor_files
-from spillgrad.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.data.dataset import DataLoader
 from spillgrad.errors import (
     ArgumentError,
@@ -29,13 +27,15 @@ from spillgrad.errors import (
     SpillgradError,
     StateDictError,
 )
+from spillgrad.files import checkpoint_directory, safetensors_io
+from spillgrad.files.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
+from spillgrad.files.safetensors_io import StoredTensor, damaged, reason
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
 from spillgrad.optim.lr_scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_files import StoredTensor, damaged, reason
 
 D = TypeVar("D")
 
@@ -65,7 +65,7 @@ def save_checkpoint(
     Raises CheckpointError when it cannot be written, or somebody else is still saving there, the former checkpoint then
     stays valid; OperandError for what JSON cannot hold; SpillError when an offloaded tensor cannot be read.
     """
-    root = tensor_files.absolute(directory)
+    root = safetensors_io.absolute(directory)
     max_shard_bytes = parse_bytes(max_shard_size)
     if max_shard_bytes < 1:
         raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
@@ -96,9 +96,9 @@ def save_checkpoint(
                 checkpoint_directory.begin(version)
                 checksums: dict[str, str] = {}
                 for stem, tensors in sets.items():
-                    checksums |= tensor_files.write(version, stem, tensors, max_shard_bytes)
+                    checksums |= safetensors_io.write(version, stem, tensors, max_shard_bytes)
                 if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
-                    checksums[CONFIG] = tensor_files.write_json(version / CONFIG, model.config.to_hugging_face())
+                    checksums[CONFIG] = safetensors_io.write_json(version / CONFIG, model.config.to_hugging_face())
                 checkpoint_directory.make_current(version, state | {"checksums": checksums})
             except BaseException:
                 if not checkpoint_directory.is_current(version):  # an interrupt may come just after the rename
@@ -134,7 +134,7 @@ def load_checkpoint(
     damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
     """
     return checkpoint_directory.of_current(
-        tensor_files.absolute(directory),
+        safetensors_io.absolute(directory),
         lambda current, state: _load(current, state, model, optimizer, scheduler, data, strict),
     )
 
@@ -412,7 +412,7 @@ def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
     for name in state["checksums"]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
             checkpoint_directory.verify(current, name, state["checksums"])
-    path = tensor_files.find(current, stem)
+    path = safetensors_io.find(current, stem)
     if path is None or path.name not in state["checksums"]:
         raise damaged(current, f"it lacks {stem}.safetensors")
-    return dict(tensor_files.read(path))
+    return dict(safetensors_io.read(path))

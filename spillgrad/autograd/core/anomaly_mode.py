@@ -1,0 +1,146 @@
+"""Anomaly detection: errors and NaNs in backward name the line of the forward that they come from.
+
+Source: torch.autograd.anomaly_mode.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from spillgrad.autograd.core import hooks
+from spillgrad.errors import GraphError
+
+__all__ = ["detect_anomaly", "is_anomaly_check_nan_enabled", "is_anomaly_enabled", "set_detect_anomaly"]
+
+_TRACEBACK, _PARENT = "traceback_", "parent_"  # PyTorch's keys in a node's metadata
+_PACKAGE = str(Path(__file__).parents[2])
+
+
+class _Node(Protocol):
+    """What detection needs of a node, whose module imports this one."""
+
+    _metadata: dict[Any, Any] | None
+
+    @property
+    def metadata(self) -> dict[Any, Any]: ...
+    def name(self) -> str: ...
+    def run(self, grads: list[Any]) -> list[Any]: ...
+
+
+class _Mode:
+    enabled = False
+    check_nan = True
+
+
+class _Running(threading.local):
+    node: _Node | None = None
+
+
+_mode = _Mode()  # of the process, as in PyTorch: backward may run in another thread than what asks for detection
+running = _Running()
+
+
+def is_anomaly_enabled() -> bool:
+    """Return whether anomaly detection is on."""
+    return _mode.enabled
+
+
+def is_anomaly_check_nan_enabled() -> bool:
+    """Return whether anomaly detection, where it is on, looks for NaNs."""
+    return _mode.check_nan
+
+
+def _set(enabled: bool, check_nan: bool) -> None:
+    _mode.enabled, _mode.check_nan = enabled, check_nan
+    hooks.watch_every_thread(enabled)
+
+
+class set_detect_anomaly:
+    """Switch anomaly detection on or off, in all threads; as a context manager, until its end.
+
+    While it is on, each operation notes where it was called (some 10 microseconds), an error in its backward tells so,
+    and with `check_nan` a backward that gives NaN raises GraphError with the line of the forward.
+    """
+
+    def __init__(self, mode: bool, check_nan: bool = True) -> None:
+        self._before = _mode.enabled, _mode.check_nan
+        _set(bool(mode), bool(check_nan))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        _set(*self._before)
+
+
+class detect_anomaly:
+    """Within this context, name the line of the forward where backward gives NaN or fails.
+
+    Forward and backward both belong inside: the forward notes where each operation was called. Slow; for debugging.
+    Raises GraphError from a backward that gives NaN, unless `check_nan` is False; other errors get a note with the
+    forward's traceback. Nothing is warned of, where PyTorch warns; the error itself carries what its warning says.
+    """
+
+    def __init__(self, check_nan: bool = True) -> None:
+        self._check_nan = bool(check_nan)
+        self._before: list[tuple[bool, bool]] = []
+
+    def __enter__(self) -> None:
+        self._before.append((_mode.enabled, _mode.check_nan))
+        _set(True, self._check_nan)
+
+    def __exit__(self, *exception: object) -> None:
+        _set(*self._before.pop())
+
+
+def note(node: _Node) -> None:
+    """Note on a node, where detection is on, the line that records it and the node in whose backward that happens."""
+    if _mode.enabled:
+        frames = traceback.extract_stack()
+        mine = len(frames)
+        while mine and frames[mine - 1].filename.startswith((_PACKAGE, "<generated>")):
+            mine -= 1
+        node.metadata[_TRACEBACK] = traceback.format_list(frames[:mine] or frames)
+        if running.node is not None:
+            node.metadata[_PARENT] = running.node
+
+
+def run(node: _Node, grads: list[Any], check: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """Run a node and check its results; an error gets a note about the forward, and so does a NaN."""
+    outer, running.node = running.node, node
+    try:
+        results = check(node, node.run(grads))
+        for number, gradient in enumerate(results):
+            if _mode.check_nan and gradient is not None and bool((gradient.array != gradient.array).any()):
+                raise GraphError(
+                    f"Function '{node.name()}' returned nan values in its {number}th output. {_place(node)}"
+                )
+    except Exception as error:
+        error.add_note(_story(node))
+        raise
+    finally:
+        running.node = outer
+    return results
+
+
+def _place(node: _Node) -> str:
+    lines = (node._metadata or {}).get(_TRACEBACK)
+    return f"It was recorded at:\n{lines[-1].rstrip()}" if lines else _UNKNOWN
+
+
+_UNKNOWN = "No forward pass information available. Enable detect anomaly during forward pass for more information."
+
+
+def _story(node: _Node) -> str:
+    lines = [f"Error detected in {node.name()}. "]
+    found: Any = node
+    while True:
+        metadata = found._metadata or {}
+        trace = metadata.get(_TRACEBACK)
+        lines += ["Traceback of forward call that caused the error:\n", *trace] if trace else [_UNKNOWN]
+        found = metadata.get(_PARENT)
+        if found is None:
+            return "".join(lines).rstrip()
+        lines.append(f"\nPrevious calculation was induced by {found.name()}. ")

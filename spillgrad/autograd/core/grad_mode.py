@@ -1,0 +1,209 @@
+"""Whether operations are recorded: per thread, switched by context managers that are decorators too."""
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import AsyncGenerator, Callable, Generator
+from types import TracebackType
+from typing import Any, TypeVar
+
+__all__ = [
+    "enable_grad",
+    "inference_mode",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "no_grad",
+    "set_grad_enabled",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Mode = Callable[[], Any]  # makes a context manager
+
+
+class _GradMode(threading.local):
+    enabled = True
+    inference = False
+    autocast: Any = None  # what products convert their operands to; see `spillgrad.ops.autocast`
+
+
+state = _GradMode()
+
+
+def is_grad_enabled() -> bool:
+    """Return whether this thread records operations."""
+    return state.enabled
+
+
+def is_inference_mode_enabled() -> bool:
+    """Return whether this thread is in inference mode."""
+    return state.inference
+
+
+class _Context:
+    """A re-enterable context manager that changes the mode, and decorates.
+
+    A decorated generator or coroutine runs in the mode whenever it runs, and whoever it waits for in theirs.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[bool, bool]] = []
+
+    def _again(self) -> Any:
+        """Return another such context: a decorated function may run in several threads at once."""
+        return type(self)()
+
+    def _change(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self._before.append((state.enabled, state.inference))
+        self._change()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        state.enabled, state.inference = self._before.pop()
+
+    def __call__(self, function: _Function) -> _Function:
+        return decorated(function, self._again)  # type: ignore[return-value]
+
+
+class set_grad_enabled(_Context):
+    """Record operations, or not, from now on; as a context manager, until its end; as a decorator, in its function."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self._mode = bool(mode)
+        self._at_once = state.enabled, state.inference
+        state.enabled = self._mode
+
+    def _again(self) -> Any:
+        return enable_grad() if self._mode else no_grad()
+
+    def _change(self) -> None:
+        self._before[-1] = self._at_once
+        state.enabled = self._mode
+
+    def __call__(self, function: _Function) -> _Function:
+        state.enabled, state.inference = self._at_once
+        return super().__call__(function)
+
+
+class _Parameterless(_Context):
+    """Decorates a function with or without parentheses."""
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        return super().__new__(cls) if function is None else cls()(function)
+
+
+class no_grad(_Parameterless):
+    """Do not record operations inside."""
+
+    def _change(self) -> None:
+        state.enabled = False
+
+
+class enable_grad(_Parameterless):
+    """Record operations inside, also within `no_grad`."""
+
+    def _change(self) -> None:
+        state.enabled = True
+
+
+class inference_mode(_Context):
+    """Do not record operations inside; `inference_mode(False)` records them, also within another `inference_mode`.
+
+    What is computed inside is a tensor like any other: it may be used in a recorded operation, saved for backward and
+    changed in place later, which PyTorch refuses. Versions count here too, so that no gradient can become wrong.
+    Source: torch.inference_mode.
+    """
+
+    def __new__(cls, mode: bool | Callable[..., Any] = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def _again(self) -> "inference_mode":
+        return inference_mode(self._mode)
+
+    def _change(self) -> None:
+        state.enabled, state.inference = not self._mode, self._mode
+
+
+def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
+    """Return a function that runs in a new context `mode()`, a generator or coroutine whenever it runs."""
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generate(*arguments: Any, **options: Any) -> Any:
+            return _steps(function(*arguments, **options), mode)
+
+        return generate
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        def generate_async(*arguments: Any, **options: Any) -> Any:
+            return _async_steps(function(*arguments, **options), mode)
+
+        return generate_async
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wait(*arguments: Any, **options: Any) -> Any:
+            return await _awaited(function(*arguments, **options), mode)
+
+        return wait
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        with mode():
+            return function(*arguments, **options)
+
+    return run
+
+
+def _steps(generator: Any, mode: _Mode) -> Generator[Any, Any, Any]:
+    """Drive a generator, or what a coroutine awaits, in the mode; leave the mode while it waits."""
+    try:
+        with mode():
+            value = next(generator)
+        while True:
+            try:
+                sent = yield value
+            except GeneratorExit:
+                with mode():
+                    generator.close()
+                raise
+            except BaseException as error:
+                with mode():
+                    value = generator.throw(error)
+            else:
+                with mode():
+                    value = generator.send(sent)
+    except StopIteration as end:
+        return end.value
+
+
+@types.coroutine
+def _awaited(awaitable: Any, mode: _Mode) -> Generator[Any, Any, Any]:
+    return (yield from _steps(awaitable.__await__(), mode))
+
+
+async def _async_steps(generator: Any, mode: _Mode) -> AsyncGenerator[Any, Any]:
+    try:
+        value = await _awaited(anext(generator), mode)
+        while True:
+            try:
+                sent = yield value
+            except GeneratorExit:
+                await _awaited(generator.aclose(), mode)
+                raise
+            except BaseException as error:
+                value = await _awaited(generator.athrow(error), mode)
+            else:
+                value = await _awaited(generator.asend(sent), mode)
+    except StopAsyncIteration:
+        return

@@ -1,0 +1,1 @@
+"""Run a function again in backward instead of keeping what its operations saved."""

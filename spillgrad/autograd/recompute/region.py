@@ -1,0 +1,375 @@
+"""Recompute instead of keep: run a function again in backward, for what its operations would have saved.
+
+A checkpointed function is a region of the graph whose saved values are packed as empty slots, by a pair of saved-tensor
+hooks like any other. The first slot that backward unpacks runs the function again, under hooks that fill the slots.
+
+Source: Chen et al. 2016, "Training deep nets with sublinear memory cost"; torch.utils.checkpoint (use_reentrant=False).
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.hooks import saved_tensors_hooks
+from spillgrad.autograd.core.node import NO_EDGE
+from spillgrad.autograd.core.saved import SavedTensor
+from spillgrad.autograd.recompute.state import recomputing
+from spillgrad.errors import ArgumentError, GraphError, RecomputationError
+from spillgrad.generator import GeneratorState, default_generator
+from spillgrad.ops import autocast
+from spillgrad.tensor import Tensor
+
+CheckpointError = RecomputationError
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+class _Override(threading.local):
+    """What this thread's context managers say of all checkpoints; None leaves it to each."""
+
+    early_stop: bool | None = None
+    debug: bool | None = None
+
+
+_override = _Override()
+
+
+class _Description(NamedTuple):
+    """What must be the same of a saved value when it is computed again."""
+
+    operation: str
+    slot: str
+    shape: tuple[int, ...]
+    dtype: Any
+    device: Any
+    checksum: str = ""
+
+    def __str__(self) -> str:
+        checksum = f", checksum {self.checksum}" if self.checksum else ""
+        return f"{self.operation} saves '{self.slot}': {self.shape} {self.dtype} on {self.device}{checksum}"
+
+
+def _by_metadata(tensor: Tensor) -> _Description:
+    return _Description(*hooks.packing(), tensor.shape, tensor.dtype, tensor.device)
+
+
+def _by_value(tensor: Tensor) -> _Description:
+    values = np.ascontiguousarray(tensor.host_array()).reshape(-1).view(np.uint8)
+    return _by_metadata(tensor)._replace(checksum=xxhash.xxh3_64_hexdigest(values.data))
+
+
+_CHECKS: dict[str, Callable[[Tensor], _Description]] = {
+    "default": _by_metadata,
+    "none": lambda tensor: _Description("", "", (), None, None),
+    "values": _by_value,
+}
+
+
+class _Stop(BaseException):
+    """All that backward needs is computed; a BaseException, for the function may catch Exception.
+
+    Its argument is the recomputation that ends.
+    """
+
+
+class _Slot:
+    """The place of one value that the region's operations saved: empty, or computed again and not yet used."""
+
+    __slots__ = ("__weakref__", "region", "value")
+
+    def __init__(self, region: "_Region") -> None:
+        self.region = region
+        self.value: SavedTensor | None = None
+
+
+class _Region:
+    """One call of a checkpointed function.
+
+    Invariant: the graph's saved values hold their slots, and these the region; the region holds its slots weakly, and
+    no node but through the edges of its arguments. So it dies when backward has released the last saved value.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        context: AbstractContextManager[Any],
+        state: GeneratorState | None,
+        describe: Callable[[Tensor], _Description],
+        early_stop: bool,
+        is_verbose: bool,
+    ) -> None:
+        self._function = function
+        # Outside the region's own hooks: what is active there packs the arguments.
+        self._arguments = _mapped((arguments, keywords), Tensor, _save)
+        self._context = context
+        self._state = state
+        self._autocast = autocast.present()
+        self._describe = describe
+        self._early_stop = early_stop
+        self._is_verbose = is_verbose
+        self._lock = threading.RLock()
+        self._slots: list[weakref.ref[_Slot]] = []
+        self._described: list[_Description] = []
+        self.is_complete = False
+
+    def pack(self, tensor: Tensor) -> _Slot:
+        """Keep nothing of a value that an operation saves but a description."""
+        slot = _Slot(self)
+        self._slots.append(weakref.ref(slot))
+        self._described.append(self._describe(tensor))
+        return slot
+
+    def value(self, slot: _Slot) -> Any:
+        """Return a slot's value, computed again unless that has been done for this use.
+
+        Raises RecomputationError when the function saves other values than at first.
+        """
+        with self._lock:  # another thread may go backward through the region too, and take what this one computed
+            if slot.value is None:
+                self._recompute()
+            value, slot.value = slot.value, None
+        if value is None:
+            raise AssertionError("a recomputation that ends without error has filled the slots in use")
+        return value.unpack()
+
+    def _recompute(self) -> None:
+        slots = [slot() for slot in self._slots]
+        filling = _Filling(slots, self._described, self._describe, self._early_stop, self._is_verbose)
+        arguments, keywords = _mapped(self._arguments, SavedTensor, SavedTensor.unpack)
+        replay = contextlib.nullcontext() if self._state is None else default_generator.replay(self._state)
+        try:
+            hooked = saved_tensors_hooks(filling.pack, lambda tensor: tensor)
+            with enable_grad(), hooked, replay, recomputing(), self._autocast, self._context:
+                self._function(*arguments, **keywords)
+            filling.check_count(self.is_complete)
+        except _Stop as stop:
+            if stop.args[0] is not filling:
+                raise
+        except BaseException:
+            for slot in slots:
+                if slot is not None:
+                    slot.value = None
+            raise
+
+
+class _Filling:
+    """One recomputation: the values it saves go into the slots, in order."""
+
+    def __init__(
+        self,
+        slots: Sequence[_Slot | None],
+        expected: Sequence[_Description],
+        describe: Callable[[Tensor], _Description],
+        early_stop: bool,
+        is_verbose: bool,
+    ) -> None:
+        self._slots, self._expected, self._describe, self._is_verbose = slots, expected, describe, is_verbose
+        last = max((i for i, slot in enumerate(slots) if slot is not None), default=-1)
+        self._stop = last if early_stop else -1
+        self._found: list[_Description] = []
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Fill the next slot, if it is in use; the graph of the recomputation itself keeps the value as it is."""
+        number = len(self._found)
+        self._found.append(self._describe(tensor))
+        if number < len(self._slots):
+            if self._found[number] != self._expected[number]:
+                raise RecomputationError(
+                    f"checkpoint: recomputed values have different metadata than during the forward pass: value "
+                    f"{number} was [{self._expected[number]}], and is [{self._found[number]}] now. {self._advice()}"
+                )
+            slot = self._slots[number]
+            if slot is not None:
+                # Like any saved value: what changes it before it is used is noticed.
+                slot.value = SavedTensor(tensor, *hooks.packing(), NO_EDGE)
+                slot.value.pack([])
+            if number == self._stop:
+                raise _Stop(self)
+        return tensor
+
+    def check_count(self, is_complete: bool) -> None:
+        """Raise RecomputationError unless as many values were saved as before.
+
+        A backward within the function itself recomputes before all of them are: then there may be more.
+        """
+        wanted, got = len(self._expected), len(self._found)
+        if got < wanted or (is_complete and got > wanted):
+            raise RecomputationError(
+                f"checkpoint: A different number of tensors was saved during the original forward and recomputation: "
+                f"{wanted}, then {got}. {self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        advice = (
+            "The function must do the same each time: it may not depend on what changed since, such as global state, a "
+            "module's mode, or a random generator other than the default one"
+        )
+        if not self._is_verbose:
+            return f"{advice}; debug=True lists all that was saved."
+        listed = [
+            f"saved in the {when}:\n" + "\n".join(f"  {i}: {d}" for i, d in enumerate(descriptions))
+            for when, descriptions in (("forward", self._expected), ("recomputation", self._found))
+        ]
+        return "\n".join([f"{advice}.", *listed])
+
+
+def _unpack(slot: _Slot) -> Any:
+    return slot.region.value(slot)
+
+
+def _save(tensor: Tensor) -> SavedTensor:
+    saved = SavedTensor(tensor, "checkpoint", "argument", tensor.gradient_edge())
+    saved.pack()
+    return saved
+
+
+def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Return lists, tuples and dicts with `function` of every object of a kind within; other objects as they are."""
+    if isinstance(value, kind):
+        return function(value)
+    if type(value) is list:
+        return [_mapped(part, kind, function) for part in value]
+    if type(value) is dict:
+        return {key: _mapped(part, kind, function) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [_mapped(part, kind, function) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def noop_context_fn() -> Contexts:
+    """Return two contexts that do nothing."""
+    return contextlib.nullcontext(), contextlib.nullcontext()
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], Contexts] = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Return function(*args, **kwargs), of which nothing but the arguments is kept for backward: it runs again there.
+
+    The gradients are those without checkpoint, also of several backwards, of their gradients, and of regions within
+    regions. Tensors among the arguments, in lists, tuples and dicts too, are packed by the hooks active outside: within
+    `save_on_disk` they go to disk. A tensor that the function takes from elsewhere must not change before backward.
+    In `no_grad` the function just runs.
+
+    The recomputation draws the same random numbers from the default generator, unless not `preserve_rng_state`, in the
+    forward's mode of `autocast`; with `early_stop` it ends with the last value that backward needs. `context_fn`
+    returns two context managers, for the function and for its recomputations: see
+    `create_selective_checkpoint_contexts`. Running statistics of `batch_norm` move once, unlike PyTorch's; what else
+    the function changes outside, it changes again.
+
+    `determinism_check`: "default" compares operation, shape, dtype and device of everything saved; "values" also a
+    checksum of each, which finds a function that computes something else from values that changed; "none" nothing.
+    With `debug`, errors list all that was saved.
+
+    Raises RecomputationError (here also `CheckpointError`) in backward when the recomputation saves other values;
+    SavedTensorError when an argument was changed in place; ArgumentError for `use_reentrant=True`.
+    """
+    if use_reentrant:
+        raise ArgumentError(
+            "checkpoint: got use_reentrant=True, a variant that spillgrad does not have; leave it out: the other gives "
+            "the same gradients with fewer restrictions"
+        )
+    if determinism_check not in _CHECKS:
+        raise ArgumentError(
+            f"checkpoint: got determinism_check={determinism_check!r}; wanted one of {', '.join(_CHECKS)}"
+        )
+    if not is_grad_enabled():
+        return function(*args, **kwargs)
+    forward_context, recompute_context = context_fn()
+    region = _Region(
+        function,
+        args,
+        kwargs,
+        recompute_context,
+        default_generator.get_state() if preserve_rng_state else None,
+        _CHECKS[determinism_check],
+        early_stop if _override.early_stop is None else _override.early_stop,
+        debug if _override.debug is None else _override.debug,
+    )
+    with saved_tensors_hooks(region.pack, _unpack), forward_context:
+        result = function(*args, **kwargs)
+        region.is_complete = True
+    if not region.is_complete:
+        raise GraphError(
+            "checkpoint: the forward context that context_fn returned suppressed an exception of the function, which "
+            "leaves no result; let it pass"
+        )
+    return result
+
+
+def checkpoint_sequential(
+    functions: Iterable[Callable[[Any], Any]],
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    *,
+    preserve_rng_state: bool = True,
+) -> Any:
+    """Return what functions give one after the other, all but the last of so many `segments` of them checkpointed.
+
+    Raises ArgumentError for more segments than functions, or none.
+    """
+    steps = list(functions)
+    if not 1 <= segments <= len(steps):
+        raise ArgumentError(
+            f"checkpoint_sequential: got {segments} segments of {len(steps)} functions; wanted 1 to {len(steps)}"
+        )
+    length = len(steps) // segments
+    for start in range(0, length * (segments - 1), length):
+        part = _Chain(steps[start : start + length])
+        input = checkpoint(part, input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+    return _Chain(steps[length * (segments - 1) :])(input)
+
+
+class _Chain:
+    """Functions of one argument, as one function."""
+
+    def __init__(self, steps: Sequence[Callable[[Any], Any]]) -> None:
+        self._steps = steps
+
+    def __call__(self, value: Any) -> Any:
+        for step in self._steps:
+            value = step(value)
+        return value
+
+
+@contextlib.contextmanager
+def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
+    """Let all checkpoints made within the block, in this thread, stop early or not, whatever they were told."""
+    before, _override.early_stop = _override.early_stop, enable
+    try:
+        yield
+    finally:
+        _override.early_stop = before
+
+
+@contextlib.contextmanager
+def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
+    """Let the errors of all checkpoints made within the block, in this thread, list all that was saved, or not.
+
+    None leaves it to each checkpoint.
+    """
+    before, _override.debug = _override.debug, enabled
+    try:
+        yield
+    finally:
+        _override.debug = before

@@ -1,0 +1,1 @@
+"""Files: checkpoints of training runs, `save` and `load`, and tensors in safetensors files."""

@@ -1,0 +1,191 @@
+"""Calling a module: its forward between the hooks, and what stands around the forwards of sub-modules."""
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad import labels
+from spillgrad.autograd.core.node import HookDict, RemovableHandle
+from spillgrad.nn.module_backward import ModuleBackward
+
+# Runs a sub-module's forward: given its path, the forward and its arguments.
+Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _Running(threading.local):
+    """In a thread that runs a model: the path of each of its sub-modules, and what stands around their forwards."""
+
+    paths: "dict[ModuleCalls, str] | None" = None
+    around: Around | None = None
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Any, Around | None]] = []
+
+
+_running = _Running()
+
+
+class around_forward:
+    """Let `around` run the forwards of sub-modules in this thread, inside their hooks; None lets them run as ever.
+
+    The innermost context applies. `owner` tells contexts apart: what it has entered last is left.
+    """
+
+    def __init__(self, owner: Any, around: Around | None) -> None:
+        self._owner = owner
+        self._around = around
+
+    def __enter__(self) -> None:
+        _running.entered.append((self._owner, self._around))
+        _running.around = self._around
+
+    def __exit__(self, *_: object) -> None:
+        entered = _running.entered
+        places = [place for place, (owner, _) in enumerate(entered) if owner is self._owner]
+        if places:
+            del entered[places[-1] :]
+        _running.around = entered[-1][1] if entered else None
+
+
+class ModuleCalls:
+    """The part of a module that runs its `forward` and the hooks around it."""
+
+    _forward_pre_hooks: HookDict
+    _forward_hooks: HookDict
+    _always_called: set[int]
+    _backward_hooks: HookDict
+    _backward_pre_hooks: HookDict
+    _submodule_paths: "Callable[[], dict[ModuleCalls, str]]"  # which `Module` defines
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the module's result; every subclass defines it."""
+        raise NotImplementedError(
+            f'Module [{type(self).__name__}] is missing the required "forward" function; define it, or call its '
+            "sub-modules"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward` between its hooks; what it saves is labelled with the module's path in the outermost one."""
+        paths = _running.paths
+        if paths is not None:
+            with labels.module_scope(paths.get(self, labels.current.module)):
+                return self._call_with_hooks(args, kwargs)
+        _running.paths = self._submodule_paths()
+        try:
+            with labels.module_scope(labels.current.module or ""):
+                return self._call_with_hooks(args, kwargs)
+        finally:
+            _running.paths = None
+
+    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
+            return self._call_watched(args, kwargs)
+        return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
+
+    def _run_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run forward, as a sub-module within what stands around it."""
+        path = None if _running.paths is None else _running.paths.get(self)
+        if _running.around is None or path is None:
+            return self.forward(*args, **kwargs)
+        return _running.around(path, self.forward, args, kwargs)
+
+    def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        called = set()
+        try:
+            for hook in list(self._forward_pre_hooks.values()):
+                replaced = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if replaced is None else replaced
+            backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
+            watch = ModuleBackward(self, *backward) if any(backward) else None
+            result = self._run_within(args if watch is None else tuple(watch.inputs(args)), kwargs)
+            for key, hook in list(self._forward_hooks.items()):
+                called.add(key)
+                replaced = hook(self, args, kwargs, result)
+                result = result if replaced is None else replaced
+        except BaseException:
+            silenced = []  # as text: exceptions would refer to this frame
+            for key, hook in list(self._forward_hooks.items()):
+                if key in self._always_called and key not in called:
+                    try:
+                        hook(self, args, kwargs, None)
+                    except Exception as error:
+                        silenced.append(f"{type(error).__name__}: {error}")
+            for what in silenced:
+                warnings.warn(
+                    "module forward hook with ``always_call=True`` raised an exception that was silenced as another "
+                    f"error was raised in forward: {what}",
+                    stacklevel=4,  # who called the module
+                )
+            raise
+        return result if watch is None else watch.output(result)
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, args)` before forward; what it returns, unless None, replaces the arguments.
+
+        With `with_kwargs` it is `hook(module, args, kwargs)` and returns None or (args, kwargs).
+        """
+        called = hook if with_kwargs else functools.partial(_call_before, hook)
+        return _add_hook(self._forward_pre_hooks, called, prepend)
+
+    def register_forward_hook(
+        self,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
+    ) -> RemovableHandle:
+        """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
+
+        With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
+        output where forward, or a hook before it, raises; what it raises itself is then a warning.
+        """
+        called = hook if with_kwargs else functools.partial(_call_after, hook)
+        handle = _add_hook(self._forward_hooks, called, prepend)
+        if always_call:
+            self._always_called.add(handle.id)
+        return handle
+
+    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
+
+        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Tensors
+        among these that get no gradient have zeros there, as in PyTorch. Results that are neither tensors nor tuples or
+        lists of them are not seen.
+        """
+        return _add_hook(self._backward_hooks, hook, prepend)
+
+    register_backward_hook = register_full_backward_hook
+
+    def register_full_backward_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(module, grad_output)` when the gradients of the module's results are computed.
+
+        What it returns, unless None, replaces them.
+        """
+        return _add_hook(self._backward_pre_hooks, hook, prepend)
+
+
+# Hooks that take no kwargs; functions of their own, so that modules with hooks can be pickled.
+def _call_before(hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    replaced = hook(module, args)
+    return None if replaced is None else (replaced if isinstance(replaced, tuple) else (replaced,), kwargs)
+
+
+def _call_after(
+    hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    return hook(module, args, output)
+
+
+def _add_hook(hooks: HookDict, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
+    former = dict(hooks)
+    handle = hooks.add(hook)
+    if prepend:
+        for key, other in former.items():
+            del hooks[key]
+            hooks[key] = other
+    return handle

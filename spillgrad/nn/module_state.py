@@ -1,0 +1,199 @@
+"""A module's state dict: collecting it, loading it, and the hooks around both."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.core.node import HookDict, RemovableHandle
+from spillgrad.errors import OperandError, StateDictError
+from spillgrad.files.safetensors_io import StoredTensor
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import creation
+from spillgrad.tensor import Tensor
+
+# The name of what `get_extra_state` returns in a state dict.
+_EXTRA = "_extra_state"
+
+
+class IncompatibleKeys(NamedTuple):
+    """Keys that a module has and a state dict has not, and the other way round."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
+
+
+class ModuleState:
+    """The part of a module that collects and loads its state."""
+
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: "dict[str, Any]"
+    _transient_buffers: set[str]
+    _state_dict_pre_hooks: HookDict
+    _state_dict_hooks: HookDict
+    _load_pre_hooks: HookDict
+    _load_post_hooks: HookDict
+    # What `Module` defines.
+    named_modules: Callable[..., Iterator[tuple[str, Any]]]
+    register_parameter: Callable[[str, Parameter | None], None]
+    register_buffer: Callable[..., None]
+    _optional: ClassVar[frozenset[str]] = frozenset()  # names that a state dict may lack
+
+    def get_extra_state(self) -> Any:
+        """Return what else belongs to this module's state; `state_dict` holds it where a subclass defines this."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no get_extra_state; define it with set_extra_state")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take what `get_extra_state` returned; subclasses that define one define both."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no set_extra_state; define it with get_extra_state")
+
+    def state_dict(
+        self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Return parameters and persistent buffers by path, shared ones under each of their paths.
+
+        The tensors share memory with the module's; they carry no graph unless `keep_vars`. They go into `destination`,
+        if that is given, under names that begin with `prefix`.
+        """
+        found = {} if destination is None else destination
+        for hook in list(self._state_dict_pre_hooks.values()):
+            hook(self, prefix, keep_vars)
+        self._save_to_state_dict(found, prefix, keep_vars)
+        if type(self).get_extra_state is not ModuleState.get_extra_state:
+            found[prefix + _EXTRA] = self.get_extra_state()
+        for name, child in self._modules.items():
+            if child is not None:
+                child.state_dict(destination=found, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+        for hook in list(self._state_dict_hooks.values()):
+            replaced = hook(self, found, prefix, {})
+            found = found if replaced is None else replaced
+        return found
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Put this module's own parameters and buffers into a dictionary; subclasses may add to it."""
+        for key, tensor in self._own_state():
+            destination[prefix + key] = tensor if keep_vars else tensor.detach()
+
+    def _own_state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
+            if tensor is not None and name not in self._transient_buffers:
+                yield name, tensor
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> IncompatibleKeys:
+        """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
+
+        Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
+        missing and unexpected ones; OperandError for what is no dictionary. Hooks after loading may change which keys
+        are missing or unexpected: where there are any, these are looked at when all is copied and the hooks have run.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
+        state = dict(state_dict)
+        modules = list(self.named_modules(remove_duplicate=False))
+        missing: list[str] = []
+        unexpected: list[str] = []
+        errors: list[str] = []
+        known: dict[str, tuple[ModuleState, str]] = {}
+        for path, module in modules:
+            prefix = f"{path}." if path else ""
+            for hook in list(module._load_pre_hooks.values()):
+                hook(module, state, prefix, {}, strict, missing, unexpected, errors)
+            known |= {prefix + name: (module, name) for name, _ in module._own_state()}
+            if type(module).set_extra_state is not ModuleState.set_extra_state:
+                known[prefix + _EXTRA] = module, _EXTRA
+        missing += [key for key, (module, name) in known.items() if key not in state and name not in module._optional]
+        unexpected += [key for key in state if key not in known]
+        found = {key: place for key, place in known.items() if key in state}
+        for key, (module, name) in found.items():
+            if name != _EXTRA and tuple(state[key].shape) != getattr(module, name).shape:
+                errors.append(
+                    f"size mismatch for {key}: copying a param with shape {tuple(state[key].shape)} from checkpoint, "
+                    f"the shape in current model is {getattr(module, name).shape}."
+                )
+        hooks = [(module, hook) for _, module in reversed(modules) for hook in list(module._load_post_hooks.values())]
+        result = IncompatibleKeys(missing, unexpected)
+        remedy = "give the state of the same model (strict=False skips missing and unexpected keys)"
+        if errors or not hooks:
+            self._require_loadable(errors, result, strict, f"Nothing was loaded; {remedy}")
+        loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
+        for key, (module, name) in found.items():
+            pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
+            if assign or pair not in loaded:
+                module._load(name, state[key], assign)
+                loaded.add(pair)
+        for module, hook in hooks:
+            if hook(module, result) is not None:
+                raise StateDictError(
+                    f"load_state_dict: {hook!r} returned something; hooks after loading change the keys in place"
+                )
+        self._require_loadable([], result, strict, f"All other keys were loaded, and hooks left these; {remedy}")
+        return result
+
+    def _require_loadable(self, errors: list[str], keys: IncompatibleKeys, strict: bool, then: str) -> None:
+        """Raise StateDictError for errors and, if `strict`, for keys that are missing or unexpected."""
+        listed = list(errors)
+        if strict and keys.unexpected_keys:
+            listed.insert(0, f"Unexpected key(s) in state_dict: {_quoted(keys.unexpected_keys)}.")
+        if strict and keys.missing_keys:
+            listed.insert(0, f"Missing key(s) in state_dict: {_quoted(keys.missing_keys)}.")
+        if listed:
+            lines = "".join(f"\n\t{error}" for error in listed)
+            raise StateDictError(f"Error(s) in loading state_dict for {type(self).__name__}:{lines}\n{then}")
+
+    def _load(self, name: str, value: Any, assign: bool) -> None:
+        if name == _EXTRA:
+            self.set_extra_state(value)
+            return
+        own = getattr(self, name)
+        if not assign:
+            if isinstance(value, StoredTensor):
+                value.copy_to(own)
+                return
+            with no_grad():
+                own.copy_(value)
+            return
+        value = value if isinstance(value, Tensor) else creation.tensor(np.asarray(value))
+        if name in self._parameters:
+            same = isinstance(value, Parameter)
+            value = value if same else Parameter(value.detach(), requires_grad=own.requires_grad)
+            self.register_parameter(name, value)
+        else:
+            self.register_buffer(name, value, persistent=name not in self._transient_buffers)
+
+    def register_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(module, prefix, keep_vars)` before `state_dict` collects this module's state."""
+        return self._state_dict_pre_hooks.add(hook)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(module, state_dict, prefix, metadata)` after `state_dict` collected this module's state.
+
+        It may change the dictionary in place; the metadata are empty.
+        """
+        return self._state_dict_hooks.add(hook)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)` before loading.
+
+        It may change a copy of the dictionary, to rename keys say, and the lists, in place; the metadata are empty.
+        """
+        return self._load_pre_hooks.add(hook)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place.
+
+        Strict loading raises for the keys that are in the lists when all hooks have run.
+        """
+        return self._load_post_hooks.add(hook)
+
+
+def _quoted(keys: list[str]) -> str:
+    return ", ".join(f'"{key}"' for key in keys)

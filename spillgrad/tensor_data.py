@@ -1,0 +1,309 @@
+"""A tensor's memory: the storage it shares with its views, and the array over it; nothing here knows of graphs."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from spillgrad import dtypes
+from spillgrad.device import dlpack
+from spillgrad.device.device import CPU, CUDA, Device, device_of, moved
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError, OperandError
+from spillgrad_kernels.device_array import address_of, is_on_device
+
+_uids = itertools.count()
+
+
+class Storage:
+    """The memory that a tensor and all its views share.
+
+    `uid` is never used twice in a process, `version` counts the in-place changes, `array` is the dense memory itself.
+    `earlier_versions` are those of other memory that a tensor over this one had before: `_version` never goes back.
+    `aliased` says that more than one tensor has looked at it; `trainable`, that it belongs to a leaf that requires a
+    gradient.
+    """
+
+    # Few storages ever get another value: defaults on the class make tensors cheap.
+    version = 0
+    earlier_versions = 0
+    aliased = False
+    trainable = False
+    # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`. Then `view_of`
+    # returns what stands for a tensor over it without holding that; its `tensor()` is the tensor again.
+    offloaded = False
+    view_of: Callable[[Any], Any]
+    put_away: Callable[[Any], None]  # moves a gradient of the leaf there
+    hold: Callable[[Any], None]  # keeps an object until the module that runs has ended
+    # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
+    keeper: Callable[[], Any] | None = None  # a weak reference
+    # Where a copy of it is among others of small storages; see `small_tensors`.
+    packed: Any = None
+
+    _uid: int | None = None
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    @property
+    def uid(self) -> int:
+        """The number of this storage alone, given when first asked for."""
+        if self._uid is None:
+            self.__dict__.setdefault("_uid", next(_uids))  # two threads may ask at once
+        return self._uid  # type: ignore[return-value]
+
+    def begin_change(self) -> None:
+        """Count an in-place change, before it is made: whoever reads the memory meanwhile can tell."""
+        if self.keeper is not None:
+            keeper, self.keeper = self.keeper(), None
+            if keeper is not None:
+                keeper.keep()
+        self.version += 1
+
+    def lend(self) -> None:
+        """Note that somebody outside gets the memory, who may change it without telling."""
+        self.aliased = True
+
+
+class TensorData:
+    """The part of a tensor that is an array over a storage: layout, device and conversions to other libraries."""
+
+    _array: np.ndarray
+    _storage: Storage
+
+    def _set(self, array: np.ndarray, storage: Storage) -> None:
+        self._array = array
+        self._storage = storage
+
+    @property
+    def storage(self) -> Storage:
+        """The memory shared with all views."""
+        return self._storage
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array over the tensor's memory, for internal use; `numpy()` is the user's door."""
+        return self._array
+
+    def host_array(self) -> np.ndarray:
+        """Return the array, or a copy of one on a device once that has computed it."""
+        return moved(self._array, CPU)
+
+    def array_to_overwrite(self) -> np.ndarray:
+        """Return the array to begin a change of which every element is replaced: its present values may be missing."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        """The data type of the elements."""
+        return self._array.dtype
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return device_of(self._array)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._array.ndim
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self._array.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self._array.itemsize
+
+    @property
+    def _version(self) -> int:
+        return self._storage.earlier_versions + self._storage.version
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or the size of one dimension."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim
+
+    ndimension = dim
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return self._array.size
+
+    nelement = numel
+
+    def element_size(self) -> int:
+        """Return the bytes of one element."""
+        return self.itemsize
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return the step in elements from one index to the next, per dimension or of one."""
+        strides = tuple(s // self.itemsize for s in self._array.strides)
+        return strides if dim is None else strides[dim]
+
+    def storage_offset(self) -> int:
+        """Return how many elements into its storage the tensor begins."""
+        return (address_of(self._array) - address_of(self._storage.array)) // self.itemsize
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return address_of(self._array)
+
+    def is_contiguous(self) -> bool:
+        """Return whether elements lie in memory in row-major order without gaps."""
+        return self._array.flags.c_contiguous
+
+    def is_floating_point(self) -> bool:
+        """Return whether the elements are real floating-point numbers."""
+        return dtypes.is_floating_point(self.dtype)
+
+    def is_complex(self) -> bool:
+        """Return whether the elements are complex numbers."""
+        return dtypes.is_complex(self.dtype)
+
+    def is_inference(self) -> bool:
+        """Return False: what `inference_mode` makes is a tensor like any other, to record and change later."""
+        return False
+
+    def is_signed(self) -> bool:
+        """Return whether the elements can be negative."""
+        return self.dtype.kind not in "ub"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the memory is on a CUDA device."""
+        return self.device is CUDA
+
+    def bump_version(self) -> None:
+        """Count one in-place change of the memory."""
+        self._storage.version += 1
+
+    def mark_shared(self) -> Self:
+        """Note that somebody else may keep this tensor, so that its memory is never taken over; return it."""
+        self._storage.aliased = True
+        return self
+
+    # To Python and NumPy
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
+
+        Writes through it cannot be tracked: change no value that backward still needs. Raises DeviceError for a tensor
+        on a CUDA device, which `force` copies to the host.
+        """
+        if is_on_device(self._array):
+            if force:
+                return self.host_array()
+            raise DeviceError(f"numpy: got a tensor on {self.device}; NumPy takes the host's memory: use cpu() first")
+        self._storage.lend()
+        return self._array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ArgumentError(
+                    f"__array__: got dtype={dtype} and copy=False; {array.dtype} can only be converted by a copy"
+                )
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Return a DLPack capsule over the same memory; writes through it cannot be tracked.
+
+        Raises ExportError for negative strides, which PyTorch does not take. NumPy takes no bfloat16: `numpy()` does.
+        """
+        if any(stride < 0 for stride in self._array.strides):
+            raise ExportError("dlpack: got negative strides, which not every library takes; use contiguous()")
+        if self.is_cuda:
+            self._storage.lend()
+            return dlpack.export(self._array, stream, max_version, dl_device, copy)
+        return dlpack.export_from_host(
+            self.numpy(), stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
+
+    def __dlpack_device__(self) -> Any:
+        return dlpack.DEVICE if self.is_cuda else self._array.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """What other libraries take device memory by; a tensor on the host has none."""
+        if not self.is_cuda:
+            raise AttributeError("__cuda_array_interface__: the tensor is on the host")
+        self._storage.lend()
+        return dlpack.interface(self._array)
+
+    def item(self) -> Any:
+        """Return the only element as a Python number. Raises ArgumentError for more or fewer elements."""
+        if self._array.size != 1:
+            raise ArgumentError(
+                f"item: a tensor of shape {self.shape} has {self._array.size} elements; only one can become a number"
+            )
+        value = self.host_array().reshape(())[()]
+        return float(value) if self.dtype == dtypes.bfloat16 else value.item()
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python numbers."""
+        array = self.host_array()
+        return (array.astype(np.float32) if self.dtype == dtypes.bfloat16 else array).tolist()
+
+    def __bool__(self) -> bool:
+        if self._array.size != 1:
+            count = "more than one value" if self._array.size else "no values"
+            raise ArgumentError(
+                f"bool: Boolean value of Tensor with {count} is ambiguous: got shape {self.shape}; use any(), all() or "
+                "compare one element"
+            )
+        return bool(self.host_array().reshape(())[()])
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if dtypes.category(self.dtype) > 1:
+            raise DtypeError(
+                f"index: got a tensor of {self.dtype}; only integer tensors of one element can be an index"
+            )
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise DtypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __format__(self, specification: str) -> str:
+        return object.__format__(self, specification) if self.ndim else format(self.item(), specification)
+
+    def __contains__(self, value: Any) -> bool:
+        if not isinstance(value, TensorData | bool | int | float | complex | np.generic):
+            raise OperandError(f"in: got {type(value).__name__}; wanted a tensor or a number")
+        return bool((self.host_array() == (value.host_array() if isinstance(value, TensorData) else value)).any())
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """Return a NumPy array as one that can be a tensor's memory: itself, or a copy in this machine's byte order.
+
+    Raises DtypeError for strings, objects and whatever else no tensor holds.
+    """
+    dtype = dtypes.as_dtype(array.dtype)
+    return array if array.dtype.isnative else array.astype(dtype)
