@@ -76,7 +76,7 @@ from spillgrad.ops.array_api_names import (
 )
 from spillgrad.ops.subscript import getitem
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 
 __array_api_version__ = "2024.12"
 newaxis = None

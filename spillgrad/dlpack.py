@@ -101,7 +101,7 @@ class _Lent:
 def _driver() -> Any:
     """Return the device's driver. Raises DeviceError where there is no device."""
     as_device(CUDA.type)
-    from spillgrad_kernels.cuda import driver
+    from spillgrad_kernels.cuda.driver import driver
 
     return driver
 

@@ -32,7 +32,7 @@ from spillgrad.storage.store import Handle, Label, View
 from spillgrad.storage.store_lock import is_interrupted
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.device_array import address_of, is_on_device, placed
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.memory.holder import Holder
 
 if TYPE_CHECKING:
     from spillgrad.device_cache import DeviceCache, Stored

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from spillgrad_kernels import memory
-from spillgrad_kernels.pointers import address_of as host_address_of
+from spillgrad_kernels.cpu.pointers import address_of as host_address_of
+from spillgrad_kernels.memory import buffers
 
 Shape = tuple[int, ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -384,12 +384,12 @@ def empty_on_device(shape: Shape, dtype: Any) -> np.ndarray:
 
 def empty_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
     """Return an uninitialised array without gaps, on the device of another."""
-    return empty_on_device(shape, dtype) if type(array) is DeviceArray else memory.empty(shape, dtype)
+    return empty_on_device(shape, dtype) if type(array) is DeviceArray else buffers.empty(shape, dtype)
 
 
 def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
     """Return an array of zeros without gaps, on the device of another."""
-    return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else memory.zeros(shape, dtype)
+    return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else buffers.zeros(shape, dtype)
 
 
 def beside(array: Any, other: np.ndarray) -> np.ndarray:

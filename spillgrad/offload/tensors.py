@@ -13,9 +13,9 @@ from spillgrad.device import CPU, Device
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of, placed
-from spillgrad_kernels.holder import finalizer, later
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import finalizer, later
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
@@ -89,7 +89,7 @@ class OffloadedStorage(Storage):
             array = self._alive()
             if array is None:
                 self._residents.settle()
-                array = memory.empty(self._shape, self._dtype)
+                array = buffers.empty(self._shape, self._dtype)
                 self._alive = weakref.ref(array)
         return array
 

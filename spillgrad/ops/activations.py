@@ -19,7 +19,7 @@ from spillgrad.ops.reduce import argmax
 from spillgrad.ops.shape import chunk, normalize_dim, reshape, unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import random as kernels
+from spillgrad_kernels.cpu import random as kernels
 
 sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.")
 

@@ -24,7 +24,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 from spillgrad_kernels.device_array import address_of, placed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

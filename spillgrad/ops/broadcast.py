@@ -8,7 +8,7 @@ from spillgrad.errors import ShapeError
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import on_floats
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions
+from spillgrad_kernels.cpu import reductions
 
 Shape = tuple[int, ...]
 

@@ -19,7 +19,7 @@ from spillgrad.ops.shape import constant_pad, crop, permute, reshape
 from spillgrad.ops.sliding import sum_windows, windows_along
 from spillgrad.ops.windows import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import conv as kernels
+from spillgrad_kernels.cpu import conv as kernels
 from spillgrad_kernels.windows import Windows
 
 _computed = functools.partial(on_floats, device_takes_half=True)

@@ -17,7 +17,7 @@ from spillgrad.ops.convert import to
 from spillgrad.ops.numeric import cast
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor, native
-from spillgrad_kernels import random as kernels
+from spillgrad_kernels.cpu import random as kernels
 from spillgrad_kernels.device_array import twin
 
 

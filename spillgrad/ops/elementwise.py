@@ -24,12 +24,12 @@ from spillgrad.ops.placement import computed_anywhere, require_one_device
 from spillgrad.ops.planned import Plan, Planned, new_plan
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import prepare
+from spillgrad_kernels.cpu.elementwise import prepare
 from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device, prepare_on_device
-from spillgrad_kernels.elementwise import ROWS, Row
-from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
-from spillgrad_kernels.formula import trace as traced
-from spillgrad_kernels.walk import Layout, Shape, layout_of
+from spillgrad_kernels.layout import Layout, Shape, layout_of
+from spillgrad_kernels.tables.elementwise import ROWS, Row
+from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, parameters, with_names
+from spillgrad_kernels.tables.formula import trace as traced
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:

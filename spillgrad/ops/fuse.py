@@ -1,7 +1,7 @@
 """Fusion: a function of elementwise tensor operations becomes one kernel forward and one backward.
 
-The function is called once with symbols; what it does with them is a program (`spillgrad_kernels.program`), which is
-compiled for the dtypes at hand. Only arguments are saved for backward, which computes everything else again.
+The function is called once with symbols. What it does with them becomes a program (`spillgrad_kernels.tables.program`),
+which is compiled for the dtypes at hand. Only arguments are saved for backward, which computes everything else again.
 """
 
 import functools
@@ -23,8 +23,8 @@ from spillgrad.ops.elementwise import tensor_functions
 from spillgrad.ops.numeric import as_array, cast
 from spillgrad.ops.symbol import Recorder, Symbol, Unrecorded, refusal
 from spillgrad.tensor import Tensor, native
-from spillgrad_kernels.cpu import compute
-from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
+from spillgrad_kernels.cpu.elementwise import compute
+from spillgrad_kernels.tables.formula import CONVERSIONS, Formula, Trace, with_names
 
 Shape = tuple[int, ...]
 

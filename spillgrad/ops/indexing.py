@@ -22,7 +22,7 @@ from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.ops.subscript import getitem
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import is_on_device, on_device, zeros_beside
 
 Shape = tuple[int, ...]

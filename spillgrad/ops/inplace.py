@@ -22,9 +22,9 @@ from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
-from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.cpu.indexing import index_add_flat
 from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
-from spillgrad_kernels.indexing import index_add_flat
+from spillgrad_kernels.jit.compile import FLOATS
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 

@@ -23,12 +23,12 @@ from spillgrad.ops.planned import CallOnDevice, Plan, Planned, new_plan
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import matmul as kernels
-from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.cpu import matmul as kernels
 from spillgrad_kernels.device_array import empty_beside, is_on_device, twin
-from spillgrad_kernels.dispatch import get_num_threads
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.walk import Layout, Shape
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.layout import Layout, Shape
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.threads.dispatch import get_num_threads
 
 
 class _Product(Planned):

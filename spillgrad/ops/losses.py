@@ -24,7 +24,7 @@ from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import losses as kernels
+from spillgrad_kernels.cpu import losses as kernels
 from spillgrad_kernels.device_array import arange_beside, empty_beside, is_on_device
 
 

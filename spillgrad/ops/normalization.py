@@ -17,7 +17,7 @@ from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import normalization as kernels
+from spillgrad_kernels.cpu import normalization as kernels
 
 Shape = tuple[int, ...]
 

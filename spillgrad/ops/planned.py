@@ -13,12 +13,12 @@ from spillgrad.autograd.node import OutputMeta
 from spillgrad.device import CPU, CUDA
 from spillgrad.ops import generate
 from spillgrad.ops.numeric import as_array, compute_dtype
-from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.cpu.pointers import address_of
 from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
-from spillgrad_kernels.dispatch import Kernel
-from spillgrad_kernels.memory import allocator
-from spillgrad_kernels.pointers import address_of
-from spillgrad_kernels.walk import Layout
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.layout import Layout
+from spillgrad_kernels.memory.buffers import allocator
+from spillgrad_kernels.threads.dispatch import Kernel
 
 # Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
 _REMEMBERED = 1024

@@ -12,9 +12,9 @@ from spillgrad.errors import ArgumentError, DtypeError, OperandError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.symbol import Symbol
 from spillgrad.tensor import Tensor, native
-from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
-from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.elementwise import ROWS
 
 Number = bool | int | float
 Operand = Tensor | Number

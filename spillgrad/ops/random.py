@@ -12,7 +12,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.inplace import change
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import random as kernels
+from spillgrad_kernels.cpu import random as kernels
 
 
 def _dropped(self: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:

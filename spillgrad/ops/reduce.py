@@ -39,9 +39,9 @@ from spillgrad.ops.shape import (
     unsqueeze,
 )
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.cpu import reductions as kernels
 from spillgrad_kernels.device_array import twin
-from spillgrad_kernels.walk import Layout
+from spillgrad_kernels.layout import Layout
 
 Shape = tuple[int, ...]
 Dims = int | Sequence[int] | None

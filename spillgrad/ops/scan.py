@@ -19,9 +19,9 @@ from spillgrad.ops.numeric import compute_dtype, on_floats, require_floats
 from spillgrad.ops.reduce import ValuesAndIndices, sum
 from spillgrad.ops.shape import cat, constant_pad, flip, narrow, normalize_dim, one_dim, reshape, roll
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.cpu import reductions as kernels
 from spillgrad_kernels.device_array import arange_beside
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.memory.buffers import empty
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from spillgrad.ops.numeric import on_floats
 from spillgrad.ops.shape import as_tuple, constant_pad, crop, normalize_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, on_device
-from spillgrad_kernels.memory import zeros
+from spillgrad_kernels.memory.buffers import zeros
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]

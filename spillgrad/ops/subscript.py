@@ -19,7 +19,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import as_own, cast, contiguous, on_floats
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor, native
-from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_beside
 
 

@@ -13,9 +13,9 @@ from spillgrad import dtypes
 from spillgrad.autograd.grad_mode import is_grad_enabled
 from spillgrad.errors import DtypeError, FusionError
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import Formula
-from spillgrad_kernels.program import Program, Step, Value
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.program import Program, Step, Value
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from spillgrad.ops import define
 from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import intercept
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import copy
+from spillgrad_kernels.memory.buffers import copy
 
 
 class CheckpointPolicy(enum.Enum):

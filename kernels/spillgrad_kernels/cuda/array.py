@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad_kernels.cuda import driver
+from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.device_array import DeviceArray, Lying, byte_bounds
-from spillgrad_kernels.holder import Holder
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.memory.holder import Holder
 
 
 class _Lent(Holder):

@@ -14,11 +14,11 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda import logic, scalar_math
 from spillgrad_kernels.cuda.array import Fresh, empty, fresh, to_device
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray, Lying, NotOnDevice, may_share_memory
-from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
-from spillgrad_kernels.walk import Layout, dense, plan
+from spillgrad_kernels.layout import Layout, dense, plan
+from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 
 Operand = DeviceArray | np.generic  # a number is passed by its value
 

@@ -22,7 +22,7 @@ from spillgrad_kernels.cuda import (
     tensor_cores,
 )
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import SIMULATED, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
     ACCESS_BYTES,
     HALF,
@@ -34,8 +34,8 @@ from spillgrad_kernels.cuda.pointers import (
     storers,
 )
 from spillgrad_kernels.device_array import DeviceArray, Lying
-from spillgrad_kernels.formula import FUNCTIONS, Formula, Trace, trace
-from spillgrad_kernels.walk import Layout, Shape
+from spillgrad_kernels.layout import Layout, Shape
+from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 
 # Tiles beside each other that blocks take in turn: what they read of A and B is still in the second-level cache.
 _GROUP_ROWS = 8

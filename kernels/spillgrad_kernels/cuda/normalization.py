@@ -14,8 +14,8 @@ from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.formula import CONVERSIONS
-from spillgrad_kernels.scalar_math import exp, log, sqrt, where
+from spillgrad_kernels.tables.formula import CONVERSIONS
+from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
 # Rows that one partial sum of parameters' gradients is of at least, and how many such sums there are at most.
 _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
