@@ -31,7 +31,7 @@ from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label, View
 from spillgrad.storage.store_lock import is_interrupted
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.device_array import address_of, is_on_device, placed
+from spillgrad_kernels.device_array import address_of, is_on_device, strided_view
 from spillgrad_kernels.memory.holder import Holder
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Spilled(Holder):
     def tensor(self) -> Tensor:
         """Return the tensor, over memory it shares with all others of its storage."""
         dense, storage = self._spill._memory_of(self.stored, self._key)
-        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), storage)
+        return Tensor.wrap(strided_view(dense, self._offset, self._shape, self._dtype, self._strides), storage)
 
     def __repr__(self) -> str:
         return f"<Spilled {self.stored!r}>"

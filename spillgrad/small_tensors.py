@@ -16,7 +16,7 @@ import numpy as np
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label, View
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.device_array import placed
+from spillgrad_kernels.device_array import strided_view
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import Holder
 
@@ -102,7 +102,9 @@ class SpilledSmall:
     def tensor(self) -> Tensor:
         """Return the tensor, over memory of its own."""
         layout, whole = self._layout, buffers.copy(self._place.read())
-        return Tensor.wrap(placed(whole, layout.offset, layout.shape, layout.dtype, layout.strides), Storage(whole))
+        return Tensor.wrap(
+            strided_view(whole, layout.offset, layout.shape, layout.dtype, layout.strides), Storage(whole)
+        )
 
 
 class SmallTensors:

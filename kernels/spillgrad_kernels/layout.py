@@ -1,125 +1,96 @@
-"""How to walk arrays of one shape together, whatever their strides: in tiles, along the dimension most are dense in.
+"""The layout of an array: its shape, strides and dtype."""
 
-Memory is addressed by integers, so that one machine code serves every layout.
-"""
-
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.jit.compile import jit
-
-# Elements below which another thread does not pay: 8,192 cheap ones take about as long as handing half of them over.
-GRAIN = 1 << 13
-# Elements of a tile: about a microsecond of work, beside which finding its place (20 ns) is nothing.
-_TILE = 4096
-
 Shape = tuple[int, ...]
-# How an array lies in memory: shape, strides in bytes, dtype.
-Layout = tuple[Shape, Shape, np.dtype[Any]]
+
+# An address for arrays of which only views are made and no element is read.
+STAND_IN_ADDRESS = 1 << 40
+
+
+class Layout:
+    """The shape of an array, its strides in bytes, its dtype, and whether it may be written.
+
+    `dense` is what NumPy calls C-contiguous. `bounds` are the offsets in bytes of the array's first byte and of the end
+    of its last one, from its first element; both are 0 for an array without elements.
+    `Layout.made` returns one object for equal layouts, so that a layout is a key that costs no comparison. Only where a
+    program uses more layouts than it remembers do equal ones have several objects.
+    """
+
+    __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
+
+    def __init__(self, shape: Shape, strides: Shape, dtype: np.dtype[Any], writeable: bool = True) -> None:
+        self.shape, self.strides, self.dtype, self.writeable = shape, strides, dtype, writeable
+        reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+        last = sum([reach for reach in reaches if reach > 0]) + dtype.itemsize
+        self.bounds = (sum([reach for reach in reaches if reach < 0]), last) if 0 not in shape else (0, 0)
+        steps = zip(shape, strides, dense_strides(shape, dtype.itemsize), strict=True)
+        self.dense = 0 in shape or all([size == 1 or stride == step for size, stride, step in steps])
+
+    def __repr__(self) -> str:
+        return f"<layout of {self.dtype} {self.shape} with strides {self.strides}>"
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1 << 14)
+    def made(shape: Shape, strides: Shape, dtype: np.dtype[Any], writeable: bool = True) -> "Layout":
+        """Return the layout of this shape, these strides and this dtype."""
+        return Layout(shape, strides, dtype, writeable)
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Layout":
+        """Return the layout of a NumPy array."""
+        return cls.made(array.shape, array.strides, array.dtype, array.flags.writeable)
+
+    def at(self, address: int = STAND_IN_ADDRESS) -> np.ndarray:
+        """Return a NumPy array of this layout at an address; nobody may read its elements."""
+        interface = {
+            "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
+            "data": (address, not self.writeable),
+        }  # fmt: skip
+        return np.asarray(_Interface(interface)).view(self.dtype)
+
+
+class _Interface:
+    """An object that NumPy takes for an array."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
 
 
 def layout_of(array: np.ndarray) -> Layout:
-    """Return how an array lies in memory."""
-    return array.shape, array.strides, array.dtype
+    """Return the layout of an array, of the host or of a device, as if it may be written."""
+    return Layout.made(array.shape, array.strides, array.dtype)
+
+
+def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Shape:
+    """Return the strides without gaps for dimensions in a given order in memory, outermost first."""
+    strides, stride = [0] * len(shape), itemsize
+    for d in reversed(range(len(shape)) if order is None else order):
+        strides[d] = stride
+        stride *= shape[d]
+    return tuple(strides)
 
 
 def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
     """Return the layout without gaps whose dimensions lie in memory in a given order, outermost first."""
-    strides, stride = [0] * len(shape), dtype.itemsize
-    for d in reversed(range(len(shape)) if order is None else order):
-        strides[d] = stride
-        stride *= shape[d]
-    return shape, tuple(strides), dtype
+    return Layout.made(shape, dense_strides(shape, dtype.itemsize, order), dtype)
 
 
 def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
     """Return for every item of the batch the bytes from each operand's start to its matrix; dimensions broadcast."""
     offsets = np.zeros((*batch, len(operands)), np.int64)
     for column, operand in enumerate(operands):
-        shape, strides = operand[0][-3::-1], operand[1][-3::-1]
+        shape, strides = operand.shape[-3::-1], operand.strides[-3::-1]
         for axis, (size, stride) in enumerate(zip(shape, strides, strict=True), start=1):
             if size > 1:
                 steps = np.arange(size) * stride
                 offsets[..., column] += steps.reshape(size, *[1] * (axis - 1))
     return offsets.reshape(-1, len(operands))
-
-
-class Walk(NamedTuple):
-    """How to walk arrays of given layouts: `loops` for the kernel, how many tiles, and the elements of one.
-
-    Rows of `loops`: the sizes of the dimensions, the last two being rows and columns; a tile's sizes; then, per array,
-    its strides in bytes.
-    """
-
-    loops: np.ndarray
-    tiles: int
-    tile: int
-    order: tuple[int, ...]  # the dimensions, outermost first
-
-    @property
-    def steps(self) -> list[int]:
-        """How far each array moves from one column to the next."""
-        return self.loops[2:, -1].tolist()  # type: ignore[no-any-return]
-
-    @property
-    def grain(self) -> int:
-        """The tiles below which another thread does not pay."""
-        return max(1, GRAIN // self.tile)
-
-
-def plan(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> Walk:
-    """Return how to walk arrays broadcast to `shape`: in tiles of whole rows, or in squares of a given side."""
-    steps = []
-    for array_shape, strides, _ in arrays:
-        own = [0 if size == 1 else stride for size, stride in zip(array_shape, strides, strict=True)]
-        steps.append([0] * (len(shape) - len(own)) + own)
-    sizes_of = [dtype.itemsize for _, _, dtype in arrays]
-    # Innermost the dimension in which the fewest arrays have gaps; for the others, large strides outermost.
-    order = sorted(
-        reversed(range(len(shape))),
-        key=lambda d: (
-            sum(abs(own[d]) > size for own, size in zip(steps, sizes_of, strict=True)),
-            sum(abs(own[d]) for own in steps),
-        ),
-    )[::-1]
-    sizes: list[int] = []
-    strides_of: list[list[int]] = []  # per dimension, outermost first: each array's stride
-    for d in order:
-        here = [own[d] for own in steps]
-        if shape[d] == 1:
-            continue
-        if sizes and strides_of[-1] == [stride * shape[d] for stride in here]:
-            sizes[-1] *= shape[d]
-            strides_of[-1] = here
-        else:
-            sizes.append(shape[d])
-            strides_of.append(here)
-    while len(sizes) < 2:
-        sizes.insert(0, 1)
-        strides_of.insert(0, sizes_of)
-    columns = min(sizes[-1], side or _TILE)
-    rows = min(sizes[-2], side or max(1, _TILE // max(columns, 1)))
-    tile = [*[1] * (len(sizes) - 2), rows, columns]
-    loops = np.array([sizes, tile, *zip(*strides_of, strict=True)], np.int64)
-    loops.setflags(write=False)
-    tiles = math.prod(-(-size // part) for size, part in zip(sizes, tile, strict=True)) if math.prod(shape) else 0
-    return Walk(loops, tiles, max(1, rows * columns), tuple(order))
-
-
-@jit
-def locate(loops: Any, dims: int, tile: int, place: Any) -> None:
-    """Add to the addresses in `place` where each array's part of a tile begins; its rows and columns come last."""
-    arrays = len(loops) // dims - 2
-    for d in range(dims - 1, -1, -1):
-        size, part = loops[d], loops[dims + d]
-        parts = (size + part - 1) // part
-        rest = tile // parts
-        index = (tile - rest * parts) * part
-        tile = rest
-        for i in range(arrays):
-            place[i] += index * loops[(2 + i) * dims + d]
-        if d >= dims - 2:
-            place[arrays + d - (dims - 2)] = min(part, size - index)

@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad.autograd.hooks import Predicate, saved_tensors_hooks, stack
 from spillgrad.errors import GraphError, SavedTensorError
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.device_array import address_of, byte_bounds, placed
+from spillgrad_kernels.device_array import address_of, byte_bounds, strided_view
 
 
 class _Packed:
@@ -66,7 +66,7 @@ class _Keeper:
 
 def _moved(array: np.ndarray, copy: np.ndarray, start: int) -> np.ndarray:
     """Return what `array` is in a copy of the memory that begins at address `start`."""
-    return placed(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
+    return strided_view(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
 
 
 def _pack(tensor: Tensor) -> _Packed:

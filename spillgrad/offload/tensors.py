@@ -13,7 +13,7 @@ from spillgrad.device import CPU, Device
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.device_array import address_of, placed
+from spillgrad_kernels.device_array import address_of, strided_view
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import finalizer, later
 
@@ -188,7 +188,7 @@ class OffloadedView:
     def tensor(self) -> Tensor:
         """Return the tensor, over the storage's array."""
         dense = self._storage.array
-        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), self._storage)
+        return Tensor.wrap(strided_view(dense, self._offset, self._shape, self._dtype, self._strides), self._storage)
 
 
 class Offloaded(Tensor):

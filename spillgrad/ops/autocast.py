@@ -25,7 +25,7 @@ from spillgrad.ops.define import Operation
 from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels.cuda.driver.availability import missing
-from spillgrad_kernels.device_array import address_of, placed
+from spillgrad_kernels.device_array import address_of, strided_view
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -90,7 +90,7 @@ class Conversion:
         """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
         dtype, shape, strides = self._array
         converted = to_dtype(self._origin.tensor(*self._label), self._dtype)
-        return Tensor.wrap(placed(converted.array, self._offset, shape, dtype, strides), converted.storage)
+        return Tensor.wrap(strided_view(converted.array, self._offset, shape, dtype, strides), converted.storage)
 
 
 class _Known(NamedTuple):

@@ -23,7 +23,7 @@ from spillgrad.ops.define import operation
 from spillgrad.ops.numeric import assign, cast, contiguous, on_floats
 from spillgrad.tensor import Tensor, native, register_view_again
 from spillgrad_kernels.cpu.indexing import index_add_flat
-from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
+from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, strided_view, zeros_beside
 from spillgrad_kernels.jit.compile import FLOATS
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
@@ -226,7 +226,7 @@ def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
     shape, strides, offset = place
     dense, steps = contiguous(self), tuple(s * self.itemsize for s in strides)
     if is_on_device(dense):
-        return placed(dense, offset * self.itemsize, shape, self.dtype, steps)
+        return strided_view(dense, offset * self.itemsize, shape, self.dtype, steps)
     return np.lib.stride_tricks.as_strided(dense.reshape(-1)[offset:], shape, steps)
 
 

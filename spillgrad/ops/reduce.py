@@ -40,7 +40,7 @@ from spillgrad.ops.shape import (
 )
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions as kernels
-from spillgrad_kernels.device_array import twin
+from spillgrad_kernels.device_array import device_kernel
 from spillgrad_kernels.layout import Layout
 
 Shape = tuple[int, ...]
@@ -96,7 +96,7 @@ class _Folded(Planned):
         return new_plan(layouts, code, fold.units, fold.kept, fold.shape, fold.dtype, large)
 
     def plan_on_device(self, operands: Any, out: Any, is_aligned: bool, dims: Shape, keepdim: bool) -> Any:
-        fold = twin(getattr(kernels, self.name))
+        fold = device_kernel(getattr(kernels, self.name))
         shape = kernels.reduced_shape(operands[0].shape, dims, keepdim)
         return CallOnDevice(lambda array: fold(array, dims, keepdim)), shape, operands[0].dtype
 

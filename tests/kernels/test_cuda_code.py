@@ -44,7 +44,7 @@ IN_FLOAT64 = ("digamma", "polygamma", "lgamma", "sin", "cos", "tan", "sinc")
 
 def layouts_of(names, dtype):
     kinds = [np.dtype(bool) if name == "condition" else np.dtype(dtype) for name in names]
-    return tuple([((1000,), (kind.itemsize,), kind) for kind in kinds])
+    return tuple([dense((1000,), kind) for kind in kinds])
 
 
 def together(formulas, dtype):
@@ -96,8 +96,8 @@ def test_integers_are_computed_as_integers_on_every_generation(name, dtype):
 ])  # fmt: skip
 def test_neighbours_move_in_one_access_of_16_bytes(dtype, access):
     kind = np.dtype(dtype)
-    layout = ((64, 1024), (1024 * kind.itemsize, kind.itemsize), kind)
-    row = ((1024,), (kind.itemsize,), kind)
+    layout = dense((64, 1024), kind)
+    row = dense((1024,), kind)
     code = elementwise.prepare(ROWS["add"].forward, "add", (kind,), (layout, row), (), True).kernel.ptx((8, 0))
     accesses = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code))
     assert {a.split(".")[0] for a in accesses} == {access.split(".")[0]}, accesses

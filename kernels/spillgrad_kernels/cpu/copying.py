@@ -8,8 +8,9 @@ from llvmlite import ir
 
 from spillgrad_kernels.cpu.pointers import array_at, copy_bytes, data_of
 from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, jit, types
-from spillgrad_kernels.layout import layout_of, locate, plan
+from spillgrad_kernels.layout import layout_of
 from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.tile_walk import locate, tile_walk
 
 # The side of a square tile of a copy: whole cache lines of either array.
 _SIDE = 64
@@ -97,5 +98,5 @@ def copy(source: np.ndarray, target: np.ndarray) -> None:
         streamed = nbytes >= _STREAM_MIN_BYTES
         parallel_for(_copy_dense, -(-nbytes // _BLOCK), _GRAIN_BLOCKS, id(source), id(target), nbytes, streamed)
         return
-    walk = plan(source.shape, (layout_of(source), layout_of(target)), _SIDE)
+    walk = tile_walk(source.shape, (layout_of(source), layout_of(target)), _SIDE)
     parallel_for(_copy_tiles, walk.tiles, walk.grain, walk.loops, id(source), id(target), _WORDS[source.itemsize])

@@ -17,12 +17,13 @@ from spillgrad_kernels.cpu.pointers import array_at, data_of, element, row_at, s
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.by_address import call, code_address
 from spillgrad_kernels.jit.compile import jit
-from spillgrad_kernels.layout import Layout, Shape, dense, layout_of, locate, plan
+from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
 from spillgrad_kernels.memory.buffers import allocator
 from spillgrad_kernels.tables import half
 from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.threads.atomics import WORD_BYTES
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
+from spillgrad_kernels.tile_walk import locate, tile_walk
 
 
 def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
@@ -85,8 +86,8 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
 def _walker(arrays: int) -> Kernel:
     """Return the kernel that computes tiles of so many arrays, whatever the loop over each.
 
-    It gets the address of `Call.words`, and the arrays' ids. Only the loop over a tile is compiled for each formula, in
-    80 ms; all that surrounds it would take 320.
+    It takes the address of `CallPlan.words` and the arrays' ids. Only the loop over a tile is compiled for each
+    formula, in 80 ms. To compile all that surrounds it too would take 320 ms.
     """
     ids = [f"a{i}" for i in range(arrays)]
     source = "\n".join([
@@ -120,10 +121,10 @@ _NAMES = {
 _trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
 
 
-class Call(NamedTuple):
-    """What calls with the same layouts share: the kernel and its loop, how to walk the arrays, what results are like.
+class CallPlan(NamedTuple):
+    """The prepared kernel for calls with the same layouts.
 
-    `copied` are those that pass through a dense copy, with the order of its dimensions.
+    `copied` lists the arrays that pass through a dense copy, each with the order of the copy's dimensions.
     """
 
     kernel: Kernel
@@ -134,7 +135,7 @@ class Call(NamedTuple):
     results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # how to allocate each, and its dtype
     copied: tuple[tuple[int, Shape], ...]
     arrays: int
-    kept: np.ndarray  # the memory at `words`
+    kept: np.ndarray  # the memory at `words`, which must live as long as the plan
 
     @property
     def code(self) -> Kernel:
@@ -170,44 +171,45 @@ class Call(NamedTuple):
 def prepare(
     formula: Formula | Trace, name: str, dtypes: tuple[Any, ...], operands: tuple[Layout, ...],
     outs: tuple[Layout, ...] = (),
-) -> Call:  # fmt: skip
-    """Return what computes a formula, or a trace with several results, over operands of these layouts.
+) -> CallPlan:  # fmt: skip
+    """Return the plan of a formula, or of a trace with several results, over operands of these layouts.
 
     Raises ValueError when shapes do not broadcast together, or to those of `outs`.
     """
-    foreign = [layout[2] for layout in (*operands, *outs) if not layout[2].isnative]
+    foreign = [layout.dtype for layout in (*operands, *outs) if not layout.dtype.isnative]
     if foreign:  # the kernel knows a dtype by its name, which does not tell the byte order
         raise TypeError(f"{name}: got {foreign[0]!r}; convert the array to this machine's byte order")
-    shape = np.broadcast_shapes(*[layout[0] for layout in operands])
+    shape = np.broadcast_shapes(*[layout.shape for layout in operands])
     for out in outs:
-        if out[0] != shape:
-            raise ValueError(f"{name}: got out of shape {out[0]}; the result has shape {shape}")
+        if out.shape != shape:
+            raise ValueError(f"{name}: got out of shape {out.shape}; the result has shape {shape}")
     kinds = [np.dtype(dtype) for dtype in dtypes]
     arrays = [*operands, *(outs or [dense(shape, kind) for kind in kinds])]
-    walk = plan(shape, arrays)
+    walk = tile_walk(shape, arrays)
     copied = {
-        i: _own_order(walk.order, len(shape), a[0])
+        i: _own_order(walk.order, len(shape), a.ndim)
         for i, (a, step) in enumerate(zip(arrays, walk.steps, strict=True))
-        if step not in (0, a[2].itemsize)
+        if step not in (0, a.dtype.itemsize)
     }
     if copied:
-        walk = plan(shape, [dense(a[0], a[2], copied.get(i)) if i in copied else a for i, a in enumerate(arrays)])
+        dense_copies = [dense(a.shape, a.dtype, copied[i]) if i in copied else a for i, a in enumerate(arrays)]
+        walk = tile_walk(shape, dense_copies)
     pattern = "".join("s" if step == 0 else "v" for step in walk.steps[: len(operands)])
     if not isinstance(formula, Trace):
-        number = next((layout[2] for layout in operands if layout[2].name in CONVERSIONS), arrays[-1][2])
+        number = next((layout.dtype for layout in operands if layout.dtype.name in CONVERSIONS), arrays[-1].dtype)
         formula = _trace(formula, CONVERSIONS.get(number.name, number.type))
-    loop = build(formula, name, pattern, tuple([layout[2] for layout in arrays]))
+    loop = build(formula, name, pattern, tuple([layout.dtype for layout in arrays]))
     results = tuple([(allocator(shape, kind), kind) for kind in kinds])
     words = np.array([loop, walk.loops.shape[1], *walk.loops.reshape(-1)], np.int64)
-    return Call(
+    return CallPlan(
         _walker(len(arrays)), walk.tiles, walk.grain, words.ctypes.data, shape, results, tuple(copied.items()),
         len(arrays), words,
     )  # fmt: skip
 
 
-def _own_order(order: Shape, ndim: int, shape: Shape) -> Shape:
+def _own_order(order: Shape, ndim: int, own_ndim: int) -> Shape:
     """Return the order of the dimensions of an array that broadcasts to `ndim` dimensions."""
-    lead = ndim - len(shape)
+    lead = ndim - own_ndim
     return tuple([d - lead for d in order if d >= lead])
 
 
@@ -221,7 +223,7 @@ def compute(
     Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. One of `outs` may
     be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
     """
-    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has all an array has, but its memory
+    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has all attributes of an array but memory
     call = prepare(formula, name, dtypes, tuple(map(layout_of, operands)), tuple(map(layout_of, outs)))
     return call.run(operands, outs)
 

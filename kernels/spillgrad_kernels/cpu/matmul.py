@@ -118,11 +118,11 @@ _SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (n
 _SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 
 
-class Call(NamedTuple):
-    """What products of the same layouts share: their result's shape and dtype, and how they are cut (see `_Plan`).
+class CallPlan(NamedTuple):
+    """The prepared kernel for products of the same layouts: the result's shape and dtype, and how products are cut.
 
-    `code` computes a range of blocks, by the geometry's address and the ids of A, B, the addend (0 for none) and C;
-    None where several threads should.
+    `code` computes a range of blocks. It takes the geometry's address and the ids of A, B, the addend (0 for none) and
+    C. It is None where several threads should compute.
     """
 
     code: Kernel | None
@@ -130,7 +130,7 @@ class Call(NamedTuple):
     shape: Shape
     dtype: np.dtype[Any]
     packed: np.dtype[Any]
-    plan: "_Plan"
+    cut: "ProductCut"
     products: int  # 0 where the result has no elements or is zero
     geometry: np.ndarray
 
@@ -141,41 +141,41 @@ class Call(NamedTuple):
         """Return the product in fresh memory, or set `out` to it; `addend`, which may be `out`, is added to it."""
         if out is None:
             out = self.allocate(self.shape, self.dtype)
-        plan, geometry = self.plan, self.geometry
+        cut, geometry = self.cut, self.geometry
         if extras != NO_EXTRAS:
             geometry = with_extras(geometry, extras)
         operands = id(a), id(b), 0 if addend is None else id(addend), id(out)
         if self.products == 0:
             out[...] = 0 if addend is None else addend
         elif self.code is not None:
-            self.code(0, plan.blocks, address_of(geometry), *operands)
-        elif plan.phases == 0:
-            parallel_for(_SEPARATE[self.packed], plan.blocks, plan.grain, address_of(geometry), *operands)
+            self.code(0, cut.blocks, address_of(geometry), *operands)
+        elif cut.phases == 0:
+            parallel_for(_SEPARATE[self.packed], cut.blocks, cut.grain, address_of(geometry), *operands)
         else:
-            scratch = buffers.empty((plan.scratch,), self.packed)
+            scratch = buffers.empty((cut.scratch,), self.packed)
             for number in range(self.products):
-                words = np.zeros(plan.words, np.int64)
+                words = np.zeros(cut.words, np.int64)
                 parallel_for(
-                    _SHARED[self.packed], plan.blocks, 1, address_of(geometry), *operands, id(scratch), number,
-                    address_of(words), most=plan.blocks,
+                    _SHARED[self.packed], cut.blocks, 1, address_of(geometry), *operands, id(scratch), number,
+                    address_of(words), most=cut.blocks,
                 )  # fmt: skip
         return out
 
 
 @functools.lru_cache(maxsize=4096)
-def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> Call:
-    """Check the layouts of a product and plan it. `addend` are the strides of what may be added, along those of C.
+def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> CallPlan:
+    """Check the layouts of a product and return its plan. `addend` holds the strides of an addend of C's shape.
 
-    Its columns must have no gaps where C's have none. Raises as `matmul`.
+    The addend's columns must have no gaps where C's have none. Raises as `matmul`.
     """
     batch, out = _checked(a, b, out)
-    (a_shape, _, numbers), (b_shape, _, _), (shape, strides, dtype) = a, b, out
-    added = (shape, strides if addend is None else addend, dtype)
+    numbers, shape, dtype = a.dtype, out.shape, out.dtype
+    added = out if addend is None else Layout.made(shape, addend, dtype)
     layouts = a, b, added, out
-    m, n, k = a_shape[-2], b_shape[-1], a_shape[-1]
-    if batch and len(b_shape) == 2 and all([_rows_are_regular(layout) for layout in (a, added, out)]):
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    if batch and b.ndim == 2 and all([_rows_are_regular(layout) for layout in (a, added, out)]):
         m, batch = m * math.prod(batch), ()
-    steps = [layout[1][-2:] for layout in layouts]
+    steps = [layout.strides[-2:] for layout in layouts]
     in_batch = [_batch_strides(len(batch), layout) for layout in layouts] if batch else [[], [], [], []]
     packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
     plain = packed == numbers
@@ -189,26 +189,25 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     in_rows = b_col == out_col == dtype.itemsize
     # Without elements there is nothing to plan, but what is added to may have some.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
-    plan = _plan(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
-    cut = (m, n, k, plan.rows, plan.columns, plan.blocks if plan.phases else plan.scratch, plan.phases)
+    cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
+    head = (m, n, k, cut.rows, cut.columns, cut.blocks if cut.phases else cut.scratch, cut.phases)
     lengths = [*itertools.chain(*steps), out_row, out_row]  # of other and of the result as of C
-    geometry = geometry_of(cut, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
+    geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0
-    direct = products and plan.phases == 0 and plan.blocks <= plan.grain
+    direct = products and cut.phases == 0 and cut.blocks <= cut.grain
     code = entry_point(_SEPARATE[packed], 7) if direct else None
-    return Call(code, buffers.allocator(shape, dtype), shape, dtype, packed, plan, products, geometry)
+    return CallPlan(code, buffers.allocator(shape, dtype), shape, dtype, packed, cut, products, geometry)
 
 
 def _batch_strides(dims: int, layout: Layout) -> list[int]:
     """Return how far the matrices of an operand, which broadcasts, lie apart in each dimension of the batch."""
-    shape, strides, _ = layout
-    own = [0 if size == 1 else stride for size, stride in zip(shape[:-2], strides[:-2], strict=True)]
+    own = [0 if size == 1 else stride for size, stride in zip(layout.shape[:-2], layout.strides[:-2], strict=True)]
     return [*[0] * (dims - len(own)), *own]
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
     """Return the product's batch and layout, which is dense if none is given. Raises as `matmul`."""
-    (a_shape, _, numbers), (b_shape, _, other) = a, b
+    a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
     if numbers != other or numbers not in _SUMS:
         raise TypeError(
             f"matmul: got {numbers} and {other}; wanted both float32, float64, or uint16 for bfloat16; convert one"
@@ -225,13 +224,13 @@ def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
             "reshape or expand one"
         ) from None
     wanted = dense((*batch, a_shape[-2], b_shape[-1]), _SUMS[numbers])
-    if out is not None and (out[0] != wanted[0] or out[2] != wanted[2]):
-        raise ValueError(f"matmul: got out {out[2]} {out[0]}; wanted {wanted[2]} {wanted[0]}")
+    if out is not None and (out.shape, out.dtype) != (wanted.shape, wanted.dtype):
+        raise ValueError(f"matmul: got out {out.dtype} {out.shape}; wanted {wanted.dtype} {wanted.shape}")
     return batch, wanted if out is None else out
 
 
 def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
-    """Say whether to compute the transpose, from B and A; `plain` as for `_plan`, elements of `size` bytes.
+    """Say whether to compute the transpose, from B and A; `plain` as for `_cut`, elements of `size` bytes.
 
     The kernel writes rows of C, whose columns should be contiguous. A few rows of A beside lines of B along the depth
     are better on the right too: as the left operand those lines are read where they lie.
@@ -242,12 +241,11 @@ def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: S
 
 def _rows_are_regular(layout: Layout) -> bool:
     """Say whether all but the last dimension can be taken as one."""
-    shape, strides, _ = layout
-    pairs = zip(shape[1:-1], strides[:-2], strides[1:-1], strict=True)
+    pairs = zip(layout.shape[1:-1], layout.strides[:-2], layout.strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
 
 
-class _Plan(NamedTuple):
+class ProductCut(NamedTuple):
     """How a product is cut: into separate blocks, or into tiles of a product shared by all workers."""
 
     rows: int
@@ -259,11 +257,11 @@ class _Plan(NamedTuple):
     words: int = 0
 
 
-def _plan(
+def _cut(
     m: int, n: int, k: int, products: int, itemsize: int, threads: int, plain: bool, in_lines: tuple[bool, bool],
     in_rows: bool, b_row: int,
-) -> _Plan:  # fmt: skip
-    """Plan products of depth k; `plain` says that elements are numbers, not pairs.
+) -> ProductCut:  # fmt: skip
+    """Cut products of depth k; `plain` says that elements are numbers, not pairs.
 
     `in_lines` says of A and of B whether their elements along the depth are neighbours, `in_rows` of B and C whether
     those of a row are; B's rows lie `b_row` bytes apart. A large operand beside a small one is read once, as it lies.
@@ -283,14 +281,14 @@ def _plan(
         if plain and m * n * k <= _PACKED_WORK:
             rows, columns = _blocks_of(m, n, itemsize, _BLOCKS_PER_THREAD * threads if deserves_all else 1)
         elif deserves_all:
-            return _shared_plan(m, n, k, itemsize, threads)
+            return _shared_cut(m, n, k, itemsize, threads)
     blocks = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
     like = np.zeros(1, f"f{itemsize}")
     in_place = plain and in_rows and min(m, n) > 1 and reads_in_place(like, rows, columns, itemsize)
     in_place = in_place and reads_b_in_place(like, rows, b_row, itemsize)
     scratch = 0 if in_place else workspace_size(rows, columns, k, itemsize)
-    return _Plan(rows, columns, scratch, blocks, grain)
+    return ProductCut(rows, columns, scratch, blocks, grain)
 
 
 def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
@@ -303,7 +301,7 @@ def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
     return min(m, rows), min(n, columns)
 
 
-def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:
+def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductCut:
     tile_width = 2 * VECTOR_BYTES // itemsize
     height, width, depth = min(m, SHARED_ROWS), min(n, COLUMNS), min(k, DEPTH)
     rows, columns = _even_part(height, ROWS, TILE_ROWS), _even_part(width, _GROUP_COLUMNS, tile_width)
@@ -321,7 +319,7 @@ def _shared_plan(m: int, n: int, k: int, itemsize: int, threads: int) -> _Plan:
     vector = VECTOR_BYTES // itemsize
     panels = column_groups * columns * depth + row_groups * (rows * depth + vector)
     scratch = threads * TILE_ROWS * tile_width + 2 * panels + vector
-    return _Plan(rows, columns, scratch, threads, 1, phases, words)
+    return ProductCut(rows, columns, scratch, threads, 1, phases, words)
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad_kernels.cpu.pointers import array_at, data_of
-from spillgrad_kernels.device_array import DeviceArray, on_device, twin
+from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.scalar_math import sqrt, where
@@ -181,7 +181,7 @@ def run(updates: Iterable[Update]) -> None:
         grain = max(1, chunks * _GRAIN // elements)
         parallel_for(_over_arrays(rule.loop), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
     if elsewhere:
-        twin(run)(elsewhere)
+        device_kernel(run)(elsewhere)
 
 
 @jit(fastmath=REASSOCIATE)

@@ -18,7 +18,7 @@ from llvmlite import ir
 from spillgrad_kernels.cpu.pointers import aligned, array_at, data_of
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import CONTRACT, DISABLE_JIT, REASSOCIATE, intrinsic, jit, overload, register_jitable
-from spillgrad_kernels.layout import Layout, dense, layout_of
+from spillgrad_kernels.layout import Layout, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import exp, where
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
@@ -409,7 +409,7 @@ class Fold(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -> Fold:
     """Return how to fold `axes` of arrays of a layout by the rule `name`."""
-    (shape, strides, dtype), rule = operand, RULES[name]
+    shape, dtype, rule = operand.shape, operand.dtype, RULES[name]
     order = fold_order(shape, axes)
     columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
     length = builtins.max(1, _BLOCK_ELEMENTS // columns)
@@ -417,9 +417,7 @@ def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -
     units = order.outer * blocks * -(-order.inner // _BLOCK_COLUMNS)
     grain = -(-_GRAIN_ELEMENTS // builtins.max(1, builtins.min(order.n, length) * columns))
     words = np.array([order.outer, order.n, order.inner, blocks, length], np.int64)
-    steps = dense(shape, dtype)[1]
-    gaps = [size > 1 and stride != step for size, stride, step in zip(shape, strides, steps, strict=True)]
-    moved = order.permutation is not None or any(gaps)
+    moved = order.permutation is not None or not operand.dense
     return Fold(
         rule, _kernel(name, dtype), units, grain, words.ctypes.data, order, blocks, moved,
         reduced_shape(shape, axes, keepdims), rule.result_type(dtype), words,

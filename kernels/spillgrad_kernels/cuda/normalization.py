@@ -136,7 +136,7 @@ _numbers = {np.dtype(name): number for name, number in CONVERSIONS.items()}
 
 
 def _parameter(value: DeviceArray | None, n: int) -> DeviceArray | None:
-    if value is None or (value.shape == (n,) and value.lying.dense):
+    if value is None or (value.shape == (n,) and value.layout.dense):
         return value
     return contiguous(value).reshape(n)
 

@@ -41,7 +41,7 @@ def run(updates: Iterable[Update]) -> None:
     for update in updates:
         arrays = (update.param, update.grad, *update.state)
         dtype = update.param.dtype
-        if not all([a.lying.dense and a.dtype == dtype for a in arrays]) or dtype not in FLOATS:
+        if not all([a.layout.dense and a.dtype == dtype for a in arrays]) or dtype not in FLOATS:
             _run_alone(update)
             continue
         lanes = ACCESS_BYTES // dtype.itemsize

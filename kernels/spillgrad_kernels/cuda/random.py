@@ -24,15 +24,19 @@ from spillgrad_kernels.cpu.random import (
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device, twin
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device, device_form
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.scalar_math import where
 
-philox4x32, fraction32, fraction64 = twin(host.philox4x32), twin(host.fraction32), twin(host.fraction64)
-normal_pair = twin(host.normal_pair, cos_sin_turns=twin(host.cos_sin_turns))
+philox4x32, fraction32, fraction64 = (
+    device_form(host.philox4x32),
+    device_form(host.fraction32),
+    device_form(host.fraction64),
+)
+normal_pair = device_form(host.normal_pair, cos_sin_turns=device_form(host.cos_sin_turns))
 
 
 @device

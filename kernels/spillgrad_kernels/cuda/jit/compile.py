@@ -77,11 +77,11 @@ else:
     dispatcher.get_current_device = _device_to_compile_for
 
 
-def twin(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
-    """Return what stands for a function of the CPU's kernels in those of a device; `names` are twins of what it calls.
+def device_form(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
+    """Return the form of a CPU kernel's function for kernels of a device. `names` holds such forms of what it calls.
 
-    Numba-cuda also knows what is registered for the CPU. Where that is inlined by Numba, and this process compiled it
-    for the CPU before, it would take that code, which is none of its own.
+    Numba-cuda also finds functions that are registered for the CPU. If Numba inlines such a function, and this process
+    compiled it for the CPU before, numba-cuda would take the CPU's code.
     """
     if SIMULATED:
         return function
