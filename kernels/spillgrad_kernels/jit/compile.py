@@ -1,7 +1,7 @@
-"""What kernels are written with: `jit`, and Numba's decorators and types by their own names.
+"""The decorators and types that kernels are written with: `jit`, and those of Numba by their own names.
 
-`import spillgrad` calls no kernel, and to import Numba would take longer than all the rest. So what modules ask of it
-is `Deferred`, and done in order once the first is used.
+`import spillgrad` calls no kernel, and to import Numba would take longer than all the rest. So everything that modules
+ask of Numba is `Deferred`, and is done in order once the first kernel is used.
 """
 
 import functools
@@ -20,7 +20,8 @@ CONTRACT = {"contract"}
 # For reductions, whose sums must be reordered to be vectorised. Still no assumption about NaN, infinity or signed zero.
 REASSOCIATE = {"contract", "reassoc"}
 
-# What nothing calls as C's functions are needs no wrapper for it: a tenth of compiling's time, a fifth of its memory.
+# Nothing calls kernels as C functions. Without the wrapper for that, compiling takes a tenth less time and a fifth less
+# memory.
 NO_WRAPPER = {"no_cfunc_wrapper": True}
 
 DISABLE_JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
@@ -41,7 +42,7 @@ FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Deferred:
-    """Stands for what `make(compiler)` returns, in Python and inside kernels; `compiler` is the module of that name."""
+    """A stand-in for the result of `make(compiler)`, in Python and inside kernels; `compiler` is the module."""
 
     made: Any
     launcher: Callable[..., None] | None = None  # a kernel's, from its first launch on: it goes with the kernel
@@ -67,9 +68,10 @@ class Deferred:
 
 _waiting: deque[Deferred] = deque()
 _lock = threading.RLock()  # making one may use others
-# What a thread may hold while it imports Numba or compiles, in the order in which one may wait for another. A fork
-# takes all: in the child, nobody would release what another thread of the parent holds. `logging`, which Numba calls,
-# has its lock taken by forks too, and is imported above to come after these: what was registered last is called first.
+# The locks that a thread may hold while it imports Numba or compiles, in the order in which a thread may wait for the
+# next. A fork takes all of them: in the child, nobody would release a lock that another thread of the parent holds.
+# Numba calls `logging`, whose lock a fork takes too. It must take that one after these. Handlers that were registered
+# last are called first, so `logging` is imported above.
 fork_locks: list[Any] = [_lock]
 
 
@@ -91,15 +93,17 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 def load() -> Any:
-    """Make all that was deferred so far; return the module `compiler`, which imports Numba."""
+    """Make everything that was deferred so far; return the module `compiler`, which imports Numba."""
     with _lock:
         from spillgrad_kernels.jit import compiler
 
+        if fork_locks == [_lock]:
+            fork_locks[:] = [compiler.first_fork_lock, _lock, compiler.last_fork_lock]
         while _waiting:
             deferred = _waiting.popleft()
             try:
                 deferred.made = deferred._make(compiler)
-            except BaseException:  # an interrupt too: whoever comes next must find it waiting still
+            except BaseException:  # an interrupt too: it must still wait for the next caller
                 _waiting.appendleft(deferred)
                 raise
     return compiler
@@ -116,12 +120,12 @@ def c_function(name: str, parameters: int) -> Any:
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Return what stands in kernels for the LLVM code that `function` writes."""
+    """Return a function for kernels that stands for the LLVM code that `function` writes."""
     return Deferred(lambda compiler: compiler.intrinsic(function))
 
 
 def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Inside kernels, call what the decorated function returns for the arguments' types in place of `function`."""
+    """Inside kernels, replace `function` by the function that the decorated one returns for the arguments' types."""
 
     def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
         Deferred(lambda compiler: compiler.overload(function, **options)(choose))
@@ -148,8 +152,8 @@ def jit(
     """Compile `function` on first use, without the GIL; the machine code is cached on disk.
 
     `name` identifies the kernel in the cache: needed where one source line makes several (a closure over a scalar), and
-    must then tell them apart. Default: module and qualified name. What is called `by_address` alone (see that module)
-    cannot be called from Python. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
+    must then tell them apart. Default: module and qualified name. A kernel that is only called `by_address` (see that
+    module) cannot be called from Python. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
     """
     if function is None:
         return functools.partial(jit, fastmath=fastmath, name=name, by_address=by_address)
@@ -157,4 +161,4 @@ def jit(
     if DISABLE_JIT:
         return function
     options = {"fastmath": CONTRACT if fastmath is None else fastmath, "no_cpython_wrapper": by_address, **NO_WRAPPER}
-    return Deferred(lambda compiler: compiler.dispatcher(function, options))
+    return Deferred(lambda compiler: compiler.dispatcher(function, options, counts))

@@ -1,4 +1,4 @@
-"""Numba, keeping the machine code of kernels on disk; imported by `compile.load` with the first kernel.
+"""Numba, which keeps the machine code of kernels on disk. `compile.load` imports this with the first kernel.
 
 Numba's own cache watches the file a function stands in, so that editing a function it calls elsewhere leaves stale
 code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
@@ -32,7 +32,6 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic, overload
 
 from spillgrad_kernels.jit import cache
-from spillgrad_kernels.jit.compile import counts, fork_locks
 
 __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of", "types"]
 
@@ -45,19 +44,22 @@ def _number_functions_apart() -> None:
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)
 
-# Made now, since making it takes Numba's lock: `load` may not, whose own lock a thread that compiles may wait for.
+# Made now, since making it takes Numba's lock. `load` must not take that lock: it holds its own, for which a thread
+# that compiles may wait.
 _ = cpu_target.target_context
-# LLVM's comes last: any thread takes it that collects garbage.
-fork_locks[:] = [global_compiler_lock, *fork_locks, ffi.lib._lock]
+# The locks that a fork takes before and after that of `compile.load`. LLVM's comes last: any thread that collects
+# garbage may take it.
+first_fork_lock, last_fork_lock = global_compiler_lock, ffi.lib._lock
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
-    """Where Numba asks for a kernel's machine code before it compiles, and leaves it afterwards."""
+    """The cache that Numba asks for a kernel's machine code, and to which it gives what it compiled."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, counts: Any) -> None:
+        self._counts = counts
         self._name = function.kernel_name
         code = function.__code__
-        # What tells kernels apart whose source is generated; that of the others stands in the directory's name.
+        # This tells kernels with generated source apart. All other source is hashed in the directory's name.
         constants = [value for value in code.co_consts if not isinstance(value, python_types.CodeType)]
         self._code = repr((code.co_code, code.co_names, constants))
 
@@ -70,15 +72,15 @@ class _DiskCache(NullCache):  # type: ignore[misc]
         payload = cache.read(self._file(signature))
         if payload is None:
             return None
-        # Kernels call nothing of Numba's but its memory manager: `target_context.refresh()`, which its own cache calls
-        # here, would import what types and lowers Python's and NumPy's functions (0.2 s).
+        # Kernels need only Numba's memory manager. Numba's own cache calls `target_context.refresh()` here, which would
+        # import the typing and lowering of Python's and NumPy's functions (0.2 s).
         rtsys.initialize(target_context)
         result = CompileResult._rebuild(target_context, *pickle.loads(payload))
-        counts.loaded += 1
+        self._counts.loaded += 1
         return result
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        counts.compiled += 1
+        self._counts.compiled += 1
         if result.library.has_dynamic_globals:
             warnings.warn(
                 f"kernel {self._name} is compiled in every process: it holds an address of this one; pass it instead",
@@ -88,10 +90,13 @@ class _DiskCache(NullCache):  # type: ignore[misc]
             cache.write(self._file(signature), dumps(result._reduce()))
 
 
-def dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Return Numba's callable that compiles `function` for each signature it meets, or finds it on disk."""
+def dispatcher(function: Callable[..., Any], options: dict[str, Any], counts: Any) -> Any:
+    """Return Numba's callable, which compiles `function` for each signature it meets or finds it on disk.
+
+    `counts.compiled` and `counts.loaded` grow by 1 each time.
+    """
     compiled = njit(nogil=True, error_model="numpy", **options)(function)
-    compiled._cache = _DiskCache(function)
+    compiled._cache = _DiskCache(function, counts)
     return compiled
 
 
