@@ -181,8 +181,8 @@ from spillgrad.tensor import (
     is_tensor,
     numel,
 )  # fmt: skip
-from spillgrad_kernels.dispatch import get_num_threads, set_num_threads
-from spillgrad_kernels.memory import empty_cache, memory_stats
+from spillgrad_kernels.memory.buffers import empty_cache, memory_stats
+from spillgrad_kernels.threads.dispatch import get_num_threads, set_num_threads
 
 _bind(_PROTOCOLS)  # all operations are declared now
 

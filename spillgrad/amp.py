@@ -13,7 +13,7 @@ from spillgrad.errors import ArgumentError
 from spillgrad.ops.autocast import autocast, is_autocast_enabled, present
 from spillgrad.ops.convert import to_dtype
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 
 __all__ = ["autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
 

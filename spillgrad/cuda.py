@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from spillgrad.errors import DeviceError
-from spillgrad_kernels.cuda.availability import device_count, missing
-from spillgrad_kernels.cuda.failures import CudaError
-from spillgrad_kernels.cuda.memory import MemoryStats
-from spillgrad_kernels.cuda.memory import OutOfMemory as OutOfMemoryError
+from spillgrad_kernels.cuda.driver.availability import device_count, missing
+from spillgrad_kernels.cuda.driver.failures import CudaError
+from spillgrad_kernels.cuda.driver.memory import MemoryStats
+from spillgrad_kernels.cuda.driver.memory import OutOfMemory as OutOfMemoryError
 
 
 def is_available() -> bool:
@@ -21,7 +21,7 @@ def is_available() -> bool:
 
 def is_initialized() -> bool:
     """Return whether CUDA is in use."""
-    driver = sys.modules.get("spillgrad_kernels.cuda.driver")
+    driver = sys.modules.get("spillgrad_kernels.cuda.driver.driver")
     return driver is not None and bool(driver.is_started())
 
 
@@ -32,7 +32,7 @@ def _driver(device: Any = None) -> Any:
         raise DeviceError(f"cuda: {why}")
     if str(device) not in ("None", "0", "cuda", "cuda:0"):
         raise DeviceError(f"cuda: got the device {str(device)!r}; this version computes on the first, 'cuda:0'")
-    from spillgrad_kernels.cuda import driver
+    from spillgrad_kernels.cuda.driver import driver
 
     return driver
 

@@ -21,7 +21,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label, View, changed_error, nobody
 from spillgrad.storage.store_lock import StoreLock, interrupted_error
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.cuda import driver
+from spillgrad_kernels.cuda.driver import driver
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.
 SIGNALS_WAIT = True

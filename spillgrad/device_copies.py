@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda import driver
+from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.device_array import address_of, empty_on_device
 
 

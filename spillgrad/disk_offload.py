@@ -20,7 +20,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes
 from spillgrad.storage.owner import StoreOwner
 from spillgrad.storage.store import StoreStats
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 # Of the default device_budget: while one layer's parameters are used, the next one's come.
 _LAYERS_ON_DEVICE = 2
@@ -137,7 +137,7 @@ class disk_offload(StoreOwner):
             if self.optimizer is not None:
                 self._training.take_optimizer(self.optimizer)
             undo.pop_all()
-        memory.pool.keep_to_peak(self._residents)
+        buffers.pool.keep_to_peak(self._residents)
 
     def _require_disk(self, need: DiskNeed) -> None:
         left_bytes = sum(need) - self._store.stats().disk_bytes

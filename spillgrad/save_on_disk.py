@@ -32,8 +32,8 @@ from spillgrad.storage.store import Handle, Label, View
 from spillgrad.storage.store_lock import is_interrupted
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.device_array import address_of, is_on_device, placed
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.device_array import address_of, is_on_device, strided_view
+from spillgrad_kernels.memory.holder import Holder
 
 if TYPE_CHECKING:
     from spillgrad.device_cache import DeviceCache, Stored
@@ -95,7 +95,7 @@ class Spilled(Holder):
     def tensor(self) -> Tensor:
         """Return the tensor, over memory it shares with all others of its storage."""
         dense, storage = self._spill._memory_of(self.stored, self._key)
-        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), storage)
+        return Tensor.wrap(strided_view(dense, self._offset, self._shape, self._dtype, self._strides), storage)
 
     def __repr__(self) -> str:
         return f"<Spilled {self.stored!r}>"

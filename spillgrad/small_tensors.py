@@ -17,9 +17,9 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label, View
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels import memory
-from spillgrad_kernels.device_array import placed
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.device_array import strided_view
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import Holder
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.
 SIGNALS_WAIT = True
@@ -102,8 +102,10 @@ class SpilledSmall:
 
     def tensor(self) -> Tensor:
         """Return the tensor, over memory of its own."""
-        layout, whole = self._layout, memory.copy(self._place.read())
-        return Tensor.wrap(placed(whole, layout.offset, layout.shape, layout.dtype, layout.strides), Storage(whole))
+        layout, whole = self._layout, buffers.copy(self._place.read())
+        return Tensor.wrap(
+            strided_view(whole, layout.offset, layout.shape, layout.dtype, layout.strides), Storage(whole)
+        )
 
 
 class SmallTensors:
@@ -180,7 +182,7 @@ class SmallTensors:
         return Place(batch, start, array.nbytes, origin)
 
     def _begin_batch(self, step: int | None) -> _Batch:
-        array = memory.empty((self._next_bytes,), np.uint8)
+        array = buffers.empty((self._next_bytes,), np.uint8)
         batch = _Batch(self, self.store.begin(array, Label("small tensors", step=step)), array)
         self._next_bytes = min(2 * self._next_bytes, self._most_bytes)
         self._filling, self._used, self._places = weakref.ref(batch), 0, 0

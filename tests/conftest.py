@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from spillgrad_kernels.compile import counts
+from spillgrad_kernels.jit.compile import counts
 
 # What needs the extra `cuda`, which may not be installed: none of it can even be imported then.
 NEEDS_CUDA = (

@@ -48,7 +48,6 @@ ONLY = {
         "spillgrad.errors",
         "spillgrad.storage",
         "spillgrad_kernels.memory",
-        "spillgrad_kernels.system_memory",
     ),
     **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.labels", *CORE)),
 }
@@ -75,7 +74,7 @@ FRAMEWORK_USERS = (
 )
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
-    "spillgrad_kernels.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
+    "spillgrad_kernels.jit.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
     "spillgrad.device.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
     "spillgrad.interop.numpy": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
@@ -92,7 +91,6 @@ LATE_IMPORTS = {
 
 # Files that import each other, to be taken apart.
 KNOWN_CIRCLES = (
-    {"spillgrad_kernels.compile", "spillgrad_kernels.compiler"},
     {"spillgrad.offload.on_device", "spillgrad.offload.residents", "spillgrad.offload.tensors"},
     {
         "spillgrad_tools.bench_plan", "spillgrad_tools.cli", "spillgrad_tools.fresh_process",
@@ -106,9 +104,9 @@ LONG_FILES = {
     **dict.fromkeys(
         (
             "spillgrad.storage.disk_store",
-            "spillgrad.storage.journal", "spillgrad_kernels.attention", "spillgrad_kernels.cuda.attention",
-            "spillgrad_kernels.cuda.conv", "spillgrad_kernels.cuda.indexing", "spillgrad_kernels.microkernel",
-            "spillgrad_kernels.product", "spillgrad_kernels.reductions", "spillgrad_kernels.vector_math",
+            "spillgrad.storage.journal", "spillgrad_kernels.cpu.attention", "spillgrad_kernels.cuda.attention",
+            "spillgrad_kernels.cuda.conv", "spillgrad_kernels.cuda.indexing", "spillgrad_kernels.cpu.microkernel",
+            "spillgrad_kernels.cpu.product", "spillgrad_kernels.cpu.reductions", "spillgrad_kernels.tables.vector_math",
             "spillgrad_tools.cli",
         ),
         "not split yet",
@@ -184,7 +182,7 @@ def breaches(module: str, source: str) -> Iterator[str]:
 
 
 def test_every_import_keeps_the_rules():
-    assert {"spillgrad.errors", "spillgrad_kernels.memory", "spillgrad_tools.cli"} <= MODULES.keys()
+    assert {"spillgrad.errors", "spillgrad_kernels.memory.buffers", "spillgrad_tools.cli"} <= MODULES.keys()
     assert [line for name, path in MODULES.items() for line in breaches(name, path.read_text())] == []
 
 
@@ -229,11 +227,11 @@ def test_no_file_is_long_without_a_reason():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("spillgrad_kernels.matmul", "import spillgrad.errors"),
-        ("spillgrad.errors", "import spillgrad_kernels.memory"),
+        ("spillgrad_kernels.cpu.matmul", "import spillgrad.errors"),
+        ("spillgrad.errors", "import spillgrad_kernels.memory.buffers"),
         ("spillgrad.autograd.core.engine", "from spillgrad.tensor import Tensor"),
-        ("spillgrad.autograd.core.hooks", "import spillgrad_kernels.memory"),
-        ("spillgrad.storage.segment", "from spillgrad_kernels.dispatch import parallel_for"),
+        ("spillgrad.autograd.core.hooks", "import spillgrad_kernels.memory.buffers"),
+        ("spillgrad.storage.segment", "from spillgrad_kernels.threads.dispatch import parallel_for"),
         ("spillgrad.storage.segment", "import spillgrad.tensor"),
         ("spillgrad.ops.matrix_products", "import spillgrad.nn.module"),
         ("spillgrad.nn.linear", "import spillgrad.storage.store"),

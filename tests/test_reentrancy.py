@@ -17,7 +17,7 @@ import spillgrad as sg
 from spillgrad import storage
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from tests.interrupting import Stop, between_lines, handled, lines_of_python
 
 ARRAY = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)  # of a size that the pool lends
@@ -86,7 +86,7 @@ def test_a_signal_handler_may_use_the_library_at_any_moment(tmp_path: Path):
         np.testing.assert_allclose(gradient, WANTED, rtol=1e-5)
 
 
-IN_THE_MIDDLE = (str(Path(storage.__file__).parent), memory.__file__)
+IN_THE_MIDDLE = (str(Path(storage.__file__).parent), buffers.__file__)
 
 
 def test_a_finalizer_that_the_collector_reaches_may_use_the_library_at_any_moment(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_what_dies_runs_no_python_that_a_signal_handler_could_interrupt(tmp_path
     packed = [spill.pack_hook(x)]
     store = DiskStore(tmp_path, ram_budget=0)
     read = [store.get(store.put(ARRAY.copy()))]
-    lent = [memory.empty((1 << 20,), np.uint8)]
+    lent = [buffers.empty((1 << 20,), np.uint8)]
     owner = [sg.save_on_disk(tmp_path, ram_budget=0)]
     for dying in (packed, read, lent):
         assert lines_of_python(dying.clear) == []
@@ -141,16 +141,16 @@ def test_a_store_used_in_the_middle_of_its_own_call_raises_instead_of_waiting_fo
             with pytest.raises(SpillError, match="in the middle of what its thread did"):
                 call()
         store.drop(handle)
-        assert memory.empty((1 << 20,), np.uint8).nbytes == 1 << 20
+        assert buffers.empty((1 << 20,), np.uint8).nbytes == 1 << 20
     assert store.stats().live_bytes == 0
     store.close()
 
 
 def test_memory_asked_for_in_the_middle_of_the_pools_own_work_is_not_the_pools():
-    before = memory.memory_stats().live_bytes
-    with memory.pool._lock:
-        array = memory.empty((1 << 20,), np.uint8)
+    before = buffers.memory_stats().live_bytes
+    with buffers.pool._lock:
+        array = buffers.empty((1 << 20,), np.uint8)
         array.fill(1)
-        assert memory.empty_cache() == 0
-    assert memory.memory_stats().live_bytes == before
-    assert array.ctypes.data % memory.PAGE_BYTES == 0
+        assert buffers.empty_cache() == 0
+    assert buffers.memory_stats().live_bytes == before
+    assert array.ctypes.data % buffers.PAGE_BYTES == 0

@@ -25,7 +25,7 @@ from spillgrad.errors import BudgetError, GraphError, SpillCorruptionError, Spil
 from spillgrad.save_on_disk import Spilled
 from spillgrad.small_tensors import SpilledSmall
 from spillgrad.storage import is_ram_disk
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from tests.waiting import wait_until
 
 ARRAY = np.random.default_rng(0).standard_normal((80, 60)).astype(np.float32)
@@ -263,13 +263,13 @@ def test_memory_with_gaps_is_copied_only_when_there_is_room(directory: Path, mon
     first, second = sg.randn(1000, 200), sg.from_numpy(np.ones((1000, 400), np.float32)[:, ::2])
     spill = sg.save_on_disk(directory, ram_budget=first.nbytes)
     kept = spill.pack_hook(first)
-    before = memory.memory_stats().live_bytes
+    before = buffers.memory_stats().live_bytes
     packed = []
     thread = threading.Thread(target=lambda: packed.append(spill.pack_hook(second)))
     thread.start()
     try:
         wait_until(lambda: spill._store._account.waiting_puts == 1)
-        assert memory.memory_stats().live_bytes == before
+        assert buffers.memory_stats().live_bytes == before
     finally:
         may_write.set()
         thread.join()

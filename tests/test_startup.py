@@ -52,7 +52,7 @@ def test_import_does_not_load_what_only_other_libraries_ask_for():
 
 def test_import_neither_compiles_nor_looks_for_compiled_kernels():
     program = (
-        "import spillgrad; from spillgrad_kernels import cache; from spillgrad_kernels.compile import counts;"
+        "import spillgrad; from spillgrad_kernels.jit import cache; from spillgrad_kernels.jit.compile import counts;"
         "print(counts.compiled, counts.loaded, cache.version.cache_info().currsize)"
     )
     assert run(program) == "0 0 0\n"
@@ -70,7 +70,7 @@ def test_threads_that_call_the_first_kernels_together_all_wait_for_numba():
 
 def test_an_interrupt_while_numba_is_loaded_leaves_what_waits_waiting():
     program = (
-        "from spillgrad_kernels import compile\n"
+        "from spillgrad_kernels.jit import compile\n"
         "attempts = iter([KeyboardInterrupt, None])\n"
         "def make(compiler):\n"
         "    error = next(attempts)\n"
@@ -87,7 +87,7 @@ def test_an_interrupt_while_numba_is_loaded_leaves_what_waits_waiting():
 def test_a_fork_waits_until_numba_is_loaded():
     program = (
         "import os, threading, time\n"
-        "from spillgrad_kernels import compile\n"
+        "from spillgrad_kernels.jit import compile\n"
         "compile.Deferred(lambda compiler: (started.set(), time.sleep(0.3)))\n"
         "started = threading.Event()\n"
         "threading.Thread(target=compile.load).start()\n"

@@ -1,8 +1,8 @@
-"""Arrays on a device, and how functions of arrays find their device's twins.
+"""Arrays on a device, and how functions of arrays find their device kernels.
 
-A device array knows where its elements are and reads none. How a view lies in memory NumPy says once for each layout,
-of an array over addresses of which no element is read. What computes is in `spillgrad_kernels.cuda`, which is imported
-when the first such array is made: it needs numba-cuda.
+A device array knows where its elements are and reads none. NumPy computes the layout of each kind of view once, from an
+array over stand-in addresses of which no element is read. The kernels are in `spillgrad_kernels.cuda`. It needs
+numba-cuda, and is imported when the first device array is made.
 """
 
 import functools
@@ -15,16 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from spillgrad_kernels import memory
-from spillgrad_kernels.pointers import address_of as host_address_of
+from spillgrad_kernels.cpu.pointers import address_of as host_address_of
+from spillgrad_kernels.layout import STAND_IN_ADDRESS, Layout, Shape
+from spillgrad_kernels.memory import buffers
 
-Shape = tuple[int, ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # What one access of a device's thread moves at most; arrays that begin at a multiple of it are aligned.
 ACCESS_BYTES = 16
-# Where layouts are that nothing but their views is asked of.
-_SOMEWHERE = 1 << 40
 
 
 class NotOnDevice(TypeError):
@@ -39,50 +37,6 @@ def _cuda(module: str) -> Any:
     return importlib.import_module(f"spillgrad_kernels.cuda.{module}")
 
 
-class Lying:
-    """How an array lies in memory; strides are in bytes, and `dense` is what NumPy calls C-contiguous.
-
-    `bounds` are where its first byte is, from the first element on, and where it ends; nowhere without elements.
-    What lies alike has one such object, or a few where there were very many others: it is its own key, at once.
-    """
-
-    __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
-
-    def __init__(
-        self, shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True
-    ) -> None:
-        self.shape, self.strides, self.dtype, self.dense, self.writeable = shape, strides, dtype, dense, writeable
-        reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
-        last = sum([reach for reach in reaches if reach > 0]) + dtype.itemsize
-        self.bounds = (sum([reach for reach in reaches if reach < 0]), last) if 0 not in shape else (0, 0)
-
-    @staticmethod
-    @functools.lru_cache(maxsize=1 << 14)
-    def made(shape: Shape, strides: Shape, dtype: np.dtype[Any], dense: bool = True, writeable: bool = True) -> "Lying":
-        """Return the one that lies so."""
-        return Lying(shape, strides, dtype, dense, writeable)
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> "Lying":
-        """Return how an array of NumPy lies."""
-        return cls.made(array.shape, array.strides, array.dtype, array.flags.c_contiguous, array.flags.writeable)
-
-    def at(self, address: int = _SOMEWHERE) -> np.ndarray:
-        """Return an array of NumPy that lies so at an address; nobody may read its elements."""
-        interface = {
-            "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
-            "data": (address, not self.writeable),
-        }  # fmt: skip
-        return np.asarray(_Interface(interface)).view(self.dtype)
-
-
-class _Interface:
-    """What NumPy takes for an array."""
-
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-
-
 class Flags:
     """NumPy's flags of a device array, of which `writeable` can be set."""
 
@@ -94,18 +48,18 @@ class Flags:
     @property
     def c_contiguous(self) -> bool:
         """Whether the elements are in order without gaps."""
-        return self._array.lying.dense
+        return self._array.layout.dense
 
     @property
     def writeable(self) -> bool:
         """Whether elements may be overwritten."""
-        return self._array.lying.writeable
+        return self._array.layout.writeable
 
     @writeable.setter
     def writeable(self, value: bool) -> None:
-        lying = self._array.lying
-        if lying.writeable is not value:
-            self._array.lying = Lying.made(lying.shape, lying.strides, lying.dtype, lying.dense, value)
+        layout = self._array.layout
+        if layout.writeable is not value:
+            self._array.layout = Layout.made(layout.shape, layout.strides, layout.dtype, value)
 
     @property
     def carray(self) -> bool:
@@ -121,13 +75,13 @@ class DeviceArray(NDArrayOperatorsMixin):
     the array that this is a view of, which it holds, as with NumPy's, and `owner` what else lives as long as it does.
     """
 
-    __slots__ = ("__weakref__", "address", "base", "dtype", "lying", "owner", "shape", "strides")
+    __slots__ = ("__weakref__", "address", "base", "dtype", "layout", "owner", "shape", "strides")
     __hash__ = object.__hash__
 
-    def __init__(self, address: int, lying: Lying, owner: Any = None, base: "DeviceArray | None" = None) -> None:
+    def __init__(self, address: int, layout: Layout, owner: Any = None, base: "DeviceArray | None" = None) -> None:
         self.address = address
-        self.lying = lying
-        self.shape, self.strides, self.dtype = lying.shape, lying.strides, lying.dtype
+        self.layout = layout
+        self.shape, self.strides, self.dtype = layout.shape, layout.strides, layout.dtype
         self.owner = owner
         self.base = base
 
@@ -165,21 +119,21 @@ class DeviceArray(NDArrayOperatorsMixin):
     # Views
 
     def unread(self) -> np.ndarray:
-        """Return an array of NumPy that lies in memory as this one does; nobody may read its elements."""
-        return self.lying.at(self.address)
+        """Return a NumPy array of this address and layout; nobody may read its elements."""
+        return self.layout.at(self.address)
 
-    def view_of(self, lying: np.ndarray) -> "DeviceArray":
-        """Return the view of this array that lies in memory as a view of `unread()` does."""
+    def view_of(self, view: np.ndarray) -> "DeviceArray":
+        """Return the view of this array that has the address and layout of a view of `unread()`."""
         base = self if self.base is None else self.base
-        return DeviceArray(host_address_of(lying), Lying.of(lying), None, base)
+        return DeviceArray(host_address_of(view), Layout.of(view), None, base)
 
     def view_by(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> "DeviceArray":
-        """Return what a function of NumPy that makes views makes of this array."""
+        """Return the view that a function of NumPy makes of this array."""
         try:
-            offset, lying = _viewed(function, self.lying, arguments, tuple(options.items()) if options else ())
+            offset, layout = _viewed(function, self.layout, arguments, tuple(options.items()) if options else ())
         except TypeError:  # lists, say, are not hashable; or an argument is wrong
             return self.view_of(function(self.unread(), *arguments, **options))
-        return DeviceArray(self.address + offset, lying, None, self if self.base is None else self.base)
+        return DeviceArray(self.address + offset, layout, None, self if self.base is None else self.base)
 
     @property
     def T(self) -> "DeviceArray":
@@ -227,7 +181,7 @@ class DeviceArray(NDArrayOperatorsMixin):
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
         """Return a view of another shape, or a copy where that takes one; then `copy=False` raises ValueError."""
         sizes = shape[0] if len(shape) == 1 else shape
-        if copy is False or self.lying.dense:  # of what is dense, all sizes that multiply to it are views
+        if copy is False or self.layout.dense:  # of what is dense, all sizes that multiply to it are views
             return self.view_by(_reshaped, sizes)
         try:
             return self.view_by(_reshaped, sizes)
@@ -278,10 +232,10 @@ class DeviceArray(NDArrayOperatorsMixin):
         raise NotOnDevice("NumPy reads the host's memory: to_host() copies an array there")
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-        twins: dict[Any, Callable[..., Any]] = _cuda("numpy_functions").FUNCTIONS
-        if function not in twins:
+        functions: dict[Any, Callable[..., Any]] = _cuda("numpy_functions").FUNCTIONS
+        if function not in functions:
             raise NotOnDevice(f"numpy.{function.__name__}: no kernel of the device does this")
-        return twins[function](*arguments, **options)
+        return functions[function](*arguments, **options)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
         return _cuda("numpy_functions").call_ufunc(ufunc, method, *operands, **options)
@@ -336,11 +290,14 @@ def _reshaped(array: np.ndarray, sizes: Any) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _viewed(
-    function: Callable[..., np.ndarray], lying: Lying, arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
-) -> tuple[int, Lying]:
-    """Return where a view of what lies so begins, in bytes from there, and how it lies."""
-    found = function(lying.at(), *arguments, **dict(options))
-    return host_address_of(found) - _SOMEWHERE, Lying.of(found)
+    function: Callable[..., np.ndarray],
+    layout: Layout,
+    arguments: tuple[Any, ...],
+    options: tuple[tuple[str, Any], ...],
+) -> tuple[int, Layout]:
+    """Return the offset in bytes of a view of an array with this layout, and the view's layout."""
+    found = function(layout.at(), *arguments, **dict(options))
+    return host_address_of(found) - STAND_IN_ADDRESS, Layout.of(found)
 
 
 def arange_beside(array: Any, count: int) -> np.ndarray:
@@ -348,12 +305,12 @@ def arange_beside(array: Any, count: int) -> np.ndarray:
     return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
 
 
-def placed(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
-    """Return what lies so many bytes into dense memory, of the host or of the device; strides are in bytes too."""
+def strided_view(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
+    """Return a view of dense memory, of the host or of the device, from an offset on. Units: bytes."""
     if is_on_device(memory):
         array: Any = memory
-        lying: np.ndarray = np.ndarray(shape, dtype, array.unread().reshape(-1).view(np.uint8).data, offset, strides)
-        return array.view_of(lying)  # type: ignore[no-any-return]
+        view: np.ndarray = np.ndarray(shape, dtype, array.unread().reshape(-1).view(np.uint8).data, offset, strides)
+        return array.view_of(view)  # type: ignore[no-any-return]
     return np.ndarray(shape, dtype, memory, offset, strides)
 
 
@@ -361,7 +318,7 @@ def byte_bounds(array: np.ndarray) -> tuple[int, int]:
     """Return the addresses of an array's first byte, and behind its last one."""
     looked_at: Any = array
     if type(looked_at) is DeviceArray:
-        low, high = looked_at.lying.bounds
+        low, high = looked_at.layout.bounds
         return looked_at.address + low, looked_at.address + high
     return np.lib.array_utils.byte_bounds(array)
 
@@ -384,12 +341,12 @@ def empty_on_device(shape: Shape, dtype: Any) -> np.ndarray:
 
 def empty_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
     """Return an uninitialised array without gaps, on the device of another."""
-    return empty_on_device(shape, dtype) if type(array) is DeviceArray else memory.empty(shape, dtype)
+    return empty_on_device(shape, dtype) if type(array) is DeviceArray else buffers.empty(shape, dtype)
 
 
 def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
     """Return an array of zeros without gaps, on the device of another."""
-    return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else memory.zeros(shape, dtype)
+    return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else buffers.zeros(shape, dtype)
 
 
 def beside(array: Any, other: np.ndarray) -> np.ndarray:
@@ -416,7 +373,7 @@ def on_device(module: str) -> Callable[[Function], Function]:
                 kind = type(argument)
                 if kind is DeviceArray or ((kind is list or kind is tuple) and _has_device_array(argument)):
                     _require_device(choose, arguments)
-                    return twin(choose)(*arguments, **options)
+                    return device_kernel(choose)(*arguments, **options)
             return function(*arguments, **options)
 
         choose.device_module = module  # type: ignore[attr-defined]
@@ -442,7 +399,7 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 
 
 @functools.cache
-def twin(function: Callable[..., Any]) -> Callable[..., Any]:
+def device_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what stands for a function of the CPU's kernels on a device. Raises NotOnDevice where nothing does."""
     name = function.__name__
     module: str = function.device_module  # type: ignore[attr-defined]

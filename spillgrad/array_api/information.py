@@ -6,7 +6,7 @@ from spillgrad import dtypes
 from spillgrad.device.device import CPU, CUDA, Device, as_device
 from spillgrad.dtypes import DType
 from spillgrad.ops.array_api_names import isdtype
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 
 __all__ = ["__array_namespace_info__"]
 

@@ -9,7 +9,7 @@ from spillgrad.autograd.core.hooks import Predicate, saved_tensors_hooks, stack
 from spillgrad.errors import GraphError, SavedTensorError
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.device_array import address_of, byte_bounds, placed
+from spillgrad_kernels.device_array import address_of, byte_bounds, strided_view
 
 
 class _Packed:
@@ -67,7 +67,7 @@ class _Keeper:
 
 def _moved(array: np.ndarray, copy: np.ndarray, start: int) -> np.ndarray:
     """Return what `array` is in a copy of the memory that begins at address `start`."""
-    return placed(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
+    return strided_view(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
 
 
 def _pack(tensor: Tensor) -> _Packed:

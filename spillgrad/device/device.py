@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import DeviceError
-from spillgrad_kernels import memory
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 from spillgrad_kernels.device_array import empty_on_device, is_on_device, to_device
+from spillgrad_kernels.memory import buffers
 
 # A tensor's memory, of the host or of a device; for type checkers NumPy's.
 Array = np.ndarray
@@ -83,7 +83,7 @@ def moved(array: Array, device: Device) -> Array:
 
 def empty(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
     """Return an uninitialised array on a device, without gaps."""
-    return memory.empty(shape, dtype) if device is CPU else empty_on_device(shape, dtype)
+    return buffers.empty(shape, dtype) if device is CPU else empty_on_device(shape, dtype)
 
 
 def filled(device: Device, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:

@@ -22,7 +22,8 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import CPU, CUDA, Array, as_device, moved
 from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError
-from spillgrad_kernels.device_array import DeviceArray, Lying, address_of
+from spillgrad_kernels.device_array import DeviceArray, address_of
+from spillgrad_kernels.layout import Layout
 
 HOST, DEVICE = (1, 0), (2, 0)  # kDLCPU and kDLCUDA, and which of them
 # CUDA's own default streams, which always exist.
@@ -101,7 +102,7 @@ class _Lent:
 def _driver() -> Any:
     """Return the device's driver. Raises DeviceError where there is no device."""
     as_device(CUDA.type)
-    from spillgrad_kernels.cuda import driver
+    from spillgrad_kernels.cuda.driver import driver
 
     return driver
 
@@ -164,11 +165,11 @@ def export(
     return _marked_as_copy(capsule) if copy else capsule
 
 
-def _capsule(lying: np.ndarray, max_version: tuple[int, int] | None) -> Any:
-    if any(stride % lying.itemsize for stride in lying.strides):
+def _capsule(view: np.ndarray, max_version: tuple[int, int] | None) -> Any:
+    if any(stride % view.itemsize for stride in view.strides):
         raise ExportError("dlpack: got strides that are no multiples of the elements; use contiguous()")
     try:
-        return lying.__dlpack__(max_version=max_version)
+        return view.__dlpack__(max_version=max_version)
     except BufferError as error:
         raise ExportError(f"dlpack: {error}") from error
 
@@ -248,8 +249,8 @@ def import_from(source: Any) -> Array:
     """
     _require_first(source.__dlpack_device__()[1])
     lent, is_bfloat16 = _taken(_capsule_of(source, stream=int(_driver().compute().handle)))
-    lying = _over(lent)
-    return lying.view(dtypes.bfloat16) if is_bfloat16 else lying
+    view = _over(lent)
+    return view.view(dtypes.bfloat16) if is_bfloat16 else view
 
 
 def import_interface(source: Any) -> Array:
@@ -275,8 +276,8 @@ def _over(lent: _Lent) -> Array:
     """Return a device array over memory of another library."""
     # Its owner may hand the memory out again, and does not know the stream that our kernels read it on.
     weakref.finalize(lent, _wait_for_kernels).atexit = False
-    lying = np.asarray(lent)
-    return DeviceArray(address_of(lying), Lying.of(lying), lent)  # type: ignore[return-value]
+    view = np.asarray(lent)
+    return DeviceArray(address_of(view), Layout.of(view), lent)  # type: ignore[return-value]
 
 
 def _wait_for_kernels() -> None:

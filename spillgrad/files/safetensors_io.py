@@ -23,7 +23,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import CheckpointError, MissingFileError
 from spillgrad.ops import inplace
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 NAMES = {
     "F64": dtypes.float64, "F32": dtypes.float32, "F16": dtypes.float16, "BF16": dtypes.bfloat16,
@@ -60,7 +60,7 @@ class StoredTensor:
 
     def tensor(self) -> Tensor:
         """Read the tensor."""
-        array = memory.empty(self.shape, self.dtype)
+        array = buffers.empty(self.shape, self.dtype)
         self._read_into(array)
         return Tensor.wrap(array)
 

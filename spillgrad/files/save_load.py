@@ -31,8 +31,8 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage, native
-from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import address_of
+from spillgrad_kernels.memory import buffers
 
 _VERSION = 1
 _KEY = "spillgrad"
@@ -356,7 +356,7 @@ class _File:
                 for name in file.keys():  # noqa: SIM118 - no mapping
                     part = file.get_slice(name)
                     known_layout(part.get_dtype(), part.get_shape(), f"'{name}' in {self.name}")
-                    yield name, memory.copy(file.get_tensor(name))
+                    yield name, buffers.copy(file.get_tensor(name))
         except (OSError, safetensors.SafetensorError) as error:
             raise _damaged(self.name, reason(error)) from error
 
@@ -378,7 +378,7 @@ class _Stream:
         """Yield each array by its name, over memory of its own."""
         for name, entry in self._entries:
             dtype, shape = known_layout(entry["dtype"], entry["shape"], f"'{name}' in {self.name}")
-            yield name, memory.copy(np.frombuffer(entry["data"], dtype).reshape(shape))
+            yield name, buffers.copy(np.frombuffer(entry["data"], dtype).reshape(shape))
 
 
 def _checksum(content: Any) -> str:

@@ -16,7 +16,7 @@ from spillgrad.offload.tensors import OffloadedStorage
 from spillgrad.optim.optimizer import REPLACEABLE, Optimizer
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 # Idle memory of the buffer pool that building a model may leave.
 _IDLE_BYTES = 64 << 20
@@ -32,8 +32,8 @@ def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
             residents.thread.last_changed = None
             residents.settle()  # what was registered before has its first values
             residents.offload(tensor, Label("parameter", None, f"{type(module).__name__}.{name}"))
-            if memory.memory_stats().idle_bytes > _IDLE_BYTES:
-                memory.empty_cache()
+            if buffers.memory_stats().idle_bytes > _IDLE_BYTES:
+                buffers.empty_cache()
 
     with register_module_parameter_registration_hook(offload), register_module_buffer_registration_hook(offload):
         yield

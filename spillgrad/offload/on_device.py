@@ -17,9 +17,9 @@ from spillgrad.offload.tensors import OffloadedStorage, is_held
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
-from spillgrad_kernels.holder import Deaths
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.memory.holder import Deaths
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents

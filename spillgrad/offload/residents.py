@@ -17,8 +17,8 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels import memory
 from spillgrad_kernels.device_array import is_on_device
+from spillgrad_kernels.memory import buffers
 
 if TYPE_CHECKING:
     from spillgrad.offload.on_device import OnDevice
@@ -160,7 +160,7 @@ class Residents:
     def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
         # Memory of another array may live on after this one; and it comes back from the disk in order.
         if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
-            array = memory.copy(array)
+            array = buffers.copy(array)
         handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
         storage.__class__ = OffloadedStorage
         cast(OffloadedStorage, storage).place(self, handle, array)

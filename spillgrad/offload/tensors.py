@@ -14,9 +14,9 @@ from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels import memory
-from spillgrad_kernels.device_array import address_of, placed
-from spillgrad_kernels.holder import finalizer, later
+from spillgrad_kernels.device_array import address_of, strided_view
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import finalizer, later
 
 if TYPE_CHECKING:
     from spillgrad.offload.residents import Residents
@@ -90,7 +90,7 @@ class OffloadedStorage(Storage):
             array = self._alive()
             if array is None:
                 self._residents.settle()
-                array = memory.empty(self._shape, self._dtype)
+                array = buffers.empty(self._shape, self._dtype)
                 self._alive = weakref.ref(array)
         return array
 
@@ -189,7 +189,7 @@ class OffloadedView:
     def tensor(self) -> Tensor:
         """Return the tensor, over the storage's array."""
         dense = self._storage.array
-        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), self._storage)
+        return Tensor.wrap(strided_view(dense, self._offset, self._shape, self._dtype, self._strides), self._storage)
 
 
 class Offloaded(Tensor):

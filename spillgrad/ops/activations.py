@@ -21,7 +21,7 @@ from spillgrad.ops.reduce import argmax
 from spillgrad.ops.shape import normalize_dim, reshape, unsqueeze
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import random as kernels
+from spillgrad_kernels.cpu import random as kernels
 
 __all__ = [
     "celu", "celu_", "elu", "elu_", "gelu", "glu", "gumbel_softmax", "hardshrink", "hardsigmoid", "hardswish",

@@ -9,12 +9,12 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
-from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.copying import copy
-from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.cpu.copying import copy
+from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
-from spillgrad_kernels.formula import Formula
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.memory.buffers import empty
+from spillgrad_kernels.tables.formula import Formula
 
 # An array or a tuple of arrays.
 Result = TypeVar("Result")

@@ -23,9 +23,9 @@ from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import attention as kernels
-from spillgrad_kernels.random import counters_needed
-from spillgrad_kernels.random import dropout as zero_some
+from spillgrad_kernels.cpu import attention as kernels
+from spillgrad_kernels.cpu.random import counters_needed
+from spillgrad_kernels.cpu.random import dropout as zero_some
 
 __all__ = ["scaled_dot_product_attention"]
 

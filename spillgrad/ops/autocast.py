@@ -25,8 +25,8 @@ from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.ops.operation import Operation
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.cuda.availability import missing
-from spillgrad_kernels.device_array import address_of, placed
+from spillgrad_kernels.cuda.driver.availability import missing
+from spillgrad_kernels.device_array import address_of, strided_view
 
 __all__ = ["autocast", "clear_autocast_cache", "get_autocast_dtype", "is_autocast_cache_enabled", "is_autocast_enabled"]
 
@@ -93,7 +93,7 @@ class Conversion:
         """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
         dtype, shape, strides = self._array
         converted = to_dtype(self._origin.tensor(*self._label), self._dtype)
-        return Tensor.wrap(placed(converted.array, self._offset, shape, dtype, strides), converted.storage)
+        return Tensor.wrap(strided_view(converted.array, self._offset, shape, dtype, strides), converted.storage)
 
 
 class _Known(NamedTuple):

@@ -8,7 +8,7 @@ from spillgrad.errors import ShapeError
 from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions
+from spillgrad_kernels.cpu import reductions
 
 Shape = tuple[int, ...]
 

@@ -15,12 +15,12 @@ from spillgrad.autograd.core.node import OutputMeta
 from spillgrad.device.device import CPU, CUDA
 from spillgrad.ops import operation_source
 from spillgrad.ops.array_casts import as_array, compute_dtype
-from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.cpu.pointers import address_of
 from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
-from spillgrad_kernels.dispatch import Kernel
-from spillgrad_kernels.memory import allocator
-from spillgrad_kernels.pointers import address_of
-from spillgrad_kernels.walk import Layout
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.layout import Layout, layout_of
+from spillgrad_kernels.memory.buffers import allocator
+from spillgrad_kernels.threads.dispatch import Kernel
 
 # Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
 _REMEMBERED = 1024
@@ -104,12 +104,12 @@ class Planned:
         return None
 
     def _device_key(self, arguments: tuple[Any, ...], out: Any) -> Any:
-        key: list[Any] = [out if out is None else out.lying, *arguments[self.arrays :]]
+        key: list[Any] = [out if out is None else out.layout, *arguments[self.arrays :]]
         addresses = 0 if out is None else out.address
         for operand in arguments[: self.arrays]:
             kind = type(operand)
             if kind is DeviceArray:
-                key.append(operand.lying)
+                key.append(operand.layout)
                 addresses |= operand.address
             else:
                 key.append(kind)
@@ -178,11 +178,10 @@ class Planned:
         arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]
         if arrays is None:
             return False
-        layouts = tuple([(array.shape, array.strides, array.dtype) for array in arrays])
-        key = (*[part for layout in layouts for part in layout], *attributes)
+        key = (*[part for array in arrays for part in (array.shape, array.strides, array.dtype)], *attributes)
         if key in self.plans:
             return True
-        plan = self.plan(layouts, *attributes)
+        plan = self.plan(tuple(map(layout_of, arrays)), *attributes)
         if plan is None:
             return False
         if len(self.plans) >= _REMEMBERED:
@@ -205,7 +204,7 @@ def new_plan(
     """Return a plan for operands of these layouts, and a result like this."""
     return CallPlan(
         code, units, address_of(words), allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
-        tuple([layout[::2] for layout in layouts]), (OutputMeta(shape, dtype, CPU),), words,
+        tuple([(layout.shape, layout.dtype) for layout in layouts]), (OutputMeta(shape, dtype, CPU),), words,
     )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from spillgrad.ops.pooling import avg_pool2d
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions
-from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.cpu import reductions
+from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import on_device
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "local_response_norm"]

@@ -20,7 +20,7 @@ from spillgrad.ops.shape import permute, reshape
 from spillgrad.ops.sliding_windows import sum_windows, windows_along
 from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import conv as kernels
+from spillgrad_kernels.cpu import conv as kernels
 from spillgrad_kernels.windows import Windows
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]

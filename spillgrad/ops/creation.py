@@ -20,8 +20,8 @@ from spillgrad.ops.declaration import declare
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
-from spillgrad_kernels import random as kernels
-from spillgrad_kernels.device_array import twin
+from spillgrad_kernels.cpu import random as kernels
+from spillgrad_kernels.device_array import device_kernel
 
 __all__ = [
     "arange", "as_tensor", "empty", "empty_like", "eye", "from_dlpack", "from_numpy", "full", "full_like", "linspace",
@@ -293,7 +293,7 @@ def draw(
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
     seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(shape)))
     drawn = wanted if wanted == dtypes.float64 else dtypes.float32
-    array = (twin(kernel) if as_device(device) is CUDA else kernel)(shape, drawn, seed, offset)
+    array = (device_kernel(kernel) if as_device(device) is CUDA else kernel)(shape, drawn, seed, offset)
     return array if drawn == wanted else cast(array, wanted)
 
 
@@ -365,7 +365,7 @@ def randint(
     sizes = _sizes("randint", (shape,) if size is None else (size,))
     seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(sizes)))
     wanted = dtypes.int64 if dtype is None else dtypes.as_dtype(dtype)
-    randint = twin(kernels.randint) if as_device(device) is CUDA else kernels.randint
+    randint = device_kernel(kernels.randint) if as_device(device) is CUDA else kernels.randint
     return _finish(cast(randint(low, high, sizes, seed, offset), wanted), False, device)
 
 
@@ -373,5 +373,5 @@ def randperm(n: int, generator: Generator | None = None, *, device: Any = None) 
     """Return the integers 0 to n - 1 in random order."""
     (n,) = _sizes("randperm", (n,))
     seed, offset = (generator or default_generator).take(kernels.counters_needed(n))
-    permutation = twin(kernels.permutation) if as_device(device) is CUDA else kernels.permutation
+    permutation = device_kernel(kernels.permutation) if as_device(device) is CUDA else kernels.permutation
     return Tensor.wrap(permutation(n, seed, offset))

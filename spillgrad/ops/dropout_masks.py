@@ -12,7 +12,7 @@ from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.inplace import change
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import random as kernels
+from spillgrad_kernels.cpu import random as kernels
 
 __all__ = ["alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_add", "feature_alpha_dropout"]
 

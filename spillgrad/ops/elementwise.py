@@ -25,12 +25,12 @@ from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
 from spillgrad.ops.promotion import promoted
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import prepare
+from spillgrad_kernels.cpu.elementwise import prepare
 from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device, prepare_on_device
-from spillgrad_kernels.elementwise import ROWS, Row
-from spillgrad_kernels.formula import FUNCTIONS, Formula, parameters, with_names
-from spillgrad_kernels.formula import trace as traced
-from spillgrad_kernels.walk import Layout, Shape, layout_of
+from spillgrad_kernels.layout import Layout, Shape, layout_of
+from spillgrad_kernels.tables.elementwise import ROWS, Row
+from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, parameters, with_names
+from spillgrad_kernels.tables.formula import trace as traced
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
@@ -52,7 +52,7 @@ class Loop(Planned):
         return promoted(self.name, operands)
 
     def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
-        found = [dtype for _, _, dtype in layouts]
+        found = [layout.dtype for layout in layouts]
         dtype = next((d for d in found if d != dtypes.bool_), dtypes.bool_)
         if any(d not in (dtype, dtypes.bool_) for d in found):
             return None
@@ -60,7 +60,7 @@ class Loop(Planned):
         try:
             call = prepare(self.formula, self.name, (result,), layouts)
         except ValueError as error:
-            raise _shape_error(self.name, [shape for shape, _, _ in layouts]) from error
+            raise _shape_error(self.name, [layout.shape for layout in layouts]) from error
         small = not call.copied and call.tiles <= call.grain
         code, large = (call.code, None) if small else (None, call)
         return new_plan(layouts, code, call.tiles, call.kept, call.shape, result, large)
@@ -75,7 +75,7 @@ class Loop(Planned):
             call = prepare_on_device(self.formula, self.name, (dtype,), layouts, outs, is_aligned)
         except ValueError as error:
             raise _shape_error(self.name, _shapes(operands)) from error
-        return call, call.results[0].lying.shape, dtype
+        return call, call.results[0].layout.shape, dtype
 
     def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the result. Raises ShapeError when shapes do not broadcast."""

@@ -17,7 +17,7 @@ from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import arange_beside, beside
 
 __all__ = ["embedding", "embedding_bag", "one_hot"]

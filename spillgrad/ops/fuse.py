@@ -1,8 +1,7 @@
 """Fusion: a function of elementwise tensor operations becomes one kernel forward and one backward.
 
-The function is called once with symbols. Its operations on them are recorded as a program
-(`spillgrad_kernels.program`), which is compiled for the dtypes at hand. Only arguments are saved for backward, which
-computes everything else again.
+The function is called once with symbols. What it does with them becomes a program (`spillgrad_kernels.tables.program`),
+which is compiled for the dtypes at hand. Only arguments are saved for backward, which computes everything else again.
 """
 
 import functools
@@ -25,8 +24,8 @@ from spillgrad.ops.fuse_symbols import Recorder, Symbol, Unrecorded, refusal
 from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
-from spillgrad_kernels.cpu import compute
-from spillgrad_kernels.formula import CONVERSIONS, Formula, Trace, with_names
+from spillgrad_kernels.cpu.elementwise import compute
+from spillgrad_kernels.tables.formula import CONVERSIONS, Formula, Trace, with_names
 
 __all__ = ["fuse"]
 

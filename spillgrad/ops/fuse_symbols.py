@@ -14,9 +14,9 @@ from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import DtypeError, FusionError
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import Formula
-from spillgrad_kernels.program import Program, Step, Value
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.program import Program, Step, Value
 
 
 class Recorder:

@@ -20,7 +20,7 @@ from spillgrad.ops.operation import operation
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
-from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_beside
 
 

@@ -23,7 +23,7 @@ from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number
 from spillgrad.ops.shape import flatten, normalize_dim, reshape, shape_arguments
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import indexing as kernels
+from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import is_on_device, on_device, zeros_beside
 
 __all__ = [

@@ -24,9 +24,9 @@ from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor, register_view_again
 from spillgrad.tensor_data import native
-from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, placed, zeros_beside
-from spillgrad_kernels.indexing import index_add_flat
+from spillgrad_kernels.cpu.indexing import index_add_flat
+from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, strided_view, zeros_beside
+from spillgrad_kernels.jit.compile import FLOATS
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
 
@@ -228,7 +228,7 @@ def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
     shape, strides, offset = place
     dense, steps = contiguous(self), tuple(s * self.itemsize for s in strides)
     if is_on_device(dense):
-        return placed(dense, offset * self.itemsize, shape, self.dtype, steps)
+        return strided_view(dense, offset * self.itemsize, shape, self.dtype, steps)
     return np.lib.stride_tricks.as_strided(dense.reshape(-1)[offset:], shape, steps)
 
 

@@ -17,7 +17,7 @@ from spillgrad.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
 from spillgrad.ops.volume_pooling import adaptive_avg_pool3d
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.memory import empty, zeros
+from spillgrad_kernels.memory.buffers import empty, zeros
 
 __all__ = ["interpolate"]
 

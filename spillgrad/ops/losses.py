@@ -20,7 +20,7 @@ from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import movedim, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import losses as kernels
+from spillgrad_kernels.cpu import losses as kernels
 from spillgrad_kernels.device_array import arange_beside, empty_beside, is_on_device
 
 __all__ = ["cross_entropy", "linear_cross_entropy", "nll_loss"]

@@ -24,12 +24,12 @@ from spillgrad.ops.placement import require_one_device
 from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import matmul as kernels
-from spillgrad_kernels.compile import FLOATS
-from spillgrad_kernels.device_array import empty_beside, is_on_device, twin
-from spillgrad_kernels.dispatch import get_num_threads
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.walk import Layout, Shape
+from spillgrad_kernels.cpu import matmul as kernels
+from spillgrad_kernels.device_array import device_kernel, empty_beside, is_on_device
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.layout import Layout, Shape
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.threads.dispatch import get_num_threads
 
 __all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "ger", "matmul", "mm", "mv", "outer"]
 
@@ -44,7 +44,7 @@ class _Product(Planned):
         return _checked(*arguments)
 
     def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
-        if layouts[0][2] not in FLOATS:
+        if layouts[0].dtype not in FLOATS:
             return None
         a, b = layouts
         return self._planned(layouts, a, b)
@@ -53,7 +53,7 @@ class _Product(Planned):
         # The number of threads may be raised later: plan for two at least. One thread computes a small product alone.
         call = kernels.prepare(a, b, None, max(2, get_num_threads()), addend)
         large = self if call.code is None else None
-        return new_plan(layouts, call.code, call.plan.blocks, call.geometry, call.shape, call.dtype, large)
+        return new_plan(layouts, call.code, call.cut.blocks, call.geometry, call.shape, call.dtype, large)
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
         """Compute a large product, planned for the threads that there are."""
@@ -64,7 +64,7 @@ class _Product(Planned):
         if out is not None or not _of_one_float(operands):
             return None
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        return CallOnDevice(twin(kernels.matmul)), shape, a.dtype
+        return CallOnDevice(device_kernel(kernels.matmul)), shape, a.dtype
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         a, b = arguments
@@ -275,17 +275,18 @@ class _Linear(_Product):
         return arguments
 
     def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
-        rows, (shape, strides, dtype), *bias = layouts
-        if dtype not in FLOATS or len(rows[0]) < 2 or any(b[1] != (dtype.itemsize,) for b in bias):
+        rows, weight, *bias = layouts
+        dtype = weight.dtype
+        if dtype not in FLOATS or rows.ndim < 2 or any(b.strides != (dtype.itemsize,) for b in bias):
             return None
-        addend = (0,) * (len(rows[0]) - 1) + (dtype.itemsize,) if bias else None
-        return self._planned(layouts, rows, (shape[::-1], strides[::-1], dtype), addend)
+        addend = (0,) * (rows.ndim - 1) + (dtype.itemsize,) if bias else None
+        return self._planned(layouts, rows, Layout.made(weight.shape[::-1], weight.strides[::-1], dtype), addend)
 
     def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
         input, weight = operands[:2]
         if out is not None or not _of_one_float(operands):
             return None
-        multiply, shape = twin(kernels.linear), (*input.shape[:-1], weight.shape[0])
+        multiply, shape = device_kernel(kernels.linear), (*input.shape[:-1], weight.shape[0])
         call = CallOnDevice(lambda input, *others: multiply(_as_rows(input), *others).reshape(shape))
         return call, shape, input.dtype
 

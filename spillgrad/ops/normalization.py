@@ -18,7 +18,7 @@ from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import normalization as kernels
+from spillgrad_kernels.cpu import normalization as kernels
 
 __all__ = ["layer_norm", "log_softmax", "rms_norm", "softmax"]
 

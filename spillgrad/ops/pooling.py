@@ -18,10 +18,10 @@ from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import reshape
 from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import pooling as kernels
+from spillgrad_kernels.cpu import pooling as kernels
+from spillgrad_kernels.cpu.indexing import scatter_add
+from spillgrad_kernels.cpu.pooling import Ranges
 from spillgrad_kernels.device_array import is_on_device, on_device
-from spillgrad_kernels.indexing import scatter_add
-from spillgrad_kernels.pooling import Ranges
 from spillgrad_kernels.windows import Pair, Windows
 
 __all__ = [

@@ -13,9 +13,9 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
-from spillgrad_kernels.compile import FLOATS
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
-from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.elementwise import ROWS
 
 Number = bool | int | float
 Operand = Tensor | Number

@@ -18,14 +18,14 @@ from spillgrad.ops.operation import Composed, Operation, operation
 from spillgrad.ops.recurrent import STEPS, State, run_steps
 from spillgrad.ops.shape import view_as
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import matmul as products
-from spillgrad_kernels import reductions
-from spillgrad_kernels.cpu import prepare
-from spillgrad_kernels.dispatch import get_num_threads
-from spillgrad_kernels.formula import Formula, Symbol, Trace, parameters
-from spillgrad_kernels.memory import empty
-from spillgrad_kernels.scalar_math import sigmoid, tanh, where
-from spillgrad_kernels.walk import layout_of
+from spillgrad_kernels.cpu import matmul as products
+from spillgrad_kernels.cpu import reductions
+from spillgrad_kernels.cpu.elementwise import prepare
+from spillgrad_kernels.layout import layout_of
+from spillgrad_kernels.memory.buffers import empty
+from spillgrad_kernels.tables.formula import Formula, Symbol, Trace, parameters
+from spillgrad_kernels.tables.scalar_math import sigmoid, tanh, where
+from spillgrad_kernels.threads.dispatch import get_num_threads
 
 
 class _Mode(NamedTuple):

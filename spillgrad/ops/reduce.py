@@ -30,9 +30,9 @@ from spillgrad.ops.operation import operation
 from spillgrad.ops.rearrange import constant_pad, flip
 from spillgrad.ops.shape import as_tuple, flatten, normalize_dim, normalize_dims, permute, reshape, unflatten, unsqueeze
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions as kernels
-from spillgrad_kernels.device_array import twin
-from spillgrad_kernels.walk import Layout
+from spillgrad_kernels.cpu import reductions as kernels
+from spillgrad_kernels.device_array import device_kernel
+from spillgrad_kernels.layout import Layout
 
 __all__ = [
     "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
@@ -92,7 +92,7 @@ class _Folded(Planned):
         return new_plan(layouts, code, fold.units, fold.kept, fold.shape, fold.dtype, large)
 
     def plan_on_device(self, operands: Any, out: Any, is_aligned: bool, dims: Shape, keepdim: bool) -> Any:
-        fold = twin(getattr(kernels, self.name))
+        fold = device_kernel(getattr(kernels, self.name))
         shape = kernels.reduced_shape(operands[0].shape, dims, keepdim)
         return CallOnDevice(lambda array: fold(array, dims, keepdim)), shape, operands[0].dtype
 

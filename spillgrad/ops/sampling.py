@@ -18,7 +18,7 @@ from spillgrad.ops.declaration import declare
 from spillgrad.ops.placement import by_host, require_one_device
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import random as kernels
+from spillgrad_kernels.cpu import random as kernels
 from spillgrad_kernels.device_array import is_on_device
 
 __all__ = ["bernoulli", "multinomial", "normal", "poisson", "randint_like"]

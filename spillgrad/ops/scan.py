@@ -22,9 +22,9 @@ from spillgrad.ops.rearrange import constant_pad, flip, roll
 from spillgrad.ops.reduce import ValuesAndIndices, sum
 from spillgrad.ops.shape import normalize_dim, one_dim, reshape
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import reductions as kernels
+from spillgrad_kernels.cpu import reductions as kernels
 from spillgrad_kernels.device_array import arange_beside
-from spillgrad_kernels.memory import empty
+from spillgrad_kernels.memory.buffers import empty
 
 __all__ = [
     "cummax", "cummin", "cumprod", "cumsum", "cumulative_trapezoid", "diff", "logcumsumexp", "trapezoid", "trapz",

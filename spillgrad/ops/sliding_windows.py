@@ -13,7 +13,7 @@ from spillgrad.ops.rearrange import constant_pad, crop
 from spillgrad.ops.shape import as_tuple, normalize_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, on_device
-from spillgrad_kernels.memory import zeros
+from spillgrad_kernels.memory.buffers import zeros
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]

@@ -14,7 +14,7 @@ from spillgrad.ops.inplace import Geometry
 from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.device_array import is_on_device, placed
+from spillgrad_kernels.device_array import is_on_device, strided_view
 
 __all__ = ["as_strided"]
 
@@ -25,7 +25,7 @@ def _read(self: np.ndarray, memory: np.ndarray, place: Geometry, own: Geometry) 
     size, strides, offset = place
     steps = tuple(s * self.itemsize for s in strides)
     if is_on_device(memory):
-        return placed(memory, offset * self.itemsize, size, self.dtype, steps)
+        return strided_view(memory, offset * self.itemsize, size, self.dtype, steps)
     return np.ndarray(size, self.dtype, memory.view(np.uint8).data, offset * self.itemsize, steps)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad.errors import GraphError, ShapeError
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import optim as kernels
+from spillgrad_kernels.cpu import optim as kernels
 
 # Updates that work on copies wait together until the copies take this much memory.
 _COPIES_BYTES = 16 << 20

@@ -5,7 +5,7 @@ from spillgrad.ops import creation
 from spillgrad.optim.arrays import Pending, pending
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import optim as kernels
+from spillgrad_kernels.cpu import optim as kernels
 
 
 class Lion(Optimizer):

@@ -14,7 +14,7 @@ from spillgrad.ops import creation, matrix_products
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.file_system import free_bytes
 from spillgrad.storage.store import Handle
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 _BLOCK_BYTES = 16 << 20
 _BUDGET_BLOCKS = 4
@@ -74,7 +74,7 @@ def measure_disk(directory: str | os.PathLike[str], seconds: float = 2.0) -> Dis
     Raises SpillError where nothing can be written.
     """
     free = _free_bytes(directory)
-    blocks = [memory.empty((_BLOCK_BYTES,), np.uint8) for _ in range(_BUDGET_BLOCKS)]
+    blocks = [buffers.empty((_BLOCK_BYTES,), np.uint8) for _ in range(_BUDGET_BLOCKS)]
     for block in blocks:
         block[:] = np.frombuffer(np.random.default_rng(0).bytes(_BLOCK_BYTES), np.uint8)
     store = DiskStore(directory, ram_budget=_BUDGET_BLOCKS * _BLOCK_BYTES)

@@ -29,7 +29,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad.storage.traffic import PHASES, Event, Item
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 # So many layers are run of a model that has more: the first may differ, the second stands for all others.
 _SHALLOW = 2
@@ -101,7 +101,7 @@ def profile(
     Raises BudgetError when that is too little for a layer.
     """
     state = default_generator.get_state()
-    others_bytes = memory.memory_stats().live_bytes
+    others_bytes = buffers.memory_stats().live_bytes
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
         watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate)
         watched.busy_s_per_byte, watched.others_bytes = busy_s_per_byte, others_bytes
@@ -245,8 +245,8 @@ class _Watched:
             if isinstance(value, Tensor)
         )
         gc.collect()
-        memory.empty_cache()
-        base_bytes = _rss_bytes() - memory.memory_stats().mapped_bytes
+        buffers.empty_cache()
+        base_bytes = _rss_bytes() - buffers.memory_stats().mapped_bytes
         return Profile(
             layers=self.layers,
             offload=self._offload is not None,
@@ -412,7 +412,7 @@ class _Sampler:
         while not self._done.wait(_LOOK_EVERY_S):
             where = self._watched.phase, self._watched.unit
             in_store_before = self._watched.store.ram_bytes
-            pool = memory.memory_stats()
+            pool = buffers.memory_stats()
             in_store = max(in_store_before, self._watched.store.ram_bytes)  # it changes while one looks
             beside_bytes = pool.live_bytes - self._watched.others_bytes - in_store
             self.live_bytes = max(self.live_bytes, pool.live_bytes)
@@ -437,4 +437,4 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def _rss_bytes() -> int:
     with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * memory.PAGE_BYTES
+        return int(statm.read().split()[1]) * buffers.PAGE_BYTES

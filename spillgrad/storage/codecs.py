@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.chunks import PAGE_BYTES, compressed_chunks
 from spillgrad.storage.store import Handle, Remote
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 # Less than this stays as it is: structure in the file and the work in Python would cost more than the bytes.
 MIN_BYTES = 4 * PAGE_BYTES
@@ -116,7 +116,7 @@ class Lossless:
         items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
         chunk, starts = compressed_chunks(array.shape, array.itemsize)
         length = math.prod(chunk)
-        payload = memory.empty((self.bound(array),), np.uint8)
+        payload = buffers.empty((self.bound(array),), np.uint8)
         sizes = []
         done = 0
         for start, count in starts.values():
@@ -179,7 +179,7 @@ class Bfloat16:
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         values = array.reshape(-1)
-        payload = memory.empty((values.size * 2,), np.uint8)
+        payload = buffers.empty((values.size * 2,), np.uint8)
         halves = payload.view(np.uint16)
         for start in range(0, values.size, _STEP):
             part = values[start : start + _STEP]
@@ -209,7 +209,7 @@ class Int8:
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         values = array.reshape(-1)
         head = _scale_bytes(values.size)
-        payload = memory.empty((head + values.size,), np.uint8)
+        payload = buffers.empty((head + values.size,), np.uint8)
         scales, levels = payload[:head].view(np.float32), payload[head:].view(np.int8)
         for start in range(0, values.size, _STEP):
             part = values[start : start + _STEP]

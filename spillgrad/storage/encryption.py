@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.codecs import Codec, Encoded, Encoding, Undecodable
 from spillgrad.storage.store import Handle, Remote
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 _PIECE_BYTES = 1 << 20
 _NONCE_BYTES, _TAG_BYTES = 12, 16
@@ -38,7 +38,7 @@ class Encrypted:
         encoded = self._inner.encode(array, handle) if self._inner and self._inner.bound(array) else None
         plain = (array if encoded is None else encoded.payload).reshape(-1).view(np.uint8)
         inner = None if encoded is None else encoded.encoding
-        payload = memory.empty((sealed_bytes(plain.nbytes),), np.uint8)
+        payload = buffers.empty((sealed_bytes(plain.nbytes),), np.uint8)
         for i, start, sealed in _pieces(plain.nbytes):
             piece = plain[start : start + _PIECE_BYTES]
             place = payload[sealed : sealed + sealed_bytes(piece.nbytes)]
@@ -53,7 +53,7 @@ class Encrypted:
         from cryptography.exceptions import InvalidTag
 
         inner = encoding.inner
-        plain = into.reshape(-1).view(np.uint8) if inner is None else memory.empty((inner.nbytes,), np.uint8)
+        plain = into.reshape(-1).view(np.uint8) if inner is None else buffers.empty((inner.nbytes,), np.uint8)
         for i, start, sealed in _pieces(plain.nbytes):
             piece = plain[start : start + _PIECE_BYTES]
             place = stored[sealed : sealed + sealed_bytes(piece.nbytes)]

@@ -12,7 +12,7 @@ from spillgrad.storage.codecs import Codec, Undecodable
 from spillgrad.storage.entry import Entry
 from spillgrad.storage.io_error import io_error
 from spillgrad.storage.segment import Extent
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 
 class Loader:
@@ -106,14 +106,14 @@ class Loader:
 
         Raises SpillCorruptionError, or SpillError when it cannot be read.
         """
-        array = memory.empty(entry.shape, entry.dtype)
+        array = buffers.empty(entry.shape, entry.dtype)
         extent = cast(Extent, entry.extent)  # not freed while it has a reader
         try:
             if extent.encoding is None or self._codec is None:
                 with self._account.ledger.reading:
                     extent.read(array)
             else:
-                stored = memory.empty((extent.encoding.nbytes,), np.uint8)
+                stored = buffers.empty((extent.encoding.nbytes,), np.uint8)
                 with self._account.ledger.reading:
                     extent.read(stored)
                 self._codec.decode(stored, extent.encoding, entry, array)

@@ -8,7 +8,7 @@ import numpy as np
 
 from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_speed import open_direct
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 # What is copied to be written is copied in pieces of this size: more would not be faster, and is memory.
 _COPIED_BYTES = 2 << 20
@@ -41,11 +41,11 @@ class PayloadFile:
         Raises OSError when the disk refuses.
         """
         payload = array.reshape(-1).view(np.uint8)[start : start + nbytes]
-        if cached or self._direct is None or nbytes < memory.POOLED_MIN_BYTES or _is_at_page(payload):
+        if cached or self._direct is None or nbytes < buffers.POOLED_MIN_BYTES or _is_at_page(payload):
             self._move(os.pwritev, payload, file_offset, cached)
             return
         try:
-            buffer = memory.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
+            buffer = buffers.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
         except MemoryError:  # which writing may relieve
             self._move(os.pwritev, payload, file_offset, cached=True)
             return

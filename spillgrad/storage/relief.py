@@ -4,7 +4,7 @@ import time
 
 from spillgrad.errors import SpillError
 from spillgrad.storage import io_threads
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 # Short steps need little; and of a processor's time no more than this share goes into it.
 _EVERY_S = 0.1
@@ -28,7 +28,7 @@ def look() -> None:
 def _relieve() -> None:
     global _next_look_s
     began_s = time.monotonic()
-    memory.trim_malloc_if_scarce()
+    buffers.trim_malloc_if_scarce()
     ended_s = time.monotonic()
     _next_look_s = max(_next_look_s, ended_s + (ended_s - began_s) / _SHARE)
 

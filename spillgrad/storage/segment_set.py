@@ -14,8 +14,8 @@ from spillgrad.storage.disk_speed import Speeds, is_awaited, note_step, speeds
 from spillgrad.storage.run_directory import segment_name
 from spillgrad.storage.segment import Extent, Segment
 from spillgrad.storage.store import Label, View
-from spillgrad_kernels.memory import POOLED_MIN_BYTES
-from spillgrad_kernels.system_memory import system_memory
+from spillgrad_kernels.memory.buffers import POOLED_MIN_BYTES
+from spillgrad_kernels.memory.system_memory import system_memory
 
 SEGMENT_BYTES = 256 << 20
 # Waits below this share of a step are not worth a change.

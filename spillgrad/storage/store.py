@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError, SpillError
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ def may_be_kept(array: np.ndarray | Remote) -> bool:
 
 def dense_copy(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
     """Return a copy that a store may keep; and, of a remote array, what returns once the copy is complete."""
-    return (memory.copy(array), None) if isinstance(array, np.ndarray) else array.fetch()
+    return (buffers.copy(array), None) if isinstance(array, np.ndarray) else array.fetch()
 
 
 class Labelled(Protocol):

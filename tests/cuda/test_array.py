@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import empty, to_device
+from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.device_array import NotOnDevice
 
 

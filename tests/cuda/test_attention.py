@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import attention as on_the_host
-from spillgrad_kernels.attention import Dropout
+from spillgrad_kernels.cpu import attention as on_the_host
+from spillgrad_kernels.cpu.attention import Dropout
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.attention import attention_backward, attention_forward
 

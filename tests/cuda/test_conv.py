@@ -10,7 +10,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import HostComputeWarning
 from spillgrad.nn import functional as F
-from spillgrad_kernels import conv as on_cpu
+from spillgrad_kernels.cpu import conv as on_cpu
 from spillgrad_kernels.cuda import conv as on_device
 from spillgrad_kernels.cuda import windows as windows_on_device
 from spillgrad_kernels.cuda.array import to_device

@@ -11,8 +11,8 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError, GraphError
-from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.cuda.compile import SIMULATED
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
 
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="the test's own memory is the host's")
 

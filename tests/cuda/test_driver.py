@@ -7,11 +7,11 @@ import pytest
 from numba.cuda import types
 
 import spillgrad as sg
-from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
-from spillgrad_kernels.cuda.availability import SIMULATED
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda
-from spillgrad_kernels.cuda.memory import OutOfMemory
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
+from spillgrad_kernels.cuda.driver.memory import OutOfMemory
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.pointers import loaders, storers
 
 MIB = 1 << 20

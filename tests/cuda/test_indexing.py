@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels import indexing as host
+from spillgrad_kernels.cpu import indexing as host
 from spillgrad_kernels.cuda import indexing
 from spillgrad_kernels.cuda.array import to_device
 

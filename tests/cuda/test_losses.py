@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels import losses as on_cpu
+from spillgrad_kernels.cpu import losses as on_cpu
 from spillgrad_kernels.cuda import losses as on_device
 from spillgrad_kernels.cuda.array import to_device
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels import normalization as on_cpu
+from spillgrad_kernels.cpu import normalization as on_cpu
 from spillgrad_kernels.cuda import normalization as on_device
 from spillgrad_kernels.cuda.array import to_device
 

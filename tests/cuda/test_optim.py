@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import optim as host
-from spillgrad_kernels.cuda import driver, optim
+from spillgrad_kernels.cpu import optim as host
+from spillgrad_kernels.cuda import optim
 from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.driver import driver
 
 UPDATES = {
     "adam": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, 3)), "adamw": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, 1)),

@@ -7,7 +7,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.nn import functional as F
 from spillgrad.ops import interpolate, pooling, sliding_windows
-from spillgrad_kernels import pooling as on_cpu
+from spillgrad_kernels.cpu import pooling as on_cpu
 from spillgrad_kernels.cuda import pooling as on_device
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.windows import Windows

@@ -17,8 +17,8 @@ import spillgrad as sg
 from spillgrad import device_cache
 from spillgrad.errors import SpillError
 from spillgrad_kernels.cuda import array as cuda_array
-from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.cuda.compile import SIMULATED
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
 from tests.interrupting import Stop, between_lines, lines_of_python
 
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="the test's own memory is the host's")

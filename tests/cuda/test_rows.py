@@ -7,10 +7,10 @@ import pytest
 
 from spillgrad_kernels.cuda import rows
 from spillgrad_kernels.cuda.array import empty, to_device
-from spillgrad_kernels.cuda.compile import SIMULATED
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.scalar_math import where
+from spillgrad_kernels.tables.scalar_math import where
 
 # One of everything that a loop can have.
 EVERYTHING = RowLoop(

@@ -10,7 +10,7 @@ import pytest
 from spillgrad_kernels.cuda import matmul as products
 from spillgrad_kernels.cuda import tensor_cores
 from spillgrad_kernels.cuda.array import to_device
-from spillgrad_kernels.cuda.compile import SIMULATED
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
 from spillgrad_kernels.cuda.matmul import linear, matmul
 from spillgrad_kernels.cuda.precision import allow_tf32
 

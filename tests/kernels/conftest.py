@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spillgrad_kernels import dispatch
+from spillgrad_kernels.threads import dispatch
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from spillgrad_kernels.cuda import elementwise
+from spillgrad_kernels.layout import layout_of
 
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
@@ -54,9 +55,9 @@ def compiled(kernel: Any) -> Any:
 
 def compute(formula: Any, name: str, operands: list[Any], dtype: Any) -> np.ndarray:
     """Return what `elementwise.compute` does of a formula, over arrays of the host."""
-    layouts = tuple([(o.shape, o.strides, o.dtype) if isinstance(o, np.ndarray) else o.dtype for o in operands])
+    layouts = tuple([layout_of(o) if isinstance(o, np.ndarray) else o.dtype for o in operands])
     call = elementwise.prepare(formula, name, (np.dtype(dtype),), layouts)
-    out = np.empty(call.results[0].lying.shape, dtype)
+    out = np.empty(call.results[0].layout.shape, dtype)
     given = [o.ctypes.data if isinstance(o, np.ndarray) else o.item() for o in (*operands, out)]
     compiled(call.kernel)(call.turns, *call.words, *given)
     return out

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from spillgrad_kernels import dispatch
-from spillgrad_kernels import random as random_kernels
-from spillgrad_kernels.attention import Dropout, attention_backward, attention_forward, exp2_below
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.cpu import random as random_kernels
+from spillgrad_kernels.cpu.attention import Dropout, attention_backward, attention_forward, exp2_below
+from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.threads import dispatch
 
 # (B, H, T, S, D, E): less than a tile, odd, several tiles of queries and of keys, more or fewer keys than queries.
 SIZES = [

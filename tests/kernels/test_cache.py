@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from spillgrad_kernels import cache
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.jit import cache
+from spillgrad_kernels.jit.compile import jit
 
 DAY_S = 86400.0
 NEEDS_JIT = pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 
 ADDS_ONE = """
 import numpy as np
-from spillgrad_kernels.compile import counts, jit
+from spillgrad_kernels.jit.compile import counts, jit
 
 @jit(name="adds_one")
 def adds_one(start, stop, a):
@@ -39,8 +39,8 @@ print(counts.compiled, counts.loaded)
 GENERATED = """
 import sys
 import numpy as np
-from spillgrad_kernels.compile import counts, jit
-from spillgrad_kernels.dispatch import parallel_for
+from spillgrad_kernels.jit.compile import counts, jit
+from spillgrad_kernels.threads.dispatch import parallel_for
 
 def make(number):
     @jit(name=f"adds_{number}")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import conv
+from spillgrad_kernels.cpu import conv
 from spillgrad_kernels.windows import Windows
 
 # Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation. Beside the plain ones:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import copying
-from spillgrad_kernels.copying import copy
+from spillgrad_kernels.cpu import copying
+from spillgrad_kernels.cpu.copying import copy
 from tests.kernels.layouts import any_layout
 
 

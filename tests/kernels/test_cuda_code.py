@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cuda.bindings import nvjitlink
 
+from spillgrad_kernels.cpu.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 from spillgrad_kernels.cuda import (
     attention,
     channel_norm,
@@ -29,10 +30,9 @@ from spillgrad_kernels.cuda import (
     tensor_cores,
     windows,
 )
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import CONVERSIONS, Symbol, Trace, parameters
-from spillgrad_kernels.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
-from spillgrad_kernels.walk import dense
+from spillgrad_kernels.layout import dense
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
 from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
@@ -44,7 +44,7 @@ IN_FLOAT64 = ("digamma", "polygamma", "lgamma", "sin", "cos", "tan", "sinc")
 
 def layouts_of(names, dtype):
     kinds = [np.dtype(bool) if name == "condition" else np.dtype(dtype) for name in names]
-    return tuple([((1000,), (kind.itemsize,), kind) for kind in kinds])
+    return tuple([dense((1000,), kind) for kind in kinds])
 
 
 def together(formulas, dtype):
@@ -96,8 +96,8 @@ def test_integers_are_computed_as_integers_on_every_generation(name, dtype):
 ])  # fmt: skip
 def test_neighbours_move_in_one_access_of_16_bytes(dtype, access):
     kind = np.dtype(dtype)
-    layout = ((64, 1024), (1024 * kind.itemsize, kind.itemsize), kind)
-    row = ((1024,), (kind.itemsize,), kind)
+    layout = dense((64, 1024), kind)
+    row = dense((1024,), kind)
     code = elementwise.prepare(ROWS["add"].forward, "add", (kind,), (layout, row), (), True).kernel.ptx((8, 0))
     accesses = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code))
     assert {a.split(".")[0] for a in accesses} == {access.split(".")[0]}, accesses
@@ -384,7 +384,7 @@ def test_what_the_cpu_compiled_before_is_not_taken_for_a_device_s(tmp_path):
     """In a process of its own, with an empty cache: what is found compiled is no danger."""
     program = """
 import numpy as np
-from spillgrad_kernels import random as host
+from spillgrad_kernels.cpu import random as host
 host.normal((8,), np.float32, 1, 2)
 from spillgrad_kernels.cuda import random
 random.drawing("normal", np.dtype("float32")).ptx((8, 0))

@@ -45,15 +45,15 @@ def run(library):
 PREPARED = """
 import ctypes, gc, struct, threading
 import numpy as np
-from spillgrad_kernels.cuda import driver, failures
+from spillgrad_kernels.cuda.driver import driver, failures
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
-from spillgrad_kernels.cuda.memory import OutOfMemory
+from spillgrad_kernels.cuda.driver.memory import OutOfMemory
 
 MIB = 1 << 20
 
 def kernel(name, parameters=("int64", "int64")):
     from numba.cuda import types
-    from spillgrad_kernels.cuda.compile import Kernel
+    from spillgrad_kernels.cuda.jit.compile import Kernel
     numbers = ", ".join(f"p{i}" for i in range(len(parameters)))
     namespace = {}
     exec(f"def {name}({numbers}): pass", namespace)
@@ -380,8 +380,9 @@ for tokens in (40, 2048, 4096, 16384):
 
 
 COMPILING = """
-from spillgrad_kernels.cuda import compile, elementwise
-from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.cuda.jit import compile
+from spillgrad_kernels.cuda import elementwise
+from spillgrad_kernels.tables.elementwise import ROWS
 compiled, compile_cuda = [], compile.compile_cuda
 compile.compile_cuda = lambda *a, **k: (compiled.append(a), compile_cuda(*a, **k))[1]
 x = to_device(np.ones(8, np.float32))

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from numba.cuda import types
 
-from spillgrad_kernels import cache
-from spillgrad_kernels.cuda import attention, elementwise, indexing, machine_code, matmul, reductions, sorting
-from spillgrad_kernels.cuda.compile import Kernel, cuda, device
-from spillgrad_kernels.cuda.launch import _LAYOUTS
-from spillgrad_kernels.cuda.machine_code import UnknownIdentity, identity, link
+from spillgrad_kernels.cuda import attention, elementwise, indexing, matmul, reductions, sorting
+from spillgrad_kernels.cuda.jit import machine_code
+from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.launch import _LAYOUTS
+from spillgrad_kernels.cuda.jit.machine_code import UnknownIdentity, identity, link
 from spillgrad_kernels.cuda.pointers import loaders, storers
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.walk import dense
+from spillgrad_kernels.jit import cache
+from spillgrad_kernels.layout import dense
+from spillgrad_kernels.tables.elementwise import ROWS
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 FLOAT = np.dtype(np.float32)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spillgrad_kernels.cuda.failures import CudaError, Launches
-from spillgrad_kernels.cuda.memory import Block, CachingAllocator, MemoryStats, OutOfMemory
-from spillgrad_kernels.cuda.pinned import PinnedMemory
+from spillgrad_kernels.cuda.driver.failures import CudaError, Launches
+from spillgrad_kernels.cuda.driver.memory import Block, CachingAllocator, MemoryStats, OutOfMemory
+from spillgrad_kernels.memory.pinned import PinnedMemory
 
 MIB = 1 << 20
 

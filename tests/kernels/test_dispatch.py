@@ -10,9 +10,9 @@ import weakref
 import numpy as np
 import pytest
 
-from spillgrad_kernels import dispatch
-from spillgrad_kernels.compile import DISABLE_JIT, intrinsic, jit, types
-from spillgrad_kernels.dispatch import parallel_for
+from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, jit, types
+from spillgrad_kernels.threads import dispatch
+from spillgrad_kernels.threads.dispatch import parallel_for
 
 
 @jit
@@ -157,7 +157,7 @@ def test_a_forked_child_has_a_team_of_its_own(threads):
 FORKED_WHILE_COMPILING = """
 import os, signal, threading, time, warnings
 import numpy as np
-from spillgrad_kernels.compile import jit
+from spillgrad_kernels.jit.compile import jit
 
 def kernel(name):
     @jit(name=name)
@@ -192,8 +192,8 @@ import os, signal, warnings
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numba import njit, prange, threading_layer
-from spillgrad_kernels import dispatch
-from spillgrad_kernels.matmul import matmul
+from spillgrad_kernels.threads import dispatch
+from spillgrad_kernels.cpu.matmul import matmul
 
 @njit(parallel=True)
 def total(values):
@@ -238,8 +238,8 @@ def test_kernels_run_beside_every_threading_layer_of_numba_s_and_in_its_forks(la
 def test_a_process_ends_whether_its_helpers_spin_or_sleep(ending):
     program = (
         "import numpy as np\n"
-        "from spillgrad_kernels import dispatch\n"
-        "from spillgrad_kernels.matmul import matmul\n"
+        "from spillgrad_kernels.threads import dispatch\n"
+        "from spillgrad_kernels.cpu.matmul import matmul\n"
         "dispatch.set_num_threads(4)\n"
         "a = np.ones((300, 300), np.float32)\n"
         "assert matmul(a, a)[0, 0] == 300\n" + ending

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.compile import DISABLE_JIT
-from spillgrad_kernels.cpu import elementwise
+from spillgrad_kernels.cpu.elementwise import elementwise
+from spillgrad_kernels.jit.compile import DISABLE_JIT
 
 HALF = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 EVERY = np.arange(1 << 16, dtype=np.uint16)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import indexing
+from spillgrad_kernels.cpu import indexing
 
 DTYPES = (np.float32, np.float64)
 INDEX_DTYPES = (np.int8, np.int32, np.int64, np.uint8)

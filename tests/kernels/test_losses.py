@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import losses
+from spillgrad_kernels.cpu import losses
 
 IGNORED = -100
 

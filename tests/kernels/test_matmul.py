@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels import dispatch, scalar_math
-from spillgrad_kernels.matmul import linear, matmul
+from spillgrad_kernels.cpu.matmul import linear, matmul
+from spillgrad_kernels.tables import scalar_math
+from spillgrad_kernels.threads import dispatch
 
 DTYPES = (np.float32, np.float64)
 # (M, N, K): tiles and their edges, one row or column, depths beyond one block, widths beyond one block.
@@ -326,7 +327,7 @@ import llvmlite.binding, ml_dtypes, numpy as np
 features = {features}
 if features is not None:
     llvmlite.binding.get_host_cpu_features = lambda: features
-from spillgrad_kernels.matmul import linear, matmul
+from spillgrad_kernels.cpu.matmul import linear, matmul
 random = np.random.default_rng(0)
 for dtype in (np.float32, np.float64):
     for m, n, k in ((3, 4, 5), (13, 35, 18), (1, 5, 4), (5, 1, 4), (2, 3, 0)):
@@ -354,7 +355,7 @@ def test_everything_holds_without_compilation_and_with_the_tiles_of_any_host(hos
 
 COMPILED_FOR_ANY_HOST = """
 import ml_dtypes, numpy as np
-from spillgrad_kernels.matmul import matmul
+from spillgrad_kernels.cpu.matmul import matmul
 random = np.random.default_rng(0)
 for m, n, k in ((3, 4, 5), (30, 35, 18), (130, 300, 270), (1, 5, 4)):
     a, b = random.standard_normal((m, k)).astype(ml_dtypes.bfloat16), random.standard_normal((k, n)).astype("f4")

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from spillgrad.storage.process_memory import rss_bytes
-from spillgrad_kernels import memory
-from spillgrad_kernels.memory import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
-from spillgrad_kernels.system_memory import SystemMemory
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.buffers import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
+from spillgrad_kernels.memory.system_memory import SystemMemory
 
 LARGE = (POOLED_MIN_BYTES,)
 
@@ -141,7 +141,7 @@ def test_a_child_forked_while_another_thread_allocates_gets_memory():
 def test_a_fork_beside_a_thread_that_stays_in_the_middle_of_a_section_hangs_nobody():
     faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
     held, forked = threading.Event(), threading.Event()
-    lent = [memory.copy(np.full(MIB, 7, np.uint8))]
+    lent = [buffers.copy(np.full(MIB, 7, np.uint8))]
 
     def stay() -> None:  # as a finalizer that the collector reaches there, and that waits for the thread that forks
         with pool._lock:
@@ -180,7 +180,7 @@ def leave_idle(pool: BufferPool, count: int) -> None:
 
 def test_a_copy_is_dense_and_of_the_pool():
     source = np.arange(60_000, dtype=np.float32).reshape(200, 300).T
-    copied = memory.copy(source)
+    copied = buffers.copy(source)
     assert copied.flags.c_contiguous
     assert copied.__array_interface__["data"][0] % PAGE_BYTES == 0
     np.testing.assert_array_equal(copied, source)
@@ -201,9 +201,9 @@ def test_idle_memory_goes_back_when_the_system_has_little_left(
 ):
     pool = BufferPool()
     leave_idle(pool, 8)
-    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 0.0)
+    monkeypatch.setattr(buffers, "_PRESSURE_EVERY_S", 0.0)
     total = 1 << 40
-    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(int(total * available_share), total))
+    monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(int(total * available_share), total))
     new = pool.empty((2 * MIB,), np.uint8)
     assert pool.stats().idle_bytes == idle_after
     assert new.nbytes == 2 * MIB
@@ -212,22 +212,22 @@ def test_idle_memory_goes_back_when_the_system_has_little_left(
 def test_of_idle_memory_no_more_goes_back_than_the_system_is_short_of(monkeypatch: pytest.MonkeyPatch):
     pool = BufferPool()
     leave_idle(pool, 16)
-    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 0.0)
+    monkeypatch.setattr(buffers, "_PRESSURE_EVERY_S", 0.0)
     total = 160 * MIB  # of which 10 are to be left
-    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(5 * MIB, total))
+    monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(5 * MIB, total))
     new = pool.empty((2 * MIB,), np.uint8)
     assert pool.stats().idle_bytes == 9 * MIB
     assert new.nbytes == 2 * MIB
 
 
 def test_the_system_is_asked_before_much_new_memory_is_taken_however_soon(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 1e9)
+    monkeypatch.setattr(buffers, "_PRESSURE_EVERY_S", 1e9)
     pool = BufferPool()
     leave_idle(pool, 8)
-    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(0, 1 << 40))
+    monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(0, 1 << 40))
     small = pool.empty((16 * MIB,), np.uint8)
     assert pool.stats().idle_bytes > 0
-    large = pool.empty((memory._PRESSURE_EVERY_BYTES,), np.uint8)
+    large = pool.empty((buffers._PRESSURE_EVERY_BYTES,), np.uint8)
     assert pool.stats().idle_bytes == 0
     assert small.nbytes < large.nbytes
 
@@ -235,21 +235,21 @@ def test_the_system_is_asked_before_much_new_memory_is_taken_however_soon(monkey
 def test_a_pool_that_maps_nothing_new_looks_at_the_system_too(monkeypatch: pytest.MonkeyPatch):
     pool = BufferPool()
     leave_idle(pool, 8)
-    monkeypatch.setattr(memory, "_PRESSURE_EVERY_S", 0.0)
-    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(0, 1 << 40))
-    for _ in range(memory._LENT_PER_LOOK):
+    monkeypatch.setattr(buffers, "_PRESSURE_EVERY_S", 0.0)
+    monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(0, 1 << 40))
+    for _ in range(buffers._LENT_PER_LOOK):
         pool.empty((MIB,), np.uint8)
     assert pool.stats().idle_bytes <= MIB
 
 
 def test_memory_that_recent_use_does_not_explain_goes_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "_IDLE_FLOOR_BYTES", 2 * MIB)
-    monkeypatch.setattr(memory, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(buffers, "_IDLE_FLOOR_BYTES", 2 * MIB)
+    monkeypatch.setattr(buffers, "_PERIOD_S", 0.0)
     pool = BufferPool()
     leave_idle(pool, 32)
 
     def period_of_small_use() -> None:
-        for _ in range(20 * memory._LENT_PER_PERIOD):
+        for _ in range(20 * buffers._LENT_PER_PERIOD):
             pool.empty((2 * MIB,), np.uint8)
         time.sleep(0.001)
         pool._give_back_unneeded()
@@ -262,8 +262,8 @@ def test_memory_that_recent_use_does_not_explain_goes_back(monkeypatch: pytest.M
 
 
 def test_a_process_that_waits_keeps_what_it_will_need_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "_IDLE_FLOOR_BYTES", 2 * MIB)
-    monkeypatch.setattr(memory, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(buffers, "_IDLE_FLOOR_BYTES", 2 * MIB)
+    monkeypatch.setattr(buffers, "_PERIOD_S", 0.0)
     pool = BufferPool()
     leave_idle(pool, 32)
     for _ in range(5):
@@ -276,7 +276,7 @@ def test_a_process_that_waits_keeps_what_it_will_need_again(monkeypatch: pytest.
 REFUSED_ONCE = """
 import resource
 import numpy as np
-from spillgrad_kernels.memory import BufferPool
+from spillgrad_kernels.memory.buffers import BufferPool
 pool = BufferPool()
 arrays = [pool.empty((16 << 20,), np.uint8) for _ in range(16)]
 del arrays
@@ -304,11 +304,11 @@ def test_a_refused_mapping_gives_idle_memory_back_and_a_second_refusal_says_what
 def test_what_threads_freed_in_malloc_goes_back_on_request():
     script = """
 import os, threading
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 def resident_bytes():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * memory.PAGE_BYTES
+        return int(file.read().split()[1]) * buffers.PAGE_BYTES
 
 kept = []
 
@@ -322,7 +322,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 before_bytes = resident_bytes()
-memory.empty_cache()
+buffers.empty_cache()
 print(before_bytes - resident_bytes())
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -368,11 +368,11 @@ def test_memory_that_would_go_back_becomes_what_is_wanted_without_being_cleared(
 def test_what_malloc_has_free_goes_back_where_memory_is_scarce(
     available_share: float, trims: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(memory, "system_memory", lambda: SystemMemory(int(1000 * available_share), 1000))
+    monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(int(1000 * available_share), 1000))
     small = [np.ones(32 * 1024, np.uint8) for _ in range(2000)]
     small[1::2] = [None] * 1000  # holes, which glibc keeps
     before = rss_bytes()
-    memory.trim_malloc_if_scarce()
+    buffers.trim_malloc_if_scarce()
     given_back = before - rss_bytes()
     assert small[0] is not None
     assert given_back > 16 * MIB if trims else given_back < 8 * MIB

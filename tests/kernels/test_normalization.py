@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from spillgrad_kernels import normalization
+from spillgrad_kernels.cpu import normalization
 
 DTYPES = (np.float32, np.float64)
 SHAPES = [
@@ -217,7 +217,7 @@ def test_threads_change_no_bit_of_a_normalization(assert_same_on_any_number_of_t
 
 EVERY_STRUCTURED_KERNEL = """
 import numpy as np
-from spillgrad_kernels import indexing, losses, normalization, optim, random, reductions
+from spillgrad_kernels.cpu import indexing, losses, normalization, optim, random, reductions
 
 rng = np.random.default_rng(0)
 a, grad, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 9), (6, 9), 9))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import optim
+from spillgrad_kernels.cpu import optim
 
 DTYPES = (np.float32, np.float64)
 SIZES = [(0,), (1,), (7, 3), (4099,), (60_001,)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spillgrad_kernels import random
+from spillgrad_kernels.cpu import random
 
 ONES = 0xFFFFFFFF
 # Counter, key, result: the known-answer vectors of Random123 (Salmon et al. 2011) for philox4x32 with 10 rounds.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from spillgrad_kernels import reductions
+from spillgrad_kernels.cpu import reductions
 
 DTYPES = (np.float32, np.float64)
 # Shape and axes: one and several axes, adjacent or not, nothing at all.

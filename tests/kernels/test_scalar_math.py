@@ -9,8 +9,8 @@ import numba
 import numpy as np
 import pytest
 
-from spillgrad_kernels import scalar_math
-from spillgrad_kernels.compile import CONTRACT, DISABLE_JIT, jit, load
+from spillgrad_kernels.jit.compile import CONTRACT, DISABLE_JIT, jit, load
+from spillgrad_kernels.tables import scalar_math
 
 pytestmark = pytest.mark.skipif(DISABLE_JIT, reason="uncompiled, these names are NumPy's own functions")
 

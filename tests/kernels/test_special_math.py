@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from spillgrad_kernels import scalar_math
-from spillgrad_kernels.cpu import elementwise
-from spillgrad_kernels.special_math import digamma, erfinv, lgamma, polygamma
+from spillgrad_kernels.cpu.elementwise import elementwise
+from spillgrad_kernels.tables import scalar_math
+from spillgrad_kernels.tables.special_math import digamma, erfinv, lgamma, polygamma
 
 EULER = 0.57721566490153286
 # Known to all digits: Abramowitz & Stegun, 6.3 and 6.4.

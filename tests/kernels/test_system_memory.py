@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spillgrad_kernels import system_memory as module
-from spillgrad_kernels.system_memory import SystemMemory, system_memory
+from spillgrad_kernels.memory import system_memory as module
+from spillgrad_kernels.memory.system_memory import SystemMemory, system_memory
 
 GIB = 1 << 30
 

@@ -11,8 +11,8 @@ import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.offload.needs import largest_need
-from spillgrad_kernels import memory
-from spillgrad_kernels import optim as kernels
+from spillgrad_kernels.cpu import optim as kernels
+from spillgrad_kernels.memory import buffers
 
 MAX_NORM = 0.05
 TOKENS = np.random.default_rng(0).integers(0, 12, (6, 4, 9))
@@ -332,7 +332,7 @@ def test_bad_norms_are_refused(tmp_path: Path):
 def test_clipped_updates_have_no_more_in_ram_than_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_backward: bool, optimizer: type[sg.optim.Optimizer]
 ):
-    others_bytes = memory.memory_stats().live_bytes
+    others_bytes = buffers.memory_stats().live_bytes
     layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(3)))
     made = optimizer(layers.parameters(), lr=0.01)
     budget = least_bytes(layers, made, in_backward, 1e-3)
@@ -343,7 +343,7 @@ def test_clipped_updates_have_no_more_in_ram_than_the_budget(
     run = kernels.run
 
     def watched(updates: Iterable[kernels.Update]) -> None:
-        held_bytes.append(memory.memory_stats().live_bytes - others_bytes)
+        held_bytes.append(buffers.memory_stats().live_bytes - others_bytes)
         run(updates)
 
     monkeypatch.setattr(kernels, "run", watched)

@@ -8,7 +8,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.attention import scaled_dot_product_attention as attention
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(3)
@@ -73,11 +73,11 @@ def test_dropout_has_gradients_and_draws_its_mask_again(options):
 def test_neither_a_mask_nor_dropout_makes_the_matrix_of_weights(monkeypatch):
     length, sizes = 1500, []
 
-    def counted(shape, dtype, empty=memory.empty):
+    def counted(shape, dtype, empty=buffers.empty):
         sizes.append(math.prod(shape))
         return empty(shape, dtype)
 
-    monkeypatch.setattr(memory, "empty", counted)
+    monkeypatch.setattr(buffers, "empty", counted)
     q, k, v = (leaf(RNG.normal(size=(1, 1, length, 2))) for _ in range(3))
     with sg.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
         result = attention(q, k, v, sg.tensor(RNG.random(length) > 0.1), dropout_p=0.1)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad_kernels import cpu, matmul, reductions
+from spillgrad_kernels.cpu import elementwise, matmul, reductions
 
 
 @pytest.mark.parametrize(
     ("operation", "kernels"),
     [
-        (lambda x, y: x + y, cpu.prepare),
+        (lambda x, y: x + y, elementwise.prepare),
         (lambda x, y: x.sum(1), reductions.prepare),
         (lambda x, y: x @ y, matmul.prepare),
     ],

@@ -19,9 +19,9 @@ from spillgrad.ops import (
     special,
     trigonometry,
 )
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import parameters
-from spillgrad_kernels.memory import pool
+from spillgrad_kernels.memory.buffers import pool
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.formula import parameters
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 NUMBERS = {

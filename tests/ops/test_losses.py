@@ -173,7 +173,7 @@ def test_the_loss_of_a_product_takes_further_dimensions_and_no_rows():
 LARGE_VOCABULARY = """
 import numpy as np
 import spillgrad as sg
-from spillgrad_kernels.memory import pool
+from spillgrad_kernels.memory.buffers import pool
 
 rows, width, classes = 2048, 8, 50257
 x, weight = sg.randn(rows, width, requires_grad=True), sg.randn(classes, width, requires_grad=True)

@@ -12,7 +12,7 @@ import pytest
 
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from tests.waiting import wait_until
 
 MakeStore = Callable[..., DiskStore]
@@ -39,7 +39,7 @@ class CountingAllocator:
         self.in_hand = self.most_held_bytes = 0
         self._arrays: list[tuple[weakref.ref[np.ndarray], int]] = []
         self._lock = threading.Lock()
-        self._empty = memory.empty
+        self._empty = buffers.empty
 
     def empty(self, shape: Any, dtype: Any) -> np.ndarray:
         with self._lock:
@@ -92,7 +92,7 @@ def test_what_the_store_holds_never_exceeds_the_budget(
     layout: Callable[..., np.ndarray],
 ):
     allocator = CountingAllocator()
-    monkeypatch.setattr(memory, "empty", allocator.empty)
+    monkeypatch.setattr(buffers, "empty", allocator.empty)
     if disk == "slow":
         slow_disk()
     store = make_store(budget)

@@ -441,7 +441,7 @@ def test_an_encoder_that_fails_loses_nothing(make_store: MakeStore, monkeypatch:
     store = make_store(500_000, codec="bf16")
     kept = store.put(np.full(50_000, 7.0, np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr("spillgrad.storage.codecs.memory.empty", fail)
+        patched.setattr("spillgrad.storage.codecs.buffers.empty", fail)
         with pytest.raises(SpillError, match="no memory for the encoded copy"):
             store.flush()
     assert (store.get(kept) == 7).all()

@@ -24,7 +24,7 @@ from spillgrad.errors import ArgumentError, OperandError, SpillError
 from spillgrad.storage import io_threads
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from tests.waiting import wait_until
 
 MakeStore = Callable[..., DiskStore]
@@ -633,7 +633,7 @@ def test_others_use_the_store_while_an_array_is_copied_into_it(
     array: Any = held_up
     if kind == "not contiguous":
         array = np.full((1000, 2), 7, np.uint8)[:, 0]
-        monkeypatch.setattr(memory, "copy", lambda array: held_up.fetch()[0])
+        monkeypatch.setattr(buffers, "copy", lambda array: held_up.fetch()[0])
     handles: list[Handle] = []
     putting = threading.Thread(target=lambda: handles.append(store.put(array, key="one")))
     putting.start()

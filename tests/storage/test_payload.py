@@ -17,9 +17,9 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.payload import _COPIED_BYTES, PayloadFile
 from spillgrad.storage.segment_set import SegmentSet
 from spillgrad.storage.store import NO_LABEL
-from spillgrad_kernels import memory
-from spillgrad_kernels.memory import POOLED_MIN_BYTES
-from spillgrad_kernels.system_memory import SystemMemory
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.buffers import POOLED_MIN_BYTES
+from spillgrad_kernels.memory.system_memory import SystemMemory
 
 RNG = np.random.default_rng(0)
 CAPACITY = 8 * PAGE_BYTES
@@ -243,7 +243,7 @@ def test_what_another_library_allocated_goes_past_the_page_cache_too(
     array = array[(at_page + 64) % PAGE_BYTES :][:nbytes]  # as PyTorch's tensors lie
     file = PayloadFile(str(tmp_path / "file"), descriptor, direct=True)
     file.write(array, 0, nbytes, 0)
-    read = memory.empty((nbytes,), np.uint8)
+    read = buffers.empty((nbytes,), np.uint8)
     assert file.read(read, 0, nbytes, 0) == nbytes
     file.close()
     np.testing.assert_array_equal(read, array)

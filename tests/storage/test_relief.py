@@ -12,7 +12,7 @@ import pytest
 
 from spillgrad.storage import io_threads, relief
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_the_longer_relief_took_the_later_comes_the_next(
 ):
     times = iter([100.0, 200.0, 200.5, 210.4, 210.6])  # a look, relief from 200 to 200.5, two looks
     monkeypatch.setattr(relief, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr(memory, "trim_malloc_if_scarce", lambda: None)
+    monkeypatch.setattr(buffers, "trim_malloc_if_scarce", lambda: None)
     relief.look()
     looks.get()()
     relief.look()
@@ -87,7 +87,7 @@ def test_a_store_goes_on_when_relief_fails(tmp_path: Path, monkeypatch: pytest.M
         tried.set()
         raise MemoryError
 
-    monkeypatch.setattr(memory, "trim_malloc_if_scarce", fail)
+    monkeypatch.setattr(buffers, "trim_malloc_if_scarce", fail)
     monkeypatch.setattr(threading, "excepthook", lambda failed: told.set())
     monkeypatch.setattr(relief, "_next_look_s", 0.0)
     with contextlib.closing(DiskStore(tmp_path, ram_budget=0)) as store:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 from spillgrad_tools import bench_cuda, bench_numpy, bench_worker
 from spillgrad_tools.bench_bars import DeviceCopySpeed, Ratio
 from spillgrad_tools.bench_cases import Case, Result

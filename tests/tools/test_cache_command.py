@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import spillgrad as sg
-from spillgrad_kernels import cache
+from spillgrad_kernels.jit import cache
 from spillgrad_tools.cache_command import OPERATIONS
 from spillgrad_tools.cli import main
 
@@ -55,7 +55,7 @@ def test_after_warm_a_training_run_compiles_nothing(tmp_path: Path):
     train = ["train", "--data", "text.txt", "--steps", "1", "--batch", "2", "--out", "out"]
     program = (
         "import sys; from spillgrad_tools.cli import main; main(sys.argv[1:]);"
-        "from spillgrad_kernels.compile import counts; print('compiled', counts.compiled)"
+        "from spillgrad_kernels.jit.compile import counts; print('compiled', counts.compiled)"
     )
     # The cache of the tests' user: what is there already need not be compiled again.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

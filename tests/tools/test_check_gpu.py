@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spillgrad_kernels.cuda.availability import missing
+from spillgrad_kernels.cuda.driver.availability import missing
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "check_gpu.py"
 

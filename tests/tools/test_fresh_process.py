@@ -11,7 +11,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import BudgetError
-from spillgrad_kernels.compile import counts
+from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools import fresh_process
 from tests.waiting import wait_until
 

@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, CheckpointError
-from spillgrad_kernels.compile import Counts
-from spillgrad_kernels.system_memory import SystemMemory
+from spillgrad_kernels.jit.compile import Counts
+from spillgrad_kernels.memory.system_memory import SystemMemory
 from spillgrad_tools import train_command, train_display, train_saves
 from spillgrad_tools.cli import main
 from spillgrad_tools.train import LR, LR_WIDTH, StepRecord, Training

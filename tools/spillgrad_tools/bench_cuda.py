@@ -12,8 +12,8 @@ from rich.console import Console
 
 from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
-from spillgrad_kernels.cuda.availability import SIMULATED
-from spillgrad_kernels.dispatch import get_num_threads
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
+from spillgrad_kernels.threads.dispatch import get_num_threads
 from spillgrad_tools.bench_cases import Case, Result
 from spillgrad_tools.bench_cuda_cases import FLOATS_LOG2, cuda_cases
 from spillgrad_tools.bench_kernels import matching, rounds_of, time_case

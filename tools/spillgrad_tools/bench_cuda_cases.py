@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda.availability import SIMULATED
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_tools.bench_bars import Bar, DeviceCopySpeed, Ratio
 from spillgrad_tools.bench_cases import GPT2_WORDS, Case
 

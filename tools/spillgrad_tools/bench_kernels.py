@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from spillgrad.errors import ArgumentError
-from spillgrad_kernels.dispatch import get_num_threads
+from spillgrad_kernels.threads.dispatch import get_num_threads
 from spillgrad_tools import bench_numpy
 from spillgrad_tools.bench_bars import Yardstick
 from spillgrad_tools.bench_cases import CASES, Case, Result

@@ -10,8 +10,8 @@ import numpy as np
 
 import spillgrad as sg
 from spillgrad.nn import functional
-from spillgrad_kernels.cpu import elementwise
-from spillgrad_kernels.elementwise import ROWS
+from spillgrad_kernels.cpu.elementwise import elementwise
+from spillgrad_kernels.tables.elementwise import ROWS
 from spillgrad_tools.bench_calls import Operation, as_numpy, call, layers, release_memory, seconds_of, step_of
 
 __all__ = [

@@ -9,8 +9,8 @@ import numpy as np
 
 import spillgrad as sg
 from spillgrad.nn import functional
-from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.cuda.availability import SIMULATED
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_tools import bench_ours
 from spillgrad_tools.bench_calls import Operation, chains, layers
 from spillgrad_tools.bench_cuda_cases import GPT_CONFIG, SPILL_OPTIONS, gpt_weights

@@ -26,7 +26,7 @@ from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench_bars import Measured, Row, Verdict
 from spillgrad_tools.bench_report import machine, show_spill
 
@@ -165,10 +165,10 @@ class Client:
         elements = self._random.choice((0, 1, 1000, self._random.randrange(LARGEST_ELEMENTS)))
         dtype = np.dtype(self._random.choice(DTYPES))
         shape = (elements,) if self._random.random() < 0.5 else (self._random.choice((1, 2, 3, 7)), elements // 7)
-        wanted = memory.empty(shape, dtype)
+        wanted = buffers.empty(shape, dtype)
         wanted.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._numpy.bytes(wanted.nbytes), np.uint8)
         with self._told("put"):
-            handle = self._store.put(memory.copy(wanted))
+            handle = self._store.put(buffers.copy(wanted))
             self._kept[handle.sequence] = Kept(handle, wanted)
 
     def _get(self, key: int) -> None:
@@ -275,7 +275,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
                 gc.enable()
             seen += happened
             gc.collect()
-            memory.empty_cache()
+            buffers.empty_cache()
             rss_bytes.append(process.memory_info().rss)
             after = _threads_and_files()
             if not wrong and any(now > then for now, then in zip(after, before, strict=True)):

@@ -19,7 +19,7 @@ import spillgrad as sg
 from spillgrad.storage.disk_speed import open_direct, speeds
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
-from spillgrad_kernels import memory
+from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench_bars import Measured, Row, Verdict
 from spillgrad_tools.bench_report import machine, show_spill
 from spillgrad_tools.train import StepRecord, Training
@@ -76,7 +76,7 @@ class PlainFile:
 
     def read(self, nbytes: int, place: int) -> np.ndarray:
         """Return new memory with what is at `place`."""
-        array = memory.empty((nbytes,), np.uint8)
+        array = buffers.empty((nbytes,), np.uint8)
         _check(os.preadv(self._descriptor, [array.data], place) == nbytes, "bytes read")
         return array
 
@@ -124,7 +124,7 @@ def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: P
     random_bytes = np.random.default_rng(0)
     blocks = []
     for _ in range(total_bytes // size_bytes):
-        blocks.append(memory.empty((size_bytes,), np.uint8))
+        blocks.append(buffers.empty((size_bytes,), np.uint8))
         blocks[-1][:] = np.frombuffer(random_bytes.bytes(size_bytes), np.uint8)
     for direct in (False, True):
         try:
@@ -186,7 +186,7 @@ class PlainTraffic:
     def __init__(self, file: PlainFile, write_bytes: int, read_bytes: int) -> None:
         self._file = file
         self._writes, self._reads = (max(1, round(nbytes / PIECE_BYTES)) for nbytes in (write_bytes, read_bytes))
-        self._ring = [memory.zeros((PIECE_BYTES,), np.uint8) for _ in range(RING_PIECES)]
+        self._ring = [buffers.zeros((PIECE_BYTES,), np.uint8) for _ in range(RING_PIECES)]
         self.move()  # the file has its blocks from now on
 
     def move(self) -> None:
@@ -337,7 +337,7 @@ def mixed_rows(
             handles: list[Handle] = []
             live_bytes = 0
             while live_bytes < step_bytes:
-                array = memory.empty(shapes(drawn), np.float32)
+                array = buffers.empty(shapes(drawn), np.float32)
                 array.fill(len(handles))
                 handles.append(store.put(array))
                 live_bytes += array.nbytes

@@ -11,8 +11,8 @@ from rich.table import Table
 import spillgrad as sg
 from spillgrad.nn import functional
 from spillgrad.storage.budget import format_bytes
-from spillgrad_kernels import cache
-from spillgrad_kernels.compile import counts
+from spillgrad_kernels.jit import cache
+from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.train import Training
 from spillgrad_tools.train_settings import TrainSettings
 

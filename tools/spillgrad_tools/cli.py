@@ -563,8 +563,8 @@ def warnings_for_users() -> Iterator[None]:
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:
     from spillgrad.errors import SpillgradError
-    from spillgrad_kernels.cuda.failures import CudaError
-    from spillgrad_kernels.cuda.memory import OutOfMemory
+    from spillgrad_kernels.cuda.driver.failures import CudaError
+    from spillgrad_kernels.cuda.driver.memory import OutOfMemory
 
     return SpillgradError, CudaError, OutOfMemory, OSError, typer.TyperException
 

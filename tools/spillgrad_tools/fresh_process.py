@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from spillgrad_kernels.compile import counts
+from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.cli import warnings_for_users
 
 P = ParamSpec("P")

@@ -28,7 +28,7 @@ from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.inspection.runs import RunReader
 from spillgrad.storage.preflight import Preflight
 from spillgrad.storage.sweep import sweep
-from spillgrad_kernels.system_memory import system_memory
+from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.report import report, require_packages
 from spillgrad_tools.train import MakeOffload, StepRecord, Training

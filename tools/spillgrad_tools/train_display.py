@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spillgrad.storage.budget import format_bytes
-from spillgrad_kernels.compile import counts
+from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.train import Evaluation, StepRecord
 
 # Where lines cannot be redrawn, at least this long passes between two of them.

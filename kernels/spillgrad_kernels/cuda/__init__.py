@@ -1,5 +1,5 @@
 """Kernels for NVIDIA GPUs, made of the same rows, rules and formulas as those for the CPU.
 
-`availability`, `failures`, `memory` and `pinned` import nothing of CUDA's, `driver` only NVIDIA's driver; the others
-import numba-cuda.
+In `driver/`, `availability`, `failures` and `memory` import no package of CUDA; `nvidia` imports the bindings of the
+driver of NVIDIA. `precision` imports none either. All other modules import numba-cuda.
 """

@@ -13,9 +13,9 @@ from spillgrad_kernels.cuda.array import empty, to_device
 from spillgrad_kernels.cuda.elementwise import assign, contiguous, copy, elementwise
 from spillgrad_kernels.cuda.indexing import embedding, fold_rows, overwrite, places_where
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, may_share_memory
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.scalar_math import where
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.scalar_math import where
 
 
 class _Chosen(NamedTuple):

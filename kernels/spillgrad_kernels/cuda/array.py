@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.device_array import DeviceArray, Lying, byte_bounds
-from spillgrad_kernels.holder import Holder
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.device_array import DeviceArray, byte_bounds
+from spillgrad_kernels.layout import Layout, Shape
+from spillgrad_kernels.memory.holder import Holder
 
 
 class _Lent(Holder):
@@ -22,13 +22,13 @@ class Fresh(NamedTuple):
     """What new arrays without gaps of one shape and dtype are like."""
 
     nbytes: int
-    lying: Lying
+    layout: Layout
 
     def array(self) -> DeviceArray:
         """Return an uninitialised one. Raises OutOfMemory."""
         allocator = driver.allocator()
         block = allocator.allocate(self.nbytes)
-        return DeviceArray(block.address, self.lying, _Lent(allocator.release, block))
+        return DeviceArray(block.address, self.layout, _Lent(allocator.release, block))
 
 
 def is_own(array: Any) -> bool:
@@ -40,7 +40,7 @@ def is_own(array: Any) -> bool:
 def fresh(shape: Shape, dtype: Any) -> Fresh:
     """Return what makes arrays of a shape and dtype."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return Fresh(nbytes, Lying.of(Lying.made((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape)))
+    return Fresh(nbytes, Layout.of(Layout.made((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape)))
 
 
 def empty(shape: Shape, dtype: Any) -> DeviceArray:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.attention import Dropout, check_operands, check_results, dropout_operands
+from spillgrad_kernels.cpu.attention import Dropout, check_operands, check_results, dropout_operands
+from spillgrad_kernels.cpu.random import counters_needed
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives exp and log their meaning here)
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
     ACCESS_BYTES,
     kernel_types,
@@ -33,10 +34,9 @@ from spillgrad_kernels.cuda.pointers import (
 from spillgrad_kernels.cuda.random import philox4x32
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.random import counters_needed
-from spillgrad_kernels.scalar_math import exp, log
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.scalar_math import exp, log
 
 _THREADS = 8 if SIMULATED else 128
 # Features of a row that a thread has in registers, of each array that it keeps: two forward, three or four backward.
@@ -95,7 +95,7 @@ _PLACE = 5
 
 @device
 def _random_word(seed: int, counter: int, position: int) -> Any:
-    """Return word `position` of those drawn from a counter on, as `spillgrad_kernels.random` draws them."""
+    """Return word `position` of those drawn from a counter on, as `spillgrad_kernels.cpu.random` draws them."""
     at, key = np.uint64(counter + quotient(position, 4)), np.uint64(seed)
     x0, x1, x2, x3 = philox4x32(at & _MASK32, at >> _HALF, np.uint64(0), np.uint64(0), key & _MASK32, key >> _HALF)
     lane = position & 3

@@ -14,11 +14,11 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.layout import Shape
 
 # Elements of a unit that one block adds up, whatever the device: results do not depend on it.
 _PART_ELEMENTS = 1 << 14

@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cuda.array import empty, zeros
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.matmul import matmul
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import Strides, first_window, lay
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.packing import round_up
+from spillgrad_kernels.tables.elementwise import ROWS
 from spillgrad_kernels.windows import Windows
 
 # What patches, and what is made of them or what they are made of, take at once.

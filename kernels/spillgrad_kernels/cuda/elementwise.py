@@ -14,11 +14,12 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda import logic, scalar_math
 from spillgrad_kernels.cuda.array import Fresh, empty, fresh, to_device
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, kernel_types, loaders, quotient, storers
-from spillgrad_kernels.device_array import DeviceArray, Lying, NotOnDevice, may_share_memory
-from spillgrad_kernels.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
-from spillgrad_kernels.walk import Layout, dense, plan
+from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, may_share_memory
+from spillgrad_kernels.layout import Layout, dense
+from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
+from spillgrad_kernels.tile_walk import tile_walk
 
 Operand = DeviceArray | np.generic  # a number is passed by its value
 
@@ -146,8 +147,8 @@ def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
     return _trace(formula, _constants(computed))
 
 
-class Call(NamedTuple):
-    """What calls with the same layouts share: the kernel, the sizes and strides it gets, what results are like."""
+class CallPlan(NamedTuple):
+    """The prepared kernel for calls with the same layouts: the sizes and strides it takes, and how to make results."""
 
     kernel: Kernel
     turns: int
@@ -167,22 +168,22 @@ class Call(NamedTuple):
 def prepare(
     formula: Formula | Trace, name: str, dtypes: tuple[Any, ...], operands: tuple[Layout | np.dtype[Any], ...],
     outs: tuple[Layout, ...] = (), is_aligned: bool = False,
-) -> Call:  # fmt: skip
-    """Return what computes a formula, or a trace with several results, over operands of these layouts.
+) -> CallPlan:  # fmt: skip
+    """Return the plan of a formula, or of a trace with several results, over operands of these layouts.
 
     A number has a dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of 16 bytes. Raises
     ValueError when shapes do not broadcast together, or to those of `outs`, NotOnDevice for complex numbers.
     """
-    layouts = [operand if isinstance(operand, tuple) else ((), (), operand) for operand in operands]
-    shape = np.broadcast_shapes(*[layout[0] for layout in layouts]) or (outs[0][0] if outs else ())
+    layouts = [operand if isinstance(operand, Layout) else Layout.made((), (), operand) for operand in operands]
+    shape = np.broadcast_shapes(*[layout.shape for layout in layouts]) or (outs[0].shape if outs else ())
     kinds = tuple([np.dtype(dtype) for dtype in dtypes])
-    if "c" in [kind.kind for kind in (*[layout[2] for layout in (*layouts, *outs)], *kinds)]:
+    if "c" in [kind.kind for kind in (*[layout.dtype for layout in (*layouts, *outs)], *kinds)]:
         raise NotOnDevice(f"{name}: no kernel of the device computes with complex numbers")
     for out in outs:
-        if out[0] != shape:
-            raise ValueError(f"{name}: got out of shape {out[0]}; the result has shape {shape}")
+        if out.shape != shape:
+            raise ValueError(f"{name}: got out of shape {out.shape}; the result has shape {shape}")
     all_layouts = [*layouts, *(outs or [dense(shape, kind) for kind in kinds])]
-    loops = plan(shape, all_layouts).loops
+    loops = tile_walk(shape, all_layouts).loops
     sizes, strides = [int(n) for n in loops[0]], loops[2:].tolist()
     while len(sizes) > 1 and sizes[0] == 1:
         sizes, strides = sizes[1:], [own[1:] for own in strides]
@@ -190,27 +191,28 @@ def prepare(
     sizes[-1] //= lanes
     strides = [[*own[:-1], own[-1] * lanes] for own in strides]
     pattern = "".join(
-        "n" if not isinstance(operand, tuple) else "s" if own[-1] == 0 else "v"
+        "n" if not isinstance(operand, Layout) else "s" if own[-1] == 0 else "v"
         for operand, own in zip(operands, strides, strict=False)
     )
-    loop = Loop(pattern, tuple([layout[2].name for layout in all_layouts]), len(sizes), lanes)
+    loop = Loop(pattern, tuple([layout.dtype.name for layout in all_layouts]), len(sizes), lanes)
     computed = None
     if not isinstance(formula, Trace):
-        computed = _computed_in([layout[2] for layout in layouts], kinds[-1])
+        computed = _computed_in([layout.dtype for layout in layouts], kinds[-1])
         formula = traced(formula, computed)
     kernel = build(formula, name, loop, computed)
     turns = int(np.prod(sizes, dtype=np.int64))
     words = (*sizes[1:], *[stride for i in loop.arrays for stride in strides[i]])
-    return Call(kernel, turns, words, tuple([fresh(shape, kind) for kind in kinds]))
+    return CallPlan(kernel, turns, words, tuple([fresh(shape, kind) for kind in kinds]))
 
 
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
     """Return how many neighbours a thread may compute: several, if all arrays lie densely there, or stand still."""
-    lanes = ACCESS_BYTES // max(layout[2].itemsize for layout in layouts)
-    for own, (_, _, dtype) in zip(strides, layouts, strict=True):
-        if own[-1] not in (0, dtype.itemsize):
+    lanes = ACCESS_BYTES // max(layout.dtype.itemsize for layout in layouts)
+    for own, layout in zip(strides, layouts, strict=True):
+        itemsize = layout.dtype.itemsize
+        if own[-1] not in (0, itemsize):
             return 1
-        while own[-1] and any(stride % (lanes * dtype.itemsize) for stride in own[:-1]):
+        while own[-1] and any(stride % (lanes * itemsize) for stride in own[:-1]):
             lanes //= 2
     while sizes[-1] % lanes:
         lanes //= 2
@@ -218,7 +220,7 @@ def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]
 
 
 def _layout(operand: Operand) -> Layout | np.dtype[Any]:
-    return (operand.shape, operand.strides, operand.dtype) if type(operand) is DeviceArray else operand.dtype
+    return operand.layout if type(operand) is DeviceArray else operand.dtype
 
 
 def compute(
@@ -236,8 +238,7 @@ def compute(
             addresses |= x.address
     is_aligned = addresses % ACCESS_BYTES == 0
     call = prepare(
-        formula, name, dtypes, tuple(map(_layout, operands)), tuple([(x.shape, x.strides, x.dtype) for x in outs]),
-        is_aligned,
+        formula, name, dtypes, tuple(map(_layout, operands)), tuple([x.layout for x in outs]), is_aligned,
     )  # fmt: skip
     return call.run(operands, outs)
 
@@ -265,7 +266,7 @@ def _number(value: Any) -> np.generic:
 
 def contiguous(a: DeviceArray) -> DeviceArray:
     """Return the array, or a copy of it without gaps."""
-    return a if a.lying.dense else copy(a)
+    return a if a.layout.dense else copy(a)
 
 
 def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
@@ -287,9 +288,9 @@ def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
 
 def _parts(a: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
     """Return views of the real and imaginary parts of complex numbers."""
-    lying = Lying.made(a.shape, a.strides, np.dtype(f"f{a.itemsize // 2}"), False, a.lying.writeable)
+    layout = Layout.made(a.shape, a.strides, np.dtype(f"f{a.itemsize // 2}"), a.layout.writeable)
     base = a if a.base is None else a.base
-    return DeviceArray(a.address, lying, None, base), DeviceArray(a.address + a.itemsize // 2, lying, None, base)
+    return DeviceArray(a.address, layout, None, base), DeviceArray(a.address + a.itemsize // 2, layout, None, base)
 
 
 def assign(target: DeviceArray, value: Any) -> None:

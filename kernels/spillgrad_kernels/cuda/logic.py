@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda.compile import SIMULATED
-from spillgrad_kernels.formula import Formula, Symbol
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
+from spillgrad_kernels.tables.formula import Formula, Symbol
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:

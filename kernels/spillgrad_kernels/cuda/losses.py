@@ -19,9 +19,9 @@ from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import CONVERSIONS
-from spillgrad_kernels.scalar_math import exp, log, where
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.formula import CONVERSIONS
+from spillgrad_kernels.tables.scalar_math import exp, log, where
 
 # Logits held at once by the fused product and loss, 50257 float32 classes: 1,280 rows; and what such blocks are
 # multiples of, which is the rows of a product's tile.

@@ -22,7 +22,7 @@ from spillgrad_kernels.cuda import (
     tensor_cores,
 )
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import SIMULATED, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
     ACCESS_BYTES,
     HALF,
@@ -33,9 +33,9 @@ from spillgrad_kernels.cuda.pointers import (
     shared_storers,
     storers,
 )
-from spillgrad_kernels.device_array import DeviceArray, Lying
-from spillgrad_kernels.formula import FUNCTIONS, Formula, Trace, trace
-from spillgrad_kernels.walk import Layout, Shape
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.layout import Layout, Shape
+from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 
 # Tiles beside each other that blocks take in turn: what they read of A and B is still in the second-level cache.
 _GROUP_ROWS = 8
@@ -323,8 +323,8 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
     return Kernel(namespace["kernel"], [types.int64] * len(variant.parameters), tile.threads)
 
 
-class Call(NamedTuple):
-    """What products of the same layouts share: the kernel, its blocks, and the numbers it gets before the addresses."""
+class CallPlan(NamedTuple):
+    """The prepared kernel for products of the same layouts: its blocks, and its arguments before the addresses."""
 
     kernel: Kernel
     blocks: int
@@ -334,14 +334,14 @@ class Call(NamedTuple):
 def prepare(
     a: Layout, b: Layout, result: Layout, further: tuple[tuple[str, Layout], ...], formula: Formula | None, name: str,
     is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...] = (),
-) -> Call:  # fmt: skip
-    """Return what multiplies operands of these layouts; `further` are the layouts of addend, other and kept.
+) -> CallPlan:  # fmt: skip
+    """Return the plan for operands of these layouts; `further` holds the layouts of addend, other and kept.
 
     `is_aligned` says of A, B and the rest whether they begin at a multiple of 16 bytes. Tensor cores are used for
     some dtypes, where neighbours move in accesses of 16 bytes.
     """
-    batch, (m, n), k = result[0][:-2], result[0][-2:], a[0][-1]
-    sums = "float64" if result[2].name == "float64" else "float32"
+    batch, (m, n), k = result.shape[:-2], result.shape[-2:], a.shape[-1]
+    sums = "float64" if result.dtype.name == "float64" else "float32"
     layouts = {"a": a, "b": b, "result": result, **dict(further)}
     steps = {each: _steps(len(batch), layout) for each, layout in layouts.items()}
     sizes = list(batch)
@@ -353,59 +353,59 @@ def prepare(
 
     def operands(width: int) -> tuple[Operand, Operand]:
         """Return how A and B are read, with so many neighbours in an access if that can be."""
-        a_along, a_lanes = _reading(a, steps["a"], len(a[0]) - 1, (m, k), width if is_aligned[0] else 1)
-        b_along, b_lanes = _reading(b, steps["b"], len(b[0]) - 2, (k, n), width if is_aligned[1] else 1)
-        return Operand(a[2].name, a_along, a_lanes), Operand(b[2].name, b_along, b_lanes)
+        a_along, a_lanes = _reading(a, steps["a"], a.ndim - 1, (m, k), width if is_aligned[0] else 1)
+        b_along, b_lanes = _reading(b, steps["b"], b.ndim - 2, (k, n), width if is_aligned[1] else 1)
+        return Operand(a.dtype.name, a_along, a_lanes), Operand(b.dtype.name, b_along, b_lanes)
 
     low = _LOW_TILES[sums]
     tile: Tile | tensor_cores.Tile = low if m <= low.rows else _TILES[sums]
     width = ACCESS_BYTES // np.dtype(sums).itemsize
     read = operands(width)
-    if a[2].name in on_tensor_cores and sums == "float32":
-        kind = tensor_cores.KINDS[a[2].name]
+    if a.dtype.name in on_tensor_cores and sums == "float32":
+        kind = tensor_cores.KINDS[a.dtype.name]
         wide = operands(kind.width)
         if all(operand.lanes == kind.width for operand in wide):
             read, tile, width = wide, kind.tile, tensor_cores.NEIGHBOURS
     lanes = width if is_aligned[2] and n % width == 0 else 1
-    for each, (_, _, dtype) in layouts.items():
+    for each, layout in layouts.items():
         if each not in "ab":
-            whole = all(step % (width * dtype.itemsize) == 0 for step in steps[each][:-1])
-            lanes = lanes if whole and steps[each][-1] == dtype.itemsize else 1
+            itemsize = layout.dtype.itemsize
+            whole = all(step % (width * itemsize) == 0 for step in steps[each][:-1])
+            lanes = lanes if whole and steps[each][-1] == itemsize else 1
     given = {each for each, _ in further}
     variant = Variant(
-        *read, result[2].name, lanes, len(sizes), "addend" in given, "other" in given, "kept" in given
+        *read, result.dtype.name, lanes, len(sizes), "addend" in given, "other" in given, "kept" in given
     )  # fmt: skip
     down, across = -(-m // tile.rows), -(-n // tile.columns)
     words = (m, n, k, down, across, *sizes[1:], *[step for each in variant.arrays for step in steps[each]])
-    return Call(build(variant, tile, formula, name), down * across * int(np.prod(sizes, dtype=np.int64)), words)
+    return CallPlan(build(variant, tile, formula, name), down * across * int(np.prod(sizes, dtype=np.int64)), words)
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
     """Return how far the matrices of an operand, which broadcasts, lie apart in each dimension of the batch; then
     its rows, and its columns."""
-    shape, strides, _ = layout
-    own = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
+    own = [0 if size == 1 else stride for size, stride in zip(layout.shape, layout.strides, strict=True)]
     return [*[0] * (dims + 2 - len(own)), *own]
 
 
 def _reading(layout: Layout, steps: list[int], along: int, sizes: Shape, width: int) -> tuple[bool, int]:
     """Return whether to read an operand along K, which is its dimension `along`, and how many neighbours at once."""
-    last = len(layout[0]) - 1
-    size, itemsize = layout[0], layout[2].itemsize
+    last = layout.ndim - 1
+    itemsize = layout.dtype.itemsize
     dense_last, dense_first = steps[-1] == itemsize, steps[-2] == itemsize
     is_along = (along == last) == (dense_last or not dense_first)
     dimension, others = (-1, steps[:-1]) if dense_last else (-2, [*steps[:-2], steps[-1]])
-    whole = (dense_last or dense_first) and size[dimension] % width == 0
+    whole = (dense_last or dense_first) and layout.shape[dimension] % width == 0
     return is_along, width if whole and all(step % (width * itemsize) == 0 for step in others) else 1
 
 
 @functools.lru_cache(maxsize=4096)
 def prepared(
-    arrays: tuple[Lying, ...], further: tuple[str, ...], formula: Formula | None, name: str,
+    arrays: tuple[Layout, ...], further: tuple[str, ...], formula: Formula | None, name: str,
     is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...],
-) -> Call:  # fmt: skip
-    """Return what `prepare` does, by how the arrays lie: A, B, the result, and what else there is of these names."""
-    a, b, result, *others = [(lying.shape, lying.strides, lying.dtype) for lying in arrays]
+) -> CallPlan:  # fmt: skip
+    """Return what `prepare` does for the layouts of A, B, the result, and the further arrays of these names."""
+    a, b, result, *others = arrays
     named = tuple(zip(further, others, strict=True))
     aligned = (is_aligned[0], is_aligned[1], all(is_aligned[2:]))
     return prepare(a, b, result, named, formula, name, aligned, on_tensor_cores)
@@ -423,7 +423,7 @@ def _product(
     arrays = [a, b, result, *given.values()]
     addresses = [array.address for array in arrays]
     call = prepared(
-        tuple([array.lying for array in arrays]), tuple(given), formula, name,
+        tuple([array.layout for array in arrays]), tuple(given), formula, name,
         tuple([address % ACCESS_BYTES == 0 for address in addresses]), tensor_cores.used_for(),
     )  # fmt: skip
     if call.blocks:
@@ -439,7 +439,7 @@ def matmul(
     float64, those of other dtypes float32. The result is of `dtype`, by default that of the operands.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
-    batch, kind = _checked(a.lying, b.lying)
+    batch, kind = _checked(a.layout, b.layout)
     shape = (*batch, a.shape[-2], b.shape[-1])
     if out is None:
         if accumulate:
@@ -461,7 +461,7 @@ def linear(
     formula that is the result. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
     across = weight.T
-    _, kind = _checked(rows.lying, across.lying)
+    _, kind = _checked(rows.layout, across.layout)
     result = product if formula is None and product is not None else empty((rows.shape[0], weight.shape[0]), kind)
     addend = None if bias is None else bias.reshape(1, weight.shape[0]).broadcast_to(result.shape)
     kept = None if formula is None else product
@@ -470,7 +470,7 @@ def linear(
 
 
 @functools.lru_cache(maxsize=4096)
-def _checked(a: Lying, b: Lying) -> tuple[Shape, np.dtype[Any]]:
+def _checked(a: Layout, b: Layout) -> tuple[Shape, np.dtype[Any]]:
     """Return the batch and dtype of a product. Raises as `matmul`."""
     if a.dtype != b.dtype or a.dtype.name not in (*HALF, *_TILES):
         raise TypeError(f"matmul: got {a.dtype} and {b.dtype}; wanted both of one floating-point dtype; convert one")

@@ -14,8 +14,8 @@ from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.formula import CONVERSIONS
-from spillgrad_kernels.scalar_math import exp, log, sqrt, where
+from spillgrad_kernels.tables.formula import CONVERSIONS
+from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
 # Rows that one partial sum of parameters' gradients is of at least, and how many such sums there are at most.
 _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
@@ -136,7 +136,7 @@ _numbers = {np.dtype(name): number for name, number in CONVERSIONS.items()}
 
 
 def _parameter(value: DeviceArray | None, n: int) -> DeviceArray | None:
-    if value is None or (value.shape == (n,) and value.lying.dense):
+    if value is None or (value.shape == (n,) and value.layout.dense):
         return value
     return contiguous(value).reshape(n)
 

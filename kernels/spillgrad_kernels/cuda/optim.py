@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.compile import FLOATS
+from spillgrad_kernels.cpu.optim import Update, adam, adamw, lion, scaled, sgd
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, device_function, traced
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.formula import Formula
-from spillgrad_kernels.optim import Update, adam, adamw, lion, scaled, sgd
-from spillgrad_kernels.scalar_math import sqrt, where
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]
 
@@ -41,7 +41,7 @@ def run(updates: Iterable[Update]) -> None:
     for update in updates:
         arrays = (update.param, update.grad, *update.state)
         dtype = update.param.dtype
-        if not all([a.lying.dense and a.dtype == dtype for a in arrays]) or dtype not in FLOATS:
+        if not all([a.layout.dense and a.dtype == dtype for a in arrays]) or dtype not in FLOATS:
             _run_alone(update)
             continue
         lanes = ACCESS_BYTES // dtype.itemsize

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.compile import SIMULATED
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
 from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # which kernels' modules import from here
 
 _GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target

@@ -1,4 +1,4 @@
-"""Random numbers on a device: the CPU's, by the same counters (see `spillgrad_kernels.random`).
+"""Random numbers on a device: the CPU's, by the same counters (see `spillgrad_kernels.cpu.random`).
 
 Integers, uniform numbers and what dropout keeps are the CPU's to the bit, normal numbers to a few ulp. A thread draws
 the four elements of a counter.
@@ -11,15 +11,8 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels import random as host
-from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
-from spillgrad_kernels.cuda.array import empty, zeros
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda, device, twin
-from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
-from spillgrad_kernels.cuda.sorting import in_order
-from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.random import (
+from spillgrad_kernels.cpu import random as host
+from spillgrad_kernels.cpu.random import (
     HALF,
     MASK32,
     WORDS_PER_COUNTER,
@@ -28,11 +21,22 @@ from spillgrad_kernels.random import (
     require_range,
     threshold_and_scale,
 )
-from spillgrad_kernels.scalar_math import where
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
+from spillgrad_kernels.cuda.array import empty, zeros
+from spillgrad_kernels.cuda.elementwise import contiguous, copy
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device, device_form
+from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
+from spillgrad_kernels.cuda.sorting import in_order
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.scalar_math import where
 
-philox4x32, fraction32, fraction64 = twin(host.philox4x32), twin(host.fraction32), twin(host.fraction64)
-normal_pair = twin(host.normal_pair, cos_sin_turns=twin(host.cos_sin_turns))
+philox4x32, fraction32, fraction64 = (
+    device_form(host.philox4x32),
+    device_form(host.fraction32),
+    device_form(host.fraction64),
+)
+normal_pair = device_form(host.normal_pair, cos_sin_turns=device_form(host.cos_sin_turns))
 
 
 @device

@@ -1,4 +1,4 @@
-"""Reductions over any axes of arrays on a device, by the rules of `spillgrad_kernels.reductions`.
+"""Reductions over any axes of arrays on a device, by the rules of `spillgrad_kernels.cpu.reductions`.
 
 Every reduction is brought to (outer, n, inner) and folded over n. A block of threads makes several results, each with
 several threads: neighbouring threads go along n where that is dense in memory, and from one result to the next where it
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
+from spillgrad_kernels.cpu.reductions import RULES as _CPU_RULES
+from spillgrad_kernels.cpu.reductions import fold_order, reduced_shape, require_elements
 from spillgrad_kernels.cuda import scans
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
 from spillgrad_kernels.cuda.rows import run as run_rows
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.elementwise import ROWS
-from spillgrad_kernels.formula import CONVERSIONS
-from spillgrad_kernels.reductions import RULES as _CPU_RULES
-from spillgrad_kernels.reductions import fold_order, reduced_shape, require_elements
-from spillgrad_kernels.scalar_math import exp, log, sqrt, where
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.formula import CONVERSIONS
+from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
 # Elements that one part folds: 2**24 of them are of 1,024 blocks, as many as a large device runs at once.
 _PART_ELEMENTS = 1 << 14

@@ -8,8 +8,8 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty, table
-from spillgrad_kernels.cuda.compile import Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.elementwise import contiguous
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
 

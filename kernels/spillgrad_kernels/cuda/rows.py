@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.elementwise import device_function
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.formula import CONVERSIONS, Formula, Symbol, Trace, parameters
-from spillgrad_kernels.walk import Shape
+from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.formula import CONVERSIONS, Formula, Symbol, Trace, parameters
 
 # Accesses of a thread to its row at least, so that what threads share is little beside; and how many of one element
 # are under way at once.

@@ -1,4 +1,4 @@
-"""What the functions of `spillgrad_kernels.scalar_math` are inside kernels for a device: mostly NVIDIA's libdevice.
+"""The functions of `tables/scalar_math.py` inside kernels for a device: mostly those of NVIDIA's libdevice.
 
 Its functions are within a few ulp (CUDA C++ Programming Guide, "Mathematical Functions"). In the simulator they are the
 Python functions that they are everywhere. Importing this is all there is to do.
@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels import reductions, special_math
-from spillgrad_kernels import scalar_math as functions
-from spillgrad_kernels.cuda.compile import SIMULATED, device
+from spillgrad_kernels.cpu import reductions
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, device
+from spillgrad_kernels.tables import scalar_math as functions
+from spillgrad_kernels.tables import special_math
 
 # What libdevice computes, by its name there; those of float32 have an "f" more.
 _LIBRARY = {

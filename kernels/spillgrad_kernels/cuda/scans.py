@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.compile import THREADS, Kernel, cuda
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda
 from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
 
 # Neighbours that a thread folds: an odd number, so that threads do not meet in one bank of shared memory.

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda import driver
-from spillgrad_kernels.cuda.compile import SIMULATED, cuda
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, cuda
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
 from spillgrad_kernels.cuda.precision import tf32_is_allowed
 

@@ -18,7 +18,7 @@ from spillgrad.errors import ArgumentError, HookTypeError
 from spillgrad.ops.intercept import intercept
 from spillgrad.ops.operation import Operation, all_operations
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.memory import copy
+from spillgrad_kernels.memory.buffers import copy
 
 
 class CheckpointPolicy(enum.Enum):

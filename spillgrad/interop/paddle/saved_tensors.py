@@ -38,8 +38,8 @@ from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.store_lock import is_interrupted
-from spillgrad_kernels import memory
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import Holder
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.
 SIGNALS_WAIT = True
@@ -149,7 +149,7 @@ class SpilledSmall(_InStore):
     __slots__ = ()
 
     def _memory(self, stored: Place) -> Seen:
-        own = memory.copy(stored.read())
+        own = buffers.copy(stored.read())
         return Seen(address_of(own), own.nbytes, (own, stored))
 
 

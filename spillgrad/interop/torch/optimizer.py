@@ -16,8 +16,8 @@ from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.owner import MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Label
-from spillgrad_kernels import memory
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import Holder
 
 
 class _InStore(Holder):
@@ -31,7 +31,7 @@ class _InStore(Holder):
         source = bytes_of(tensor.untyped_storage(), layout.offset, layout.span_bytes)
         self._store, self._device, self._layout = store, tensor.device, layout._replace(offset=0)
         dtype, shape = dtype_and_shape(self._layout, layout.span_bytes)
-        array = memory.empty(shape, dtype)
+        array = buffers.empty(shape, dtype)
         _as_bytes(array).copy_(source)
         self._array: Any = None
         self.lent: Any = None

@@ -34,7 +34,7 @@ from spillgrad.storage.interrupts import keep_whole
 from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
 from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.store_lock import is_interrupted
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.memory.holder import Holder
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.
 SIGNALS_WAIT = True

@@ -11,7 +11,7 @@ from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import creation
 from spillgrad.optim.arrays import pending, run
 from spillgrad.tensor import Tensor
-from spillgrad_kernels import optim as kernels
+from spillgrad_kernels.cpu import optim as kernels
 from spillgrad_kernels.device_array import is_on_device
 
 

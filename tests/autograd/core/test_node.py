@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.autograd import graph, node
+from spillgrad.autograd import graph
+from spillgrad.autograd.core import node
 from spillgrad.autograd.graph import get_gradient_edge
 from spillgrad.errors import GraphError, HookTypeError
 from tests.ops.checks import leaf

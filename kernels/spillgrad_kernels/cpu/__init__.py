@@ -1,0 +1,1 @@
+"""Kernels for the CPU: serial loops over ranges, which `threads` shares out."""

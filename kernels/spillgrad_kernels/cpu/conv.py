@@ -1,0 +1,470 @@
+"""Convolution and its two derivatives, as matrix products over patches that are gathered a block at a time.
+
+The convolution and its derivative by the input are one computation, `_correlate`: each position of a grid is a product
+of weights with the elements that a list of taps (offsets) reaches from it. For the derivative with a stride, image
+positions fall into stride x stride phases; within a phase all are reached by the same taps, so that nothing is added up
+in memory and every element of the result is one sum in one order, whatever the number of threads.
+Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (the implicit matrix product).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.cpu import reductions
+from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of
+from spillgrad_kernels.cpu.packing import round_up
+from spillgrad_kernels.cpu.pointers import array_at, copy_bytes
+from spillgrad_kernels.cpu.product import product, workspace_size
+from spillgrad_kernels.device_array import on_device
+from spillgrad_kernels.jit.compile import REASSOCIATE, jit
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.windows import Pair, Windows
+
+# Positions of a block of patches and rows (channel and tap) gathered at a time: 256 KiB of float32, which with its
+# packed copy stays in the second-level cache.
+_BLOCK_POSITIONS = 256
+_BLOCK_ROWS = 256
+# Multiply-adds worth a thread of their own.
+_GRAIN = 1 << 18
+# Tasks a result is cut into where it is large enough, so that several threads share it evenly.
+_TASKS = 16
+# Output channels below which gathering the same patches for another task costs more than the thread it feeds is worth.
+_MIN_ROWS = 96
+# Columns of a weight gradient that one task adds up; beyond it, gathering the output's gradient again costs little.
+_WEIGHT_COLUMNS = 512
+
+
+@jit
+def _copy_every_second(source: Any, target: Any) -> None:
+    """Copy in groups of a vector's length: LLVM makes each one shuffle, and takes elements singly otherwise."""
+    whole = target.size - target.size % 16
+    for first in range(0, whole, 16):
+        x, y = source[2 * first : 2 * first + 31], target[first : first + 16]
+        for lane in range(16):
+            y[lane] = x[2 * lane]
+    for i in range(whole, target.size):
+        target[i] = source[2 * i]
+
+
+@jit
+def _span(across: int, step: int, width: int, columns: int) -> Any:
+    """Return the first and last + 1 of a grid's columns from which a tap hits the image."""
+    low = min(max(-(across // step), 0), columns)
+    return low, min(max((width - across + step - 1) // step, low), columns)
+
+
+@jit
+def _find_runs(
+    images: Any, taps: Any, steps: Any, grid: Any, first: int, count: int, runs: Any, ends: Any
+) -> None:  # fmt: skip
+    """List which elements each tap sees from `count` positions of the grid on, as runs along a row of the image.
+
+    A run is an offset in the images' bytes (of group and channel 0), a position counted from `first`, and a length.
+    `ends[t]` counts the runs of taps 0 to t. Positions count columns, rows and images of the grid in turn.
+    """
+    height, width, size = images.shape[3], images.shape[4], images.itemsize
+    found = 0
+    for t in range(taps.shape[0]):
+        down, across = taps[t, 0], taps[t, 1]
+        low, high = _span(across, steps[1], width, grid[1])
+        image, place = first // (grid[0] * grid[1]), first % (grid[0] * grid[1])
+        i, j, done, begun = place // grid[1], place % grid[1], 0, found
+        while done < count:
+            length = min(grid[1] - j, count - done)
+            y = i * steps[0] + down
+            begin, end = max(low - j, 0), min(high - j, length)
+            if 0 <= y < height and begin < end:
+                source = image * images.strides[0] + (y * width + (j + begin) * steps[1] + across) * size
+                last = found - 1
+                if (
+                    found > begun
+                    and steps[1] == 1
+                    and runs[last, 1] + runs[last, 2] == done + begin
+                    and runs[last, 0] + runs[last, 2] * size == source
+                ):
+                    runs[last, 2] += end - begin
+                else:
+                    runs[found, 0] = source
+                    runs[found, 1] = done + begin
+                    runs[found, 2] = end - begin
+                    found += 1
+            done += length
+            j = 0
+            i += 1
+            if i == grid[0]:
+                i = 0
+                image += 1
+        ends[t] = found
+
+
+@jit
+def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: Any, patches: Any) -> None:
+    """Copy runs of all taps, of one channel after the other, to the rows of `patches`; the rest of it stays zero."""
+    size = images.itemsize
+    for first_row in range(0, patches.shape[0], ends.size):
+        source = np.intp(images.ctypes.data) + group * images.strides[1] + channel * images.strides[2]
+        begin = 0
+        for t in range(ends.size):
+            row = patches[first_row + t]
+            target = np.intp(row.ctypes.data)
+            for r in range(begin, ends[t]):
+                if step == 1:
+                    copy_bytes(target + runs[r, 1] * size, source + runs[r, 0], runs[r, 2] * size)
+                else:
+                    run = row[runs[r, 1] : runs[r, 1] + runs[r, 2]]
+                    seen = array_at(images, source + runs[r, 0], (runs[r, 2] - 1) * step + 1)
+                    if step == 2:
+                        _copy_every_second(seen, run)
+                    else:
+                        for i in range(run.size):
+                            run[i] = seen[i * step]
+            begin = ends[t]
+        channel += 1
+
+
+@jit
+def _scatter(block: Any, bias: Any, group: int, channel: int, step: int, runs: Any, count: int, out: Any) -> None:
+    """Write rows of results, plus the bias of their channel, to the runs of `out` they belong to."""
+    for r in range(block.shape[0]):
+        target = np.intp(out.ctypes.data) + group * out.strides[1] + (channel + r) * out.strides[2]
+        shift = bias[group, channel + r]
+        for run in runs[:count]:
+            results = block[r, run[1] : run[1] + run[2]]
+            places = array_at(out, target + run[0], (run[2] - 1) * step + 1)
+            if step == 1:
+                for i in range(results.size):
+                    places[i] = results[i] + shift
+            else:
+                for i in range(results.size):
+                    places[i * step] = results[i] + shift
+
+
+@jit
+def _correlate(
+    start: int, stop: int, images: Any, weights: Any, bias: Any, starts: Any, tap_counts: Any, taps: Any, phases: Any,
+    in_steps: Any, out_steps: Any, grid: Any, rows: int, block: int, channel_block: int, scratch_size: int, out: Any,
+) -> None:  # fmt: skip
+    channels, outputs = images.shape[2], out.shape[2]
+    positions = out.shape[0] * grid[0] * grid[1]
+    blocks, row_blocks = (positions + block - 1) // block, (outputs + rows - 1) // rows
+    size = images.itemsize
+    most_taps, most_runs = taps.shape[1], block // grid[1] + 2
+    runs, ends = np.empty((max(most_taps, 1) * most_runs, 3), np.int64), np.empty(max(most_taps, 1), np.int64)
+    patches = np.empty((channel_block * most_taps, block), images.dtype)
+    results = np.empty((rows, block), images.dtype)
+    scratch = np.empty(scratch_size, images.dtype)
+    for task in range(start, stop):
+        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
+        group, rest = task // (blocks * row_blocks), task % (blocks * row_blocks)
+        first, first_output = rest // row_blocks * block, rest % row_blocks * rows
+        count, height = min(block, positions - first), min(rows, outputs - first_output)
+        for f in range(phases.shape[0]):
+            tap_count = tap_counts[f]
+            depth = channels * tap_count
+            if depth == 0:
+                results[:height, :count] = 0
+            _find_runs(images, taps[f, :tap_count], in_steps, grid, first, count, runs, ends)
+            patches[:] = 0
+            a = np.intp(weights.ctypes.data) + (starts[f] + (group * outputs + first_output) * depth) * size
+            for channel in range(0, depth and channels, channel_block):
+                deep = min(channel_block, channels - channel) * tap_count
+                _gather(images, group, channel, in_steps[1], runs, ends[:tap_count], patches[:deep])
+                at_results = np.intp(results.ctypes.data)
+                product(
+                    like_of(images), height, count, deep, (a + channel * tap_count * size, depth * size, size),
+                    (np.intp(patches.ctypes.data), block * size, size), (at_results, block * size, size),
+                    (at_results if channel > 0 else 0, block * size, size), workspace,
+                )  # fmt: skip
+            _find_runs(out, phases[f : f + 1], out_steps, grid, first, count, runs, ends)
+            _scatter(results[:height], bias, group, first_output, out_steps[1], runs, ends[0], out)
+
+
+@jit
+def _correlate_gradients(
+    start: int, stop: int, grads: Any, images: Any, taps: Any, no_tap: Any, steps: Any, no_steps: Any, grid: Any,
+    channel_block: int, block: int, chunk: int, scratch_size: int, out: Any,
+) -> None:  # fmt: skip
+    """Add up the products of output gradients and patches, in one of `out`'s parts for each chunk of positions."""
+    chunks, outputs, channels, tap_count = out.shape[0], out.shape[2], out.shape[3], out.shape[4]
+    positions = images.shape[0] * grid[0] * grid[1]
+    channel_blocks = (channels + channel_block - 1) // channel_block
+    size = images.itemsize
+    runs, ends = np.empty((tap_count * (block // grid[1] + 2), 3), np.int64), np.empty(tap_count, np.int64)
+    gradients = np.empty((outputs, block), images.dtype)
+    patches = np.empty((channel_block * tap_count, block), images.dtype)
+    scratch = np.empty(scratch_size, images.dtype)
+    for task in range(start, stop):
+        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
+        group, rest = task // (chunks * channel_blocks), task % (chunks * channel_blocks)
+        part, channel = rest // channel_blocks, rest % channel_blocks * channel_block
+        deep, last = min(channel_block, channels - channel) * tap_count, min((part + 1) * chunk, positions)
+        sums = out[part, group, :, channel:]
+        for first in range(part * chunk, last, block):
+            count = min(block, last - first)
+            _find_runs(grads, no_tap, no_steps, grid, first, count, runs, ends)
+            _gather(grads, group, 0, 1, runs, ends[:1], gradients)
+            patches[:] = 0
+            _find_runs(images, taps, steps, grid, first, count, runs, ends)
+            _gather(images, group, channel, steps[1], runs, ends, patches[:deep])
+            at_sums = np.intp(sums.ctypes.data)
+            product(
+                like_of(images), outputs, deep, count, (np.intp(gradients.ctypes.data), block * size, size),
+                (np.intp(patches.ctypes.data), size, block * size), (at_sums, sums.strides[0], size),
+                (at_sums if first > part * chunk else 0, sums.strides[0], size), workspace,
+            )  # fmt: skip
+
+
+# --- One channel a group: no sum over channels, so no matrix product -------------------------------------------------
+
+
+@jit
+def _add_scaled(target: Any, step: int, source: Any, source_step: int, factor: Any, count: int) -> None:
+    if step == 1 and source_step == 1:
+        x, y = source[:count], target[:count]
+        for i in range(x.size):
+            y[i] += factor * x[i]
+    else:
+        for i in range(count):
+            target[i * step] += factor * source[i * source_step]
+
+
+@jit(fastmath=REASSOCIATE)
+def _dot(x: Any, y: Any, step: int) -> Any:
+    total = x.dtype.type(0)
+    if step == 1:
+        for i in range(x.size):
+            total += x[i] * y[i]
+    else:
+        for i in range(x.size):
+            total += x[i] * y[i * step]
+    return total
+
+
+@jit
+def _depthwise(start: int, stop: int, images: Any, weights: Any, bias: Any, taps: Any, steps: Any, out: Any) -> None:
+    channels, height, width = images.shape[1:]
+    for plane in range(start, stop):
+        image, channel = plane // channels, plane % channels
+        for m in range(out.shape[2]):
+            for i in range(out.shape[3]):
+                row = out[image, channel, m, i]
+                row[:] = bias[channel, m]
+                for t in range(taps.shape[0]):
+                    y, across = i * steps[0] + taps[t, 0], taps[t, 1]
+                    low, high = _span(across, steps[1], width, row.size)
+                    if 0 <= y < height and low < high:
+                        source = images[image, channel, y, low * steps[1] + across :]
+                        _add_scaled(row[low:], 1, source, steps[1], weights[channel, m, t], high - low)
+
+
+@jit
+def _depthwise_input(
+    start: int, stop: int, grads: Any, weights: Any, bias: Any, taps: Any, steps: Any, out: Any
+) -> None:
+    channels, height, width = out.shape[1:]
+    for plane in range(start, stop):
+        image, channel = plane // channels, plane % channels
+        out[image, channel] = bias[channel]
+        for m in range(grads.shape[2]):
+            for i in range(grads.shape[3]):
+                row = grads[image, channel, m, i]
+                for t in range(taps.shape[0]):
+                    y, across = i * steps[0] + taps[t, 0], taps[t, 1]
+                    low, high = _span(across, steps[1], width, row.size)
+                    if 0 <= y < height and low < high:
+                        target = out[image, channel, y, low * steps[1] + across :]
+                        _add_scaled(target, steps[1], row[low:], 1, weights[channel, m, t], high - low)
+
+
+@jit
+def _depthwise_weight(start: int, stop: int, grads: Any, images: Any, taps: Any, steps: Any, out: Any) -> None:
+    height, width = images.shape[2:]
+    sums = np.empty(taps.shape[0], np.float64)
+    for unit in range(start, stop):
+        channel, m = unit // grads.shape[2], unit % grads.shape[2]
+        sums[:] = 0
+        for image in range(images.shape[0]):
+            for i in range(grads.shape[3]):
+                row = grads[image, channel, m, i]
+                for t in range(taps.shape[0]):
+                    y, across = i * steps[0] + taps[t, 0], taps[t, 1]
+                    low, high = _span(across, steps[1], width, row.size)
+                    if 0 <= y < height and low < high:
+                        sums[t] += _dot(row[low:high], images[image, channel, y, low * steps[1] + across :], steps[1])
+        for t in range(taps.shape[0]):
+            out[channel, m, t] = sums[t]
+
+
+# --- From images, weights and windows to the kernels -----------------------------------------------------------------
+
+
+def _taps(windows: Windows) -> np.ndarray:
+    """Return how far each element of a window lies from where its stride put it, as (element, 2)."""
+    lines = [
+        np.arange(size) * dilation - padding
+        for size, dilation, padding in zip(windows.size, windows.dilation, windows.padding, strict=True)
+    ]
+    return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, 2)
+
+
+def _every(elements: list[int]) -> slice:
+    """Return the slice that takes evenly spaced elements: a plain copy is several times as fast as one by index."""
+    step = elements[1] - elements[0] if len(elements) > 1 else 1
+    return slice(elements[0], elements[-1] + 1, step) if elements else slice(0)
+
+
+def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
+    return images.reshape(images.shape[0], groups, images.shape[1] // groups, *images.shape[2:])
+
+
+def _grain(work: int) -> int:
+    """Return how many tasks of `work` multiply-adds make a share worth a thread of its own."""
+    return max(1, _GRAIN // max(work, 1))
+
+
+def _split(positions: int, outputs: int, groups: int) -> tuple[int, int, int]:
+    """Return the rows and positions of a task's block of results, and the number of tasks."""
+    blocks = max(1, -(-positions // _BLOCK_POSITIONS))
+    block = round_up(-(-positions // blocks), 2 * VECTOR_BYTES // 4)
+    blocks = -(-positions // block)
+    rows = outputs
+    if groups * blocks < _TASKS:
+        rows = min(outputs, max(_MIN_ROWS, round_up(-(-outputs * groups * blocks // _TASKS), TILE_ROWS)))
+    return rows, block, groups * blocks * -(-outputs // rows)
+
+
+def _pair(values: Pair) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+@on_device("conv")
+def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int) -> np.ndarray:
+    """Return the sum of each window's elements times the weights, for every output channel, plus its bias.
+
+    Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any strides.
+    """
+    count, outputs = len(x), len(weight)
+    out = buffers.empty((count, outputs, *windows.grid), x.dtype)
+    if not out.size:
+        return out
+    shift = np.zeros(outputs, x.dtype) if bias is None else np.ascontiguousarray(bias)
+    weight = np.ascontiguousarray(weight)
+    x = np.ascontiguousarray(x)
+    taps = _taps(windows)
+    if weight.shape[1] == 1:
+        parallel_for(
+            _depthwise, count * groups, _grain(out.size // (count * groups) * len(taps)), x,
+            weight.reshape(groups, -1, len(taps)), shift.reshape(groups, -1), taps, _pair(windows.stride),
+            out.reshape(count, groups, -1, *windows.grid),
+        )  # fmt: skip
+        return out
+    phase = np.zeros((1, 2), np.int64)
+    _run(x, weight, shift, [taps], phase, windows.stride, (1, 1), windows.grid, groups, out)
+    return out
+
+
+@on_device("conv")
+def conv_input(
+    grad: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
+) -> np.ndarray:
+    """Return the gradient of `conv` by its input, plus a bias: the transposed convolution.
+
+    Shapes: grad (N, M, *grid), weight (M, C / groups, *size), bias (C,), result (N, C, *image). Any strides.
+    """
+    count, channels = len(grad), weight.shape[1] * groups
+    out = buffers.empty((count, channels, *windows.image), grad.dtype)
+    if not out.size:
+        return out
+    shift = np.zeros(channels, grad.dtype) if bias is None else np.ascontiguousarray(bias)
+    grad = np.ascontiguousarray(grad)
+    if weight.shape[1] == 1:
+        taps = _taps(windows)
+        parallel_for(
+            _depthwise_input, count * groups, _grain(grad.size // (count * groups) * len(taps)), _grouped(grad, groups),
+            np.ascontiguousarray(weight).reshape(groups, -1, len(taps)), shift, taps, _pair(windows.stride), out,
+        )  # fmt: skip
+        return out
+    # Per dimension and phase: which elements of a window reach the image there, and from how many windows away.
+    reach = [
+        [
+            [(t, (phase + padding - t * dilation) // stride) for t in range(size)
+             if (phase + padding - t * dilation) % stride == 0]
+            for phase in range(min(stride, image))
+        ]
+        for size, stride, padding, dilation, image in zip(
+            windows.size, windows.stride, windows.padding, windows.dilation, windows.image, strict=True
+        )
+    ]  # fmt: skip
+    phases = [(i, j) for i in range(len(reach[0])) for j in range(len(reach[1]))]
+    taps_of, weights = [], []
+    by_group = weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+    for i, j in phases:
+        down, across = reach[0][i], reach[1][j]
+        taps_of.append(np.array([(y, x) for _, y in down for _, x in across], np.int64).reshape(-1, 2))
+        weights.append(by_group[..., _every([t for t, _ in down]), _every([t for t, _ in across])].reshape(-1))
+    grid = -(-windows.image[0] // windows.stride[0]), -(-windows.image[1] // windows.stride[1])
+    _run(grad, np.concatenate(weights), shift, taps_of, np.array(phases), (1, 1), windows.stride, grid, groups, out)
+    return out
+
+
+def _run(
+    images: np.ndarray, weights: np.ndarray, bias: np.ndarray, taps_of: list[np.ndarray], phases: np.ndarray,
+    in_steps: Pair, out_steps: Pair, grid: Pair, groups: int, out: np.ndarray,
+) -> None:  # fmt: skip
+    """Compute `out`, phase by phase; `weights` holds (groups, outputs, channels, taps) of each, one after the other."""
+    images, out = _grouped(images, groups), _grouped(out, groups)
+    counts = np.array([len(taps) for taps in taps_of])
+    taps = np.zeros((len(taps_of), max(counts), 2), np.int64)
+    for row, used in zip(taps, taps_of, strict=True):
+        row[: len(used)] = used
+    sizes = out.shape[1] * out.shape[2] * images.shape[2] * counts
+    rows, block, tasks = _split(len(images) * math.prod(grid), out.shape[2], groups)
+    channel_block = min(images.shape[2], max(1, _BLOCK_ROWS // max(1, taps.shape[1])))
+    parallel_for(
+        _correlate, tasks, _grain(rows * block * images.shape[2] * int(counts.sum())), images, weights.reshape(-1),
+        bias.reshape(groups, -1), np.cumsum(sizes) - sizes, counts, taps, phases, _pair(in_steps), _pair(out_steps),
+        _pair(grid), rows, block, channel_block,
+        workspace_size(rows, block, channel_block * taps.shape[1], out.itemsize), out,
+    )  # fmt: skip
+
+
+@on_device("conv")
+def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
+    """Return the gradient of `conv` by its weight.
+
+    Shapes: grad (N, M, *grid), x (N, C, *image), result (M, C / groups, *size). Any strides.
+    """
+    outputs, channels = grad.shape[1], x.shape[1] // groups
+    shape = (outputs, channels, *windows.size)
+    grad, x = np.ascontiguousarray(grad), np.ascontiguousarray(x)
+    taps = _taps(windows)
+    positions = len(x) * math.prod(windows.grid)
+    if not positions or not math.prod(shape):
+        return buffers.zeros(shape, x.dtype)
+    if channels == 1:
+        out = buffers.empty(shape, x.dtype)
+        parallel_for(
+            _depthwise_weight, outputs, _grain(positions * len(taps)), _grouped(grad, groups), x, taps,
+            _pair(windows.stride), out.reshape(groups, -1, len(taps)),
+        )  # fmt: skip
+        return out
+    channel_block = min(channels, max(1, _WEIGHT_COLUMNS // len(taps)))
+    tasks = groups * -(-channels // channel_block)
+    chunks = min(-(-_TASKS // tasks), -(-positions // _BLOCK_POSITIONS))
+    chunk = round_up(-(-positions // chunks), _BLOCK_POSITIONS)
+    chunks = -(-positions // chunk)
+    block = min(_BLOCK_POSITIONS, chunk)
+    parts = buffers.empty((chunks, groups, outputs // groups, channels, len(taps)), x.dtype)
+    columns = channel_block * len(taps)
+    parallel_for(
+        _correlate_gradients, tasks * chunks, _grain(outputs // groups * columns * chunk),
+        _grouped(grad, groups), _grouped(x, groups), taps, np.zeros((1, 2), np.int64), _pair(windows.stride),
+        _pair((1, 1)), _pair(windows.grid), channel_block, block, chunk,
+        workspace_size(outputs // groups, columns, block, x.itemsize), parts,
+    )  # fmt: skip
+    return (parts[0] if chunks == 1 else reductions.sum(parts, (0,))).reshape(shape)

@@ -1,0 +1,240 @@
+"""Elementwise loops for the CPU: one builder for dense, strided, broadcast and scalar operands, and several results.
+
+The operands' common shape is walked in tiles of rows, along the dimension in which most arrays are dense, so that the
+loop over a row vectorises whatever the shapes. An array whose rows have gaps even so, as a transposed operand among
+others, passes through a dense copy, made tile by tile.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad_kernels.cpu.copying import copy
+from spillgrad_kernels.cpu.pointers import array_at, data_of, element, row_at, set_element, words_on_stack
+from spillgrad_kernels.device_array import on_device
+from spillgrad_kernels.jit.by_address import call, code_address
+from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
+from spillgrad_kernels.memory.buffers import allocator
+from spillgrad_kernels.tables import half
+from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
+from spillgrad_kernels.threads.atomics import WORD_BYTES
+from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
+from spillgrad_kernels.tile_walk import locate, tile_walk
+
+
+def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
+    """Return the Python code of the loop that computes `body` over a tile; `dtypes` are of operands and results.
+
+    The pattern has a letter per operand: "v" moves along a row, "s" stands still. The loop gets the address of words:
+    where each array's part of the tile begins, the tile's rows and columns, each array's bytes between two rows.
+    """
+    arrays = len(dtypes)
+    results = list(zip(range(len(pattern), arrays), body.results, strict=True))
+    moving = [i for i, letter in enumerate(pattern) if letter == "v"]
+    standing = [i for i, letter in enumerate(pattern) if letter == "s"]
+
+    def value(i: int, position: str) -> str:
+        return _loaded(dtypes[i], f"element(x{i}, {position})")
+
+    lines = [
+        "def loop(place):",
+        f"    words = row_at(like_int64, place, {2 * arrays + 2})",
+        *(f"    p{i} = element(words, {i})" for i in range(arrays)),
+        *(f"    down{i} = element(words, {arrays + 2 + i})" for i in range(arrays)),
+        f"    length = element(words, {arrays + 1})",
+        f"    for _ in range(element(words, {arrays})):",
+        *(
+            f"        x{i} = row_at(like_{dtype.name}, p{i}, {1 if i in standing else 'length'})"
+            for i, dtype in enumerate(dtypes)
+        ),
+        *(f"        {body.inputs[i]} = {value(i, '0')}" for i in standing),
+        "        for i in range(length):",
+        *(f"            {body.inputs[i]} = {value(i, 'i')}" for i in moving),
+        *(f"            {line}" for line in body.lines),
+        *(f"            set_element(x{i}, i, {_stored(dtypes[i], name)})" for i, name in results),
+        *(f"        p{i} += down{i}" for i in range(arrays)),
+    ]
+    return "\n".join(lines)
+
+
+def _loaded(dtype: np.dtype[Any], expression: str) -> str:
+    return f"widen_{dtype.name}({expression})" if dtype.name in half.HALF else expression
+
+
+def _stored(dtype: np.dtype[Any], expression: str) -> str:
+    return f"narrow_{dtype.name}({expression})" if dtype.name in half.HALF else expression
+
+
+@functools.lru_cache(maxsize=1024)
+def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...]) -> int:
+    """Compile the loop that computes `body` over a tile (see `_source`); return its address, for good."""
+    source = _source(body, pattern, dtypes)
+    kinds = {dtype.name: np.uint16 if dtype.name in half.HALF else dtype for dtype in (*dtypes, np.dtype(np.int64))}
+    like = {f"like_{name}": np.zeros(1, kind) for name, kind in kinds.items()}
+    namespace = {**FUNCTIONS, **_NAMES, **half.NAMES, **like, **body.constants}
+    exec(compile(source, f"<{name}>", "exec"), namespace)
+    constants = sorted((key, repr(value)) for key, value in body.constants.items())
+    digest = hashlib.sha256(f"{source}{constants}".encode()).hexdigest()[:12]
+    return code_address(jit(namespace["loop"], name=f"elementwise.{name}.{pattern}.{digest}", by_address=True), 1)
+
+
+@functools.cache
+def _walker(arrays: int) -> Kernel:
+    """Return the kernel that computes tiles of so many arrays, whatever the loop over each.
+
+    It takes the address of `CallPlan.words` and the arrays' ids. Only the loop over a tile is compiled for each
+    formula, in 80 ms. To compile all that surrounds it too would take 320 ms.
+    """
+    ids = [f"a{i}" for i in range(arrays)]
+    source = "\n".join([
+        f"def walk(start, stop, words, {', '.join(ids)}):",
+        "    head = array_at(like_int64, words, 2)",
+        "    loop, dims = head[0], head[1]",
+        f"    loops = array_at(like_int64, words + {2 * WORD_BYTES}, {arrays + 2} * dims)",
+        "    place = scratch()",
+        *(f"    place[{arrays + 2 + i}] = loops[{3 + i} * dims - 2]" for i in range(arrays)),
+        "    for tile in range(start, stop):",
+        *(f"        place[{i}] = data_of({name})" for i, name in enumerate(ids)),
+        "        locate(loops, dims, tile, place)",
+        "        call(loop, (int64(place.ctypes.data),))",
+    ])  # fmt: skip
+    namespace = {
+        "__name__": __name__, "like_int64": np.zeros(1, np.int64), "int64": np.int64,
+        "scratch": words_on_stack(2 * arrays + 2),
+        "array_at": array_at, "data_of": data_of, "locate": locate, "call": call,
+    }  # fmt: skip
+    exec(compile(source, "<walk>", "exec"), namespace)
+    return jit(namespace["walk"], name=f"elementwise.{arrays}")
+
+
+# What a loop may name besides the functions of formulas: conversions, and its own needs.
+_NAMES = {
+    "__name__": __name__, "row_at": row_at, "element": element, "set_element": set_element,
+    **{kind.__name__: kind for kind in CONVERSIONS.values()},
+}  # fmt: skip
+
+
+_trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
+
+
+class CallPlan(NamedTuple):
+    """The prepared kernel for calls with the same layouts.
+
+    `copied` lists the arrays that pass through a dense copy, each with the order of the copy's dimensions.
+    """
+
+    kernel: Kernel
+    tiles: int
+    grain: int
+    words: int  # the address of what the kernel reads: the loop's address, the walk's dimensions, its loops
+    shape: Shape
+    results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # how to allocate each, and its dtype
+    copied: tuple[tuple[int, Shape], ...]
+    arrays: int
+    kept: np.ndarray  # the memory at `words`, which must live as long as the plan
+
+    @property
+    def code(self) -> Kernel:
+        """The kernel as a function of a range, `words` and the arrays' ids."""
+        return entry_point(self.kernel, 3 + self.arrays)
+
+    def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
+        """Compute into fresh memory or into `outs`."""
+        kernel, tiles, grain, words, shape, results, copied, _, _ = self
+        if not outs:
+            outs = tuple([allocate(shape, dtype) for allocate, dtype in results])
+        if not copied:
+            parallel_for(kernel, tiles, grain, words, *map(id, operands), *map(id, outs))
+        elif tiles:
+            self._run_with_copies(operands, outs)
+        return outs
+
+    def _run_with_copies(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...]) -> None:
+        arrays = [*operands, *outs]
+        for i, order in self.copied:
+            shape, dtype = tuple([arrays[i].shape[d] for d in order]), arrays[i].dtype
+            dense = allocator(shape, dtype)(shape, dtype)
+            arrays[i] = dense.transpose(sorted(range(dense.ndim), key=order.__getitem__))
+            if i < len(operands):
+                copy(operands[i], arrays[i])
+        parallel_for(self.kernel, self.tiles, self.grain, self.words, *map(id, arrays))
+        for i, _ in self.copied:
+            if i >= len(operands):
+                copy(arrays[i], outs[i - len(operands)])
+
+
+@functools.lru_cache(maxsize=4096)
+def prepare(
+    formula: Formula | Trace, name: str, dtypes: tuple[Any, ...], operands: tuple[Layout, ...],
+    outs: tuple[Layout, ...] = (),
+) -> CallPlan:  # fmt: skip
+    """Return the plan of a formula, or of a trace with several results, over operands of these layouts.
+
+    Raises ValueError when shapes do not broadcast together, or to those of `outs`.
+    """
+    foreign = [layout.dtype for layout in (*operands, *outs) if not layout.dtype.isnative]
+    if foreign:  # the kernel knows a dtype by its name, which does not tell the byte order
+        raise TypeError(f"{name}: got {foreign[0]!r}; convert the array to this machine's byte order")
+    shape = np.broadcast_shapes(*[layout.shape for layout in operands])
+    for out in outs:
+        if out.shape != shape:
+            raise ValueError(f"{name}: got out of shape {out.shape}; the result has shape {shape}")
+    kinds = [np.dtype(dtype) for dtype in dtypes]
+    arrays = [*operands, *(outs or [dense(shape, kind) for kind in kinds])]
+    walk = tile_walk(shape, arrays)
+    copied = {
+        i: _own_order(walk.order, len(shape), a.ndim)
+        for i, (a, step) in enumerate(zip(arrays, walk.steps, strict=True))
+        if step not in (0, a.dtype.itemsize)
+    }
+    if copied:
+        dense_copies = [dense(a.shape, a.dtype, copied[i]) if i in copied else a for i, a in enumerate(arrays)]
+        walk = tile_walk(shape, dense_copies)
+    pattern = "".join("s" if step == 0 else "v" for step in walk.steps[: len(operands)])
+    if not isinstance(formula, Trace):
+        number = next((layout.dtype for layout in operands if layout.dtype.name in CONVERSIONS), arrays[-1].dtype)
+        formula = _trace(formula, CONVERSIONS.get(number.name, number.type))
+    loop = build(formula, name, pattern, tuple([layout.dtype for layout in arrays]))
+    results = tuple([(allocator(shape, kind), kind) for kind in kinds])
+    words = np.array([loop, walk.loops.shape[1], *walk.loops.reshape(-1)], np.int64)
+    return CallPlan(
+        _walker(len(arrays)), walk.tiles, walk.grain, words.ctypes.data, shape, results, tuple(copied.items()),
+        len(arrays), words,
+    )  # fmt: skip
+
+
+def _own_order(order: Shape, ndim: int, own_ndim: int) -> Shape:
+    """Return the order of the dimensions of an array that broadcasts to `ndim` dimensions."""
+    lead = ndim - own_ndim
+    return tuple([d - lead for d in order if d >= lead])
+
+
+@on_device("elementwise")
+def compute(
+    formula: Formula | Trace, name: str, operands: Sequence[np.ndarray], dtypes: tuple[Any, ...],
+    outs: tuple[np.ndarray, ...] = (),
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
+
+    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. One of `outs` may
+    be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
+    """
+    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has all attributes of an array but memory
+    call = prepare(formula, name, dtypes, tuple(map(layout_of, operands)), tuple(map(layout_of, outs)))
+    return call.run(operands, outs)
+
+
+@on_device("elementwise")
+def elementwise(
+    formula: Formula, name: str, operands: Sequence[np.ndarray], dtype: Any, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
+
+    Constants in the formula take the first floating operand's dtype; half-precision operands and results, bit patterns
+    in memory, are numbers of float32 in the loop.
+    """
+    return compute(formula, name, operands, (dtype,), () if out is None else (out,))[0]

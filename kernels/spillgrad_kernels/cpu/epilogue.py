@@ -1,0 +1,48 @@
+"""Epilogues: what is done to a block of a product while it is still in the cache.
+
+An epilogue is a formula (see `formula.py`) of the product and, if it has a second parameter, of another matrix:
+`lambda product, other: other + gelu(product)`. Kernels get it by its address, so that one machine code of the product
+serves all of them.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.cpu.pointers import array_at
+from spillgrad_kernels.jit.by_address import Kernel, code_address
+from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
+
+NO_EPILOGUE = 0
+
+# Of a block of `rows` x `columns` elements: `product`, `other` and `result` are addresses, each followed by the bytes
+# from one row to the next.
+_PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row", "result", "result_row")
+
+
+@functools.cache
+def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel of a formula with `_PARAMETERS`."""
+    body = trace(formula, dtype.type)
+    inputs = dict(zip(("product", "other"), body.inputs, strict=False))
+    lines = [
+        f"def epilogue({', '.join(_PARAMETERS)}):",
+        "    for r in range(rows):",
+        *(f"        {array}s = array_at(like, {array} + r * {array}_row, columns)" for array in [*inputs, "result"]),
+        "        for i in range(columns):",
+        *(f"            {value} = {array}s[i]" for array, value in inputs.items()),
+        *(f"            {line}" for line in body.lines),
+        f"            results[i] = {body.results[0]}",
+    ]
+    like: Any = np.zeros(1, dtype)
+    namespace = {**FUNCTIONS, **body.constants, "array_at": array_at, "like": like, "__name__": __name__}
+    exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
+    return jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}", by_address=True)
+
+
+@functools.cache
+def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
+    """Return where the machine code is of a formula for products of `dtype`, float32 or float64, for good."""
+    return code_address(_function(formula, name, dtype), len(_PARAMETERS))

@@ -1,0 +1,219 @@
+"""Rows and elements chosen by integer index, and sums back into them.
+
+Sums are split over columns or rows of the result, never over indices: one thread adds up an output element, in the
+order of the indices. So repeated indices need no atomics, and the result does not depend on the number of threads.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.device_array import on_device
+from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.threads.dispatch import parallel_for
+
+# Elements worth a thread of their own: 3 to 6 microseconds of work.
+_GRAIN_ELEMENTS = 1 << 13
+# Columns one unit of work adds up at a time: whole cache lines, so that two threads never write the same one.
+_BLOCK_COLUMNS = 64
+# Positions along the indexed dimension that one unit of work gathers.
+_BLOCK_POSITIONS = 256
+
+
+@jit
+def _take_rows(start: int, stop: int, table: Any, index: Any, out: Any) -> None:
+    for i in range(start, stop):
+        row, result = table[index[i]], out[i]
+        for c in range(row.size):
+            result[c] = row[c]
+
+
+@jit
+def _gather(start: int, stop: int, a: Any, index: Any, out: Any) -> None:
+    positions, inner = index.shape[1], index.shape[2]
+    blocks = (positions + _BLOCK_POSITIONS - 1) // _BLOCK_POSITIONS
+    for unit in range(start, stop):
+        o, first = unit // blocks, unit % blocks * _BLOCK_POSITIONS
+        for j in range(first, min(first + _BLOCK_POSITIONS, positions)):
+            for c in range(inner):
+                out[o, j, c] = a[o, index[o, j, c], c]
+
+
+@jit
+def _scatter_add(start: int, stop: int, out: Any, index: Any, source: Any) -> None:
+    positions, inner = index.shape[1], index.shape[2]
+    blocks = (inner + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
+    for unit in range(start, stop):
+        o, first = unit // blocks, unit % blocks * _BLOCK_COLUMNS
+        for j in range(positions):
+            for c in range(first, min(first + _BLOCK_COLUMNS, inner)):
+                out[o, index[o, j, c], c] += source[o, j, c]
+
+
+@jit
+def _add_rows(start: int, stop: int, base: Any, out: Any, index: Any, values: Any) -> None:
+    # Every share looks through all indices for its own rows, which costs less than sorting them.
+    if base.size == 0:
+        out[start:stop] = 0
+    for r in range(start, min(stop, base.shape[0])):
+        row, result = base[r], out[r]
+        for c in range(row.size):
+            result[c] = row[c]
+    for i in range(index.size):
+        if start <= index[i] < stop:
+            total, value = out[index[i]], values[i]
+            for c in range(value.size):
+                total[c] += value[c]
+
+
+@jit
+def _add_elements(out: Any, index: Any, values: Any) -> None:
+    for i in range(index.size):
+        out[index[i]] += values[i]
+
+
+def _checked(who: str, index: np.ndarray, size: int) -> np.ndarray:
+    """Return `index` as contiguous int64; every element is in [0, size).
+
+    Raises IndexError naming the first that is not.
+    """
+    index = np.asarray(index, np.int64, order="C")
+    if index.size and (index.min() < 0 or index.max() >= size):
+        wrong = index[(index < 0) | (index >= size)][0]
+        raise IndexError(f"{who}: got index {wrong}; a dimension of size {size} takes 0 to {size - 1}")
+    return index
+
+
+def _grain(work: int) -> int:
+    return max(1, _GRAIN_ELEMENTS // max(work, 1))
+
+
+@on_device("indexing")
+def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return the rows of `weight` at `index`.
+
+    Shapes: weight (V, D), index any, result index.shape + (D,). Raises IndexError for an index outside [0, V).
+    """
+    rows, width = weight.shape
+    index = _checked("embedding", index, rows)
+    out = buffers.empty((*index.shape, width), weight.dtype)
+    if out.size:
+        operands = np.ascontiguousarray(weight), index.reshape(-1), out.reshape(index.size, width)
+        parallel_for(_take_rows, index.size, _grain(width), *operands)
+    return out
+
+
+@on_device("indexing")
+def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.ndarray:
+    """Return the gradient of `embedding` by its weight of `rows` rows.
+
+    Shapes: grad index.shape + (D,), result (rows, D). Raises IndexError for an index outside [0, rows).
+    """
+    out = buffers.empty((rows, grad.shape[-1]), grad.dtype)
+    return _sum_rows(np.empty((0, 0), grad.dtype), _checked("embedding_backward", index, rows), grad, out)
+
+
+@on_device("indexing")
+def index_add(a: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up.
+
+    Shapes: a (V, D), index (n,), values (n, D), result (V, D). Raises IndexError for an index outside [0, V).
+    """
+    out = buffers.empty(a.shape, a.dtype)
+    return _sum_rows(np.ascontiguousarray(a), _checked("index_add", index, len(a)), values, out)
+
+
+def _sum_rows(base: np.ndarray, index: np.ndarray, values: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Set `out` to `base` (zeros if that is empty) plus row i of `values` at row index[i], for every i in order."""
+    count, width = out.shape
+    rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
+    grain = _grain(width * (count + index.size) // max(count, 1))
+    parallel_for(_add_rows, count, grain, base, out, index.reshape(-1), rows)
+    return out
+
+
+@on_device("indexing")
+def index_add_flat(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> None:
+    """Add `values` to the elements of the flat `out` at `index`, in place; repeated indices add up.
+
+    Shapes: out (size,) contiguous, index and values any, of equal size.
+    Raises IndexError for an index outside [0, size), ValueError for an `out` that is not contiguous.
+    """
+    if not out.flags.c_contiguous:
+        raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
+    flat, index = out.reshape(out.size), _checked("index_add_flat", index, out.size).reshape(-1)
+    _add_elements(flat, index, np.ascontiguousarray(values, out.dtype).reshape(-1))
+
+
+def _around(axis: int, a: np.ndarray) -> np.ndarray:
+    """Return `a` contiguous, viewed as (outer, n, inner) with `axis` in the middle."""
+    outer, inner = math.prod(a.shape[:axis]), math.prod(a.shape[axis + 1 :])
+    return np.ascontiguousarray(a).reshape(outer, a.shape[axis], inner)
+
+
+def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
+    """Return what an index of `shape` along `axis` can reach of `a`: the leading corner in all other dimensions.
+
+    Raises ValueError where the index is larger.
+    """
+    others = [i for i in range(a.ndim) if i != axis]
+    if len(shape) != a.ndim or any(shape[i] > a.shape[i] for i in others):
+        raise ValueError(
+            f"{who}: got an index of shape {shape} for an array of shape {a.shape}; apart from dimension {axis}, "
+            "no dimension of the index may be larger; slice the index"
+        )
+    return a[tuple(slice(None) if i == axis else slice(shape[i]) for i in range(a.ndim))]
+
+
+@on_device("indexing")
+def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
+    """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions.
+
+    Shapes: index as `a`, smaller or equal except along `axis`; result as index.
+    Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
+    """
+    reachable = reachable_part("gather", a, axis, index.shape)
+    index = _checked("gather", index, a.shape[axis])
+    out = buffers.empty(index.shape, a.dtype)
+    if out.size:
+        result = _around(axis, out)
+        operands = _around(axis, reachable), _around(axis, index), result
+        units = result.shape[0] * -(-result.shape[1] // _BLOCK_POSITIONS)
+        parallel_for(_gather, units, _grain(min(result.shape[1], _BLOCK_POSITIONS) * result.shape[2]), *operands)
+    return out
+
+
+def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
+    """Raise ValueError where a source of this shape has no value for every place of an index."""
+    if len(source) != len(index) or any(have < need for have, need in zip(source, index, strict=True)):
+        raise ValueError(
+            f"scatter_add: got an index of shape {index} and a source of shape {source}; "
+            "the source needs a value for every index"
+        )
+
+
+@on_device("indexing")
+def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions.
+
+    Shapes: index as `a`, smaller or equal except along `axis`; source at least as large as
+    index, the rest of it is not used.
+    Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
+    """
+    reachable = reachable_part("scatter_add", a, axis, index.shape)
+    index = _checked("scatter_add", index, a.shape[axis])
+    require_source(index.shape, source.shape)
+    out = buffers.empty(a.shape, a.dtype)
+    out[...] = a
+    if index.size:
+        sums = out if reachable.shape == a.shape else reachable.copy(order="C")
+        used = source[tuple(slice(size) for size in index.shape)].astype(a.dtype, copy=False)
+        totals, positions = _around(axis, sums), _around(axis, index)
+        units = totals.shape[0] * -(-totals.shape[2] // _BLOCK_COLUMNS)
+        work = positions.shape[1] * min(totals.shape[2], _BLOCK_COLUMNS)
+        parallel_for(_scatter_add, units, _grain(work), totals, positions, _around(axis, used))
+        if sums is not out:
+            out[tuple(slice(size) for size in sums.shape)] = sums
+    return out

@@ -1,0 +1,328 @@
+"""The matrix product, for any strides and any broadcast batch: what its callers call, and how a product is cut.
+
+Most are cut into separate blocks, of which a thread packs what it needs; large ones are shared, tile by tile, and so is
+what is packed for them (see `product.py`).
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad_kernels.cpu.elementwise import elementwise
+from spillgrad_kernels.cpu.epilogue import epilogue
+from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES
+from spillgrad_kernels.cpu.packing import round_up
+from spillgrad_kernels.cpu.pointers import address_of, aligned
+from spillgrad_kernels.cpu.product import (
+    COLUMNS,
+    COUNTERS,
+    DEPTH,
+    NARROW_BYTES,
+    NO_EXTRAS,
+    ROWS,
+    SHARED_ROWS,
+    Extras,
+    geometry_of,
+    reads_b_in_place,
+    reads_in_place,
+    separate_products,
+    shared_product,
+    with_extras,
+    workspace_size,
+)
+from spillgrad_kernels.device_array import on_device
+from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.threads.dispatch import Kernel, entry_point, get_num_threads, parallel_for
+
+# Separate blocks, and tiles of a shared product, that balance uneven cores.
+_BLOCKS_PER_THREAD = 4
+_TILES_PER_THREAD = 4
+# In a shared product: columns packed at once.
+_GROUP_COLUMNS = 256
+# Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
+# where many products wait.
+_SHARED_WORK = 1 << 20
+_LARGE_WORK = 1 << 24
+# Multiply-adds from which threads share what they pack, rather than make blocks of their own.
+_PACKED_WORK = 1 << 27
+# Multiply-adds that pay for a share: about 2 microseconds; of a matrix-vector product, which waits for memory.
+_GRAIN = 1 << 17
+_VECTOR_GRAIN = 1 << 14
+# The dtype that products of numbers add up in; uint16 stands for bfloat16.
+_SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.float32): np.dtype(np.float32),
+    np.dtype(np.float64): np.dtype(np.float64),
+    np.dtype(np.uint16): np.dtype(np.float32),
+}
+
+
+@on_device("matmul")
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
+    """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
+
+    Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides. All float32, all
+    float64, or a and b uint16 for the bits of bfloat16 numbers, whose product is float32.
+    Raises ValueError for shapes and TypeError for dtypes that do not fit.
+    """
+    a, b = aligned(a), aligned(b)
+    call = prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
+    if out is None and accumulate:
+        raise ValueError("matmul: got accumulate=True without out; pass the array to add to")
+    if out is not None and not out.flags.behaved:
+        raise ValueError("matmul: got an out that is read-only or not aligned; pass an ordinary array")
+    return call.run(a, b, out, addend=out if accumulate else None)
+
+
+@on_device("matmul")
+def linear(
+    rows: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    other: np.ndarray | None = None,
+    formula: Formula | None = None,
+    name: str = "",
+    product: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return formula(rows @ weight.T + bias, other), made block by block while the product is in the cache.
+
+    `formula`, known as `name`, may take one parameter; without it the product is returned. What the formula is applied
+    to goes into `product`, if given. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N);
+    `product` is C-contiguous. Dtypes as for `matmul`; those of the other arrays are its result's.
+    """
+    dtype = _SUMS[rows.dtype]
+    result = buffers.empty((len(rows), len(weight)), dtype)
+    product = result if product is None else product
+    rows, weight = aligned(rows), aligned(weight.T)
+    bias = None if bias is None else aligned(np.ascontiguousarray(bias))
+    call = prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), (0, dtype.itemsize))
+    if formula is None:
+        return call.run(rows, weight, product, addend=bias)
+    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:  # the result is small, and made in another order or not at all
+        call.run(rows, weight, product, addend=bias)
+        elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
+        return result
+    other = result if other is None else aligned(np.ascontiguousarray(other))
+    extras = epilogue(formula, name, dtype), id(other), id(result)
+    call.run(rows, weight, product, addend=bias, extras=extras)
+    return result
+
+
+_SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (np.float32, np.float64, np.uint32)}
+_SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
+
+
+class CallPlan(NamedTuple):
+    """The prepared kernel for products of the same layouts: the result's shape and dtype, and how products are cut.
+
+    `code` computes a range of blocks. It takes the geometry's address and the ids of A, B, the addend (0 for none) and
+    C. It is None where several threads should compute.
+    """
+
+    code: Kernel | None
+    allocate: Callable[[Shape, Any], np.ndarray]
+    shape: Shape
+    dtype: np.dtype[Any]
+    packed: np.dtype[Any]
+    cut: "ProductCut"
+    products: int  # 0 where the result has no elements or is zero
+    geometry: np.ndarray
+
+    def run(
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, addend: np.ndarray | None = None,
+        extras: Extras = NO_EXTRAS,
+    ) -> np.ndarray:  # fmt: skip
+        """Return the product in fresh memory, or set `out` to it; `addend`, which may be `out`, is added to it."""
+        if out is None:
+            out = self.allocate(self.shape, self.dtype)
+        cut, geometry = self.cut, self.geometry
+        if extras != NO_EXTRAS:
+            geometry = with_extras(geometry, extras)
+        operands = id(a), id(b), 0 if addend is None else id(addend), id(out)
+        if self.products == 0:
+            out[...] = 0 if addend is None else addend
+        elif self.code is not None:
+            self.code(0, cut.blocks, address_of(geometry), *operands)
+        elif cut.phases == 0:
+            parallel_for(_SEPARATE[self.packed], cut.blocks, cut.grain, address_of(geometry), *operands)
+        else:
+            scratch = buffers.empty((cut.scratch,), self.packed)
+            for number in range(self.products):
+                words = np.zeros(cut.words, np.int64)
+                parallel_for(
+                    _SHARED[self.packed], cut.blocks, 1, address_of(geometry), *operands, id(scratch), number,
+                    address_of(words), most=cut.blocks,
+                )  # fmt: skip
+        return out
+
+
+@functools.lru_cache(maxsize=4096)
+def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> CallPlan:
+    """Check the layouts of a product and return its plan. `addend` holds the strides of an addend of C's shape.
+
+    The addend's columns must have no gaps where C's have none. Raises as `matmul`.
+    """
+    batch, out = _checked(a, b, out)
+    numbers, shape, dtype = a.dtype, out.shape, out.dtype
+    added = out if addend is None else Layout.made(shape, addend, dtype)
+    layouts = a, b, added, out
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    if batch and b.ndim == 2 and all([_rows_are_regular(layout) for layout in (a, added, out)]):
+        m, batch = m * math.prod(batch), ()
+    steps = [layout.strides[-2:] for layout in layouts]
+    in_batch = [_batch_strides(len(batch), layout) for layout in layouts] if batch else [[], [], [], []]
+    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
+    plain = packed == numbers
+    swapped = _is_better_swapped(m, n, plain, steps[1], steps[3], dtype.itemsize)
+    if swapped:
+        m, n = n, m
+        steps = [steps[i][::-1] for i in (1, 0, 2, 3)]
+        in_batch = [in_batch[i] for i in (1, 0, 2, 3)]
+    (_, a_col), (b_row, b_col), _, (out_row, out_col) = steps
+    in_lines = (a_col == numbers.itemsize, b_row == numbers.itemsize)
+    in_rows = b_col == out_col == dtype.itemsize
+    # Without elements there is nothing to plan, but what is added to may have some.
+    depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
+    cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
+    head = (m, n, k, cut.rows, cut.columns, cut.blocks if cut.phases else cut.scratch, cut.phases)
+    lengths = [*itertools.chain(*steps), out_row, out_row]  # of other and of the result as of C
+    geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
+    products = products if math.prod(shape) and k else 0
+    direct = products and cut.phases == 0 and cut.blocks <= cut.grain
+    code = entry_point(_SEPARATE[packed], 7) if direct else None
+    return CallPlan(code, buffers.allocator(shape, dtype), shape, dtype, packed, cut, products, geometry)
+
+
+def _batch_strides(dims: int, layout: Layout) -> list[int]:
+    """Return how far the matrices of an operand, which broadcasts, lie apart in each dimension of the batch."""
+    own = [0 if size == 1 else stride for size, stride in zip(layout.shape[:-2], layout.strides[:-2], strict=True)]
+    return [*[0] * (dims - len(own)), *own]
+
+
+def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
+    """Return the product's batch and layout, which is dense if none is given. Raises as `matmul`."""
+    a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
+    if numbers != other or numbers not in _SUMS:
+        raise TypeError(
+            f"matmul: got {numbers} and {other}; wanted both float32, float64, or uint16 for bfloat16; convert one"
+        )
+    if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
+        raise ValueError(
+            f"matmul: got {a_shape} and {b_shape}; wanted (..., M, K) and (..., K, N) with equal K; transpose one"
+        )
+    try:
+        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"matmul: got {a_shape} and {b_shape}; batch dimensions {a_shape[:-2]} and {b_shape[:-2]} must broadcast; "
+            "reshape or expand one"
+        ) from None
+    wanted = dense((*batch, a_shape[-2], b_shape[-1]), _SUMS[numbers])
+    if out is not None and (out.shape, out.dtype) != (wanted.shape, wanted.dtype):
+        raise ValueError(f"matmul: got out {out.dtype} {out.shape}; wanted {wanted.dtype} {wanted.shape}")
+    return batch, wanted if out is None else out
+
+
+def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
+    """Say whether to compute the transpose, from B and A; `plain` as for `_cut`, elements of `size` bytes.
+
+    The kernel writes rows of C, whose columns should be contiguous. A few rows of A beside lines of B along the depth
+    are better on the right too: as the left operand those lines are read where they lie.
+    """
+    thin = plain and 1 < m <= TILE_ROWS and m < n and b_steps[0] == size
+    return n > 1 and (thin or out_steps[1] != size == out_steps[0])
+
+
+def _rows_are_regular(layout: Layout) -> bool:
+    """Say whether all but the last dimension can be taken as one."""
+    pairs = zip(layout.shape[1:-1], layout.strides[:-2], layout.strides[1:-1], strict=True)
+    return all(outer == size * inner for size, outer, inner in pairs)
+
+
+class ProductCut(NamedTuple):
+    """How a product is cut: into separate blocks, or into tiles of a product shared by all workers."""
+
+    rows: int
+    columns: int
+    scratch: int  # elements: for each block at work, or for all
+    blocks: int  # how many there are, and how many of them a thread takes at once; of a shared product its workers
+    grain: int
+    phases: int = 0  # shared: see `product.py`
+    words: int = 0
+
+
+def _cut(
+    m: int, n: int, k: int, products: int, itemsize: int, threads: int, plain: bool, in_lines: tuple[bool, bool],
+    in_rows: bool, b_row: int,
+) -> ProductCut:  # fmt: skip
+    """Cut products of depth k; `plain` says that elements are numbers, not pairs.
+
+    `in_lines` says of A and of B whether their elements along the depth are neighbours, `in_rows` of B and C whether
+    those of a row are; B's rows lie `b_row` bytes apart. A large operand beside a small one is read once, as it lies.
+    """
+    rows, columns = m, n
+    if m == 1 or n == 1:
+        # Memory is fastest in long runs: where neighbours belong to different sums, a thread takes as many as it can.
+        shares = 4 * threads if in_lines[1 if m == 1 else 0] else threads
+        length = round_up(max(_VECTOR_GRAIN // k, -(-max(m, n) * products // shares)), 16)
+        rows, columns = min(m, length), min(n, length)
+    elif plain and m <= TILE_ROWS and in_rows:
+        columns = min(n, round_up(-(-n // threads), _GROUP_COLUMNS))
+    elif plain and n <= 2 * VECTOR_BYTES // itemsize and in_lines[0]:
+        rows = min(m, round_up(-(-m // (4 * threads)), ROWS))
+    else:
+        deserves_all = threads > 1 and m * n * k >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK)
+        if plain and m * n * k <= _PACKED_WORK:
+            rows, columns = _blocks_of(m, n, itemsize, _BLOCKS_PER_THREAD * threads if deserves_all else 1)
+        elif deserves_all:
+            return _shared_cut(m, n, k, itemsize, threads)
+    blocks = products * -(-m // rows) * -(-n // columns)
+    grain = 1 + _GRAIN // (rows * columns * k)
+    like = np.zeros(1, f"f{itemsize}")
+    in_place = plain and in_rows and min(m, n) > 1 and reads_in_place(like, rows, columns, itemsize)
+    in_place = in_place and reads_b_in_place(like, rows, b_row, itemsize)
+    scratch = 0 if in_place else workspace_size(rows, columns, k, itemsize)
+    return ProductCut(rows, columns, scratch, blocks, grain)
+
+
+def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
+    """Cut a product into at least so many blocks of whole tiles, where it has them; return their rows and columns.
+
+    Columns are cut first: blocks of the same columns would pack them each for itself.
+    """
+    columns = min(round_up(-(-n // wanted), 2 * VECTOR_BYTES // itemsize), NARROW_BYTES // itemsize)
+    rows = round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS)
+    return min(m, rows), min(n, columns)
+
+
+def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductCut:
+    tile_width = 2 * VECTOR_BYTES // itemsize
+    height, width, depth = min(m, SHARED_ROWS), min(n, COLUMNS), min(k, DEPTH)
+    rows, columns = _even_part(height, ROWS, TILE_ROWS), _even_part(width, _GROUP_COLUMNS, tile_width)
+    while -(-height // rows) * -(-width // columns) < _TILES_PER_THREAD * threads:
+        if columns >= max(2 * tile_width, rows):
+            columns = _even_part(width, columns // 2, tile_width)
+        elif rows >= 2 * TILE_ROWS:
+            rows = _even_part(height, rows // 2, TILE_ROWS)
+        else:
+            break
+    row_groups, column_groups = -(-height // rows), -(-width // columns)
+    blocks = -(-m // SHARED_ROWS) * -(-n // COLUMNS)
+    phases = blocks * -(-k // DEPTH)
+    words = COUNTERS + 2 * phases + blocks * row_groups * column_groups
+    vector = VECTOR_BYTES // itemsize
+    panels = column_groups * columns * depth + row_groups * (rows * depth + vector)
+    scratch = threads * TILE_ROWS * tile_width + 2 * panels + vector
+    return ProductCut(rows, columns, scratch, threads, 1, phases, words)
+
+
+def _even_part(size: int, largest: int, multiple: int) -> int:
+    """Cut `size` into the fewest parts not above `largest`; return their length, rounded up to `multiple`."""
+    parts = -(-size // largest)
+    return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

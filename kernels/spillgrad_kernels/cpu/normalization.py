@@ -1,0 +1,366 @@
+"""Softmax, layer normalization and root-mean-square normalization, forward and backward, row by row.
+
+A row is read from memory once: the passes over it after the first find it in the first-level cache. What the first
+pass over the next row finds, kernels ask for while this row's sum and division are under way: a tenth less time.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.cpu.reductions import RUN, larger_number, row_dot, row_squares, row_sum
+from spillgrad_kernels.device_array import on_device
+from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.scalar_math import normal_exp
+from spillgrad_kernels.threads.dispatch import parallel_for
+
+# Elements worth a thread of their own: 3 to 6 microseconds of work.
+_GRAIN_ELEMENTS = 1 << 13
+# A tile to transpose: few enough rows that their lines, 4 KiB apart in a power of two, keep to one set of the cache.
+_TILE_ROWS, _TILE_COLUMNS = 8, 16
+# Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.
+_MAX_PARTIALS = 64
+_MIN_ROWS_PER_PARTIAL = 16
+# Where in a page they begin, by parameter. Processors tell a load from an earlier store by the low 12 bits of addresses
+# first, and what goes into the sums begins at 0 where a row fills pages: loads would wait, for up to half the time.
+_PAGE_BYTES, _WEIGHT_OFFSET_BYTES, _BIAS_OFFSET_BYTES = 4096, 1344, 2688
+
+
+# Part of the kernel that calls it: rows are short enough for calls to count.
+_inlined = register_jitable(error_model="numpy", fastmath=REASSOCIATE, forceinline=True)
+
+
+@_inlined
+def _largest_number(row: Any) -> Any:
+    """Return the largest value of a row, and any if it holds NaN, which its exponentials and their sum then are."""
+    largest = row.dtype.type(-np.inf)
+    for j in range(row.size):
+        largest = larger_number(largest, row[j])
+    return largest
+
+
+@_inlined
+def _run_exponentials(x: Any, shift: Any, out: Any) -> Any:
+    total = x.dtype.type(0.0)
+    for j in range(x.size):
+        out[j] = normal_exp(x[j] - shift)
+        total += out[j]
+    return total
+
+
+@_inlined
+def _row_exponentials(x: Any, shift: Any, out: Any) -> Any:
+    """Write exp(x - shift) of a row; return their sum."""
+    total = np.float64(0.0)
+    for j in range(0, x.size, RUN):
+        total += _run_exponentials(x[j : j + RUN], shift, out[j : j + RUN])
+    return total
+
+
+@jit
+def _softmax(start: int, stop: int, a: Any, out: Any) -> None:
+    largest = _largest_number(a[start])
+    for i in range(start, stop):
+        y = out[i]
+        total = _row_exponentials(a[i], largest, y)
+        if i + 1 < stop:
+            largest = _largest_number(a[i + 1])
+        factor = y.dtype.type(1.0 / total)
+        for j in range(y.size):
+            y[j] *= factor
+
+
+@jit
+def _softmax_backward(start: int, stop: int, grad: Any, result: Any, out: Any) -> None:
+    for i in range(start, stop):
+        g, y, da = grad[i], result[i], out[i]
+        dot = y.dtype.type(row_dot(g, y))
+        for j in range(y.size):
+            da[j] = y[j] * (g[j] - dot)
+
+
+@jit
+def _log_softmax(start: int, stop: int, a: Any, out: Any) -> None:
+    largest = _largest_number(a[start])
+    for i in range(start, stop):
+        x, y, shift = a[i], out[i], largest
+        total = _row_exponentials(x, shift, y)
+        if i + 1 < stop:
+            largest = _largest_number(a[i + 1])
+        log_total = y.dtype.type(np.log(total))
+        for j in range(x.size):
+            y[j] = x[j] - shift - log_total
+
+
+@jit
+def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: Any) -> None:
+    for i in range(start, stop):
+        g, y, da = grad[i], result[i], out[i]
+        total = y.dtype.type(row_sum(g))
+        for j in range(y.size):
+            da[j] = g[j] - normal_exp(y[j]) * total
+
+
+@jit
+def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
+    """Transpose matrices of n rows and `inner` columns, in tiles whose lines fit the first-level cache."""
+    strips = (inner + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    for unit in range(start, stop):
+        matrix, column = unit // strips * n * inner, unit % strips * _TILE_COLUMNS
+        last = column + _TILE_COLUMNS if column + _TILE_COLUMNS < inner else inner
+        for first in range(0, n, _TILE_ROWS):
+            size = _TILE_ROWS if n - first > _TILE_ROWS else n - first
+            for c in range(column, last):
+                x, y = a[matrix + first * inner + c :], out[matrix + c * n + first : matrix + c * n + first + size]
+                for j in range(size):
+                    y[j] = x[j * inner]
+
+
+def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
+    """Return an (outer, n, inner) array as rows of n: contiguous, of shape (outer * inner, n)."""
+    out = buffers.empty((outer * inner, n), a.dtype)
+    grain = -(-_GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
+    strips = outer * -(-inner // _TILE_COLUMNS)
+    parallel_for(_swap, strips, grain, np.ascontiguousarray(a).reshape(-1), out.reshape(-1), n, inner)
+    return out
+
+
+def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
+    """Run `kernel` over the rows along `axis`; return a contiguous array of the operands' shape."""
+    shape, axis = operands[0].shape, axis % operands[0].ndim
+    outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    if inner == 1:
+        rows = [np.ascontiguousarray(operand).reshape(outer, n) for operand in operands]
+    else:  # NumPy's own copy of a transposed array takes ten times as long as the kernel
+        rows = [_swapped(operand, outer, n, inner) for operand in operands]
+    out = buffers.empty((outer * inner, n), operands[0].dtype)
+    parallel_for(kernel, out.shape[0], _grain(n), *rows, out)
+    return (out if inner == 1 else _swapped(out, outer, inner, n)).reshape(shape)
+
+
+def _grain(n: int) -> int:
+    return max(1, _GRAIN_ELEMENTS // max(n, 1))
+
+
+@on_device("normalization")
+def softmax(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return exp(a) / sum(exp(a)) along `axis`, without overflow."""
+    return _row_by_row(_softmax, axis, a)
+
+
+@on_device("normalization")
+def softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
+    """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
+    return _row_by_row(_softmax_backward, axis, grad, result)
+
+
+@on_device("normalization")
+def log_softmax(a: np.ndarray, axis: int) -> np.ndarray:
+    """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
+    return _row_by_row(_log_softmax, axis, a)
+
+
+@on_device("normalization")
+def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
+    """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
+    return _row_by_row(_log_softmax_backward, axis, grad, result)
+
+
+@jit(fastmath=REASSOCIATE)
+def _run_weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
+    plain, centred = x.dtype.type(0.0), x.dtype.type(0.0)
+    for j in range(g.size):
+        gw = g[j] * w[j]
+        plain += gw
+        centred += gw * (x[j] - centre)
+    return plain, centred
+
+
+@jit
+def _weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
+    """Return sum(g w) and sum(g w (x - centre))."""
+    plain, centred = np.float64(0.0), np.float64(0.0)
+    for j in range(0, g.size, RUN):
+        run = _run_weighted_sums(g[j : j + RUN], x[j : j + RUN], w[j : j + RUN], centre)
+        plain += run[0]
+        centred += run[1]
+    return plain, centred
+
+
+@jit
+def _layer_norm(
+    start: int, stop: int, a: Any, weight: Any, bias: Any, eps: float, out: Any, mean: Any, rstd: Any
+) -> None:
+    n, total = a.shape[1], row_sum(a[start])
+    for i in range(start, stop):
+        x, y = a[i], out[i]
+        centre = y.dtype.type(total / n)
+        squares = row_squares(x, centre)
+        if i + 1 < stop:
+            total = row_sum(a[i + 1])
+        r = y.dtype.type(1.0 / np.sqrt(squares / n + eps))
+        for j in range(n):
+            y[j] = (x[j] - centre) * r * weight[j] + bias[j]
+        mean[i] = centre
+        rstd[i] = r
+
+
+@jit
+def _layer_norm_backward(
+    start: int,
+    stop: int,
+    grad: Any,
+    a: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    block: int,
+    da: Any,
+    dweight: Any,
+    dbias: Any,
+) -> None:
+    rows, n = a.shape
+    for b in range(start, stop):
+        dw, db = dweight[b][:n], dbias[b][:n]
+        for j in range(n):
+            dw[j] = 0
+            db[j] = 0
+        for i in range(b * block, min((b + 1) * block, rows)):
+            g, x, dx, centre, r = grad[i], a[i], da[i], mean[i], rstd[i]
+            plain, centred = _weighted_sums(g, x, weight, centre)
+            shift = dx.dtype.type(plain / n)
+            slope = dx.dtype.type(centred / n * r)
+            for j in range(n):
+                normalized = (x[j] - centre) * r
+                dx[j] = r * (g[j] * weight[j] - shift - normalized * slope)
+                dw[j] += g[j] * normalized
+                db[j] += g[j]
+
+
+@jit
+def _rms_norm(start: int, stop: int, a: Any, weight: Any, eps: float, out: Any, rstd: Any) -> None:
+    n, squares = a.shape[1], row_dot(a[start], a[start])
+    for i in range(start, stop):
+        x, y = a[i], out[i]
+        r = y.dtype.type(1.0 / np.sqrt(squares / n + eps))
+        if i + 1 < stop:
+            squares = row_dot(a[i + 1], a[i + 1])
+        for j in range(n):
+            y[j] = x[j] * r * weight[j]
+        rstd[i] = r
+
+
+@jit
+def _rms_norm_backward(
+    start: int, stop: int, grad: Any, a: Any, weight: Any, rstd: Any, block: int, da: Any, dweight: Any
+) -> None:
+    rows, n = a.shape
+    for b in range(start, stop):
+        dw = dweight[b][:n]
+        for j in range(n):
+            dw[j] = 0
+        for i in range(b * block, min((b + 1) * block, rows)):
+            g, x, dx, r = grad[i], a[i], da[i], rstd[i]
+            _, weighted = _weighted_sums(g, x, weight, dx.dtype.type(0.0))
+            slope = dx.dtype.type(weighted / n * r)
+            for j in range(n):
+                normalized = x[j] * r
+                dx[j] = r * (g[j] * weight[j] - normalized * slope)
+                dw[j] += g[j] * normalized
+
+
+def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
+    """Return a weight or bias as n contiguous numbers; where there is none, those that change nothing."""
+    return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
+
+
+def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
+    return np.ascontiguousarray(a).reshape(a.size // n if n else 0, n)
+
+
+def _rows_per_partial(rows: int) -> int:
+    """Depend on the shape only, so that sums over rows do not depend on the number of threads."""
+    return max(_MIN_ROWS_PER_PARTIAL, -(-rows // _MAX_PARTIALS))
+
+
+def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
+    """Return rows for sums of n numbers, which begin so far into a page each and end in unused ones."""
+    page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
+    pitch = -(-n // page) * page
+    return buffers.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)
+
+
+@on_device("normalization")
+def layer_norm(
+    a: np.ndarray, n: int, weight: np.ndarray | None, bias: np.ndarray | None, eps: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (out, mean, rstd): each row of the last n elements at mean 0 and variance 1, then times weight plus bias.
+
+    Shapes: out as `a`; weight and bias of n elements; mean and rstd (rows,).
+    Source: Ba et al. 2016, "Layer normalization".
+    """
+    rows = _normalized_rows(a, n)
+    count = rows.shape[0]
+    out = buffers.empty(a.shape, a.dtype)
+    mean, rstd = buffers.empty((count,), a.dtype), buffers.empty((count,), a.dtype)
+    weight, bias = _parameter(weight, n, a.dtype, 1), _parameter(bias, n, a.dtype, 0)
+    parallel_for(_layer_norm, count, _grain(n), rows, weight, bias, float(eps), out.reshape(rows.shape), mean, rstd)
+    return out, mean, rstd
+
+
+@on_device("normalization")
+def layer_norm_backward(
+    grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (da, dweight, dbias); the last two flat and also defined where the forward pass had no weight or bias.
+
+    Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
+    """
+    n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
+    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
+    block = _rows_per_partial(rows.shape[0])
+    partials = -(-rows.shape[0] // block)
+    da = buffers.empty(a.shape, a.dtype)
+    dweight = _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
+    dbias = _partial_sums(partials, n, a.dtype, _BIAS_OFFSET_BYTES)
+    parallel_for(
+        _layer_norm_backward, partials, -(-_grain(n) // block),
+        grad_rows, rows, _parameter(weight, n, a.dtype, 1), mean, rstd, block, da.reshape(rows.shape), dweight, dbias,
+    )  # fmt: skip
+    return da, dweight[:, :n].sum(axis=0), dbias[:, :n].sum(axis=0)
+
+
+@on_device("normalization")
+def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
+
+    Shapes: out as `a`; weight of n elements; rstd (rows,).
+    Source: Zhang & Sennrich 2019, "Root mean square layer normalization".
+    """
+    rows = _normalized_rows(a, n)
+    out, rstd = buffers.empty(a.shape, a.dtype), buffers.empty((rows.shape[0],), a.dtype)
+    weight = _parameter(weight, n, a.dtype, 1)
+    parallel_for(_rms_norm, rows.shape[0], _grain(n), rows, weight, float(eps), out.reshape(rows.shape), rstd)
+    return out, rstd
+
+
+@on_device("normalization")
+def rms_norm_backward(
+    grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, rstd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (da, dweight); dweight is flat and also defined where the forward pass had no weight.
+
+    Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
+    """
+    n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
+    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
+    block = _rows_per_partial(rows.shape[0])
+    partials = -(-rows.shape[0] // block)
+    da, dweight = buffers.empty(a.shape, a.dtype), _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
+    parallel_for(
+        _rms_norm_backward, partials, -(-_grain(n) // block),
+        grad_rows, rows, _parameter(weight, n, a.dtype, 1), rstd, block, da.reshape(rows.shape), dweight,
+    )  # fmt: skip
+    return da, dweight[:, :n].sum(axis=0)

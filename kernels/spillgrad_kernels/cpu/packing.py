@@ -1,0 +1,105 @@
+"""Packing: blocks of a matrix copied into panels, in which the micro-kernel finds what it multiplies side by side.
+
+A panel is a tile's rows of A or columns of B, over all of a block's depth. `like` is an array of the panels' numbers:
+float32, float64, or uint32 for pairs of bfloat16, neighbours along the depth, whose products the micro-kernel adds up
+in float32.
+Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from spillgrad_kernels.cpu.microkernel import HALVES, VECTOR_BYTES, copy_tile_line, transpose_block
+from spillgrad_kernels.cpu.pointers import array_at
+from spillgrad_kernels.jit.compile import jit, overload, register_jitable, types
+
+# Panels that are packed together where lines lie side by side.
+_PANEL_RUN = 8
+
+
+@register_jitable
+def round_up(size: int, multiple: int) -> int:
+    return (size + multiple - 1) // multiple * multiple
+
+
+@jit
+def pack(
+    like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
+) -> None:
+    """Copy `count` lines of `depth` elements into panels of `width` lines, in which equal depths are neighbours.
+
+    Lines are `across` bytes apart, elements of a line `along` bytes. The last panel is filled up with zeros.
+    """
+    size = like.itemsize
+    lanes = VECTOR_BYTES // size
+    whole = count // width if across == size else 0
+    # Runs of several panels at a time: memory gives long runs faster, and the caches take only so many targets.
+    for first in range(0, whole, _PANEL_RUN):
+        for d in range(depth):
+            for panel in range(first, min(first + _PANEL_RUN, whole)):
+                place = target + (panel * depth + d) * width * size
+                copy_tile_line(like, width, source + panel * width * size + d * along, place)
+    for first in range(whole * width, count, width):
+        present = min(width, count - first)
+        corner = source + first * across
+        panel = target + first * depth * size
+        done = 0
+        if along == size:
+            done = depth - depth % lanes
+            for d in range(0, done, lanes):
+                # Last lines first: a block may write beyond the panel's width, into the next depth's first lines.
+                for line in range((width - 1) // lanes * lanes, -1, -lanes):
+                    block = corner + d * size + line * across
+                    lines = min(lanes, present - line)
+                    transpose_block(like, block, across, lines, panel + (d * width + line) * size, width)
+        for d in range(done, depth):
+            packed = array_at(like, panel + d * width * size, width)
+            if across == size:
+                neighbours = array_at(like, corner + d * along, present)
+                for line in range(present):
+                    packed[line] = neighbours[line]
+            else:
+                for line in range(present):
+                    packed[line] = array_at(like, corner + line * across + d * along, 1)[0]
+            for line in range(present, width):
+                packed[line] = 0
+
+
+@jit
+def _pack_pairs(
+    like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
+) -> None:
+    """Do as `pack` for lines of `depth` bfloat16, in pairs: of an odd depth, the last one's second is zero."""
+    pairs = (depth + 1) // 2
+    if along == HALVES.itemsize and depth % 2 == 0:
+        pack(like, width, source, across, like.itemsize, count, pairs, target)
+        return
+    for first in range(0, count, width):
+        present = min(width, count - first)
+        corner = source + first * across
+        for pair in range(pairs):
+            packed = array_at(like, target + (first * pairs + pair * width) * like.itemsize, width)
+            lower = corner + 2 * pair * along
+            is_whole = 2 * pair + 1 < depth
+            upper = lower + along if is_whole else lower
+            mask = np.uint32(0xFFFF0000 if is_whole else 0)
+            if across == HALVES.itemsize:
+                firsts, seconds = array_at(HALVES, lower, present), array_at(HALVES, upper, present)
+                for line in range(present):
+                    packed[line] = np.uint32(firsts[line]) | (np.uint32(seconds[line]) << np.uint32(16) & mask)
+            else:
+                for line in range(present):
+                    low = np.uint32(array_at(HALVES, lower + line * across, 1)[0])
+                    high = np.uint32(array_at(HALVES, upper + line * across, 1)[0])
+                    packed[line] = low | (high << np.uint32(16) & mask)
+            for line in range(present, width):
+                packed[line] = 0
+
+
+def packer(like: np.ndarray) -> Callable[..., None]:
+    """Return what packs numbers into elements of `like`, with the parameters of `pack`."""
+    return _pack_pairs if like.dtype == np.uint32 else pack  # type: ignore[no-any-return]
+
+
+overload(packer)(lambda like: (lambda like: _pack_pairs) if like.dtype == types.uint32 else (lambda like: pack))

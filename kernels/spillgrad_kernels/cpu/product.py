@@ -1,0 +1,511 @@
+"""The compiled loops of the matrix product, for any strides, at the speed of the multiply-add units.
+
+BLIS's loops: blocks of A and B are packed into panels that stay in cache, and `multiply_panels` makes one tile of C
+from a panel of each. Where B is narrow, A is read as it lies, and B too if its rows have no gaps. K is always cut at
+multiples of `DEPTH`, so that an element of C is the same sum whatever block or thread makes it.
+Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
+from spillgrad_kernels.cpu.microkernel import (
+    TILE_ROWS,
+    VECTOR_BYTES,
+    multiply_in_place,
+    multiply_panels,
+    multiply_strided,
+    numbers_in,
+    numbers_of,
+    sums_of,
+    tile_columns,
+    widened,
+)
+from spillgrad_kernels.cpu.packing import packer, round_up
+from spillgrad_kernels.cpu.pointers import array_at, data_of
+from spillgrad_kernels.jit.by_address import call
+from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.threads.atomics import fetch_add, store, wait_for
+from spillgrad_kernels.threads.dispatch import Kernel
+
+# A panel of B (DEPTH x tile_columns) stays in the L1 cache, a block of A (ROWS x DEPTH) in L2, one of B in L3.
+DEPTH = 256
+ROWS = 12 * TILE_ROWS
+COLUMNS = 2048
+# In a product shared by threads: rows packed at once.
+SHARED_ROWS = 160 * TILE_ROWS
+# A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
+_VECTOR_CHUNK = 4096
+# Bytes of a row of B up to which a slab of it, `DEPTH` rows, stays in L2: then A is read as it lies, and so is B where
+# its rows have no gaps. Packing would cost more than it saves.
+NARROW_BYTES = 2048
+# Addresses so far apart share their place in the L1 cache.
+_L1_WAY_BYTES = 4096
+
+# Where a matrix lies: its address, the bytes from one row to the next, and from one column to the next. Address 0
+# stands for none to add.
+Matrix = tuple[int, int, int]
+# The ids of A, B, the addend, which may be C, and C; 0 stands for no addend.
+Operands = tuple[int, int, int, int]
+_WORDS = np.zeros(1, np.int64)
+
+
+@register_jitable
+def _part(matrix: Matrix, i: int, j: int) -> Matrix:
+    """Return the part of a matrix from row i and column j on; of none, none."""
+    address, row, col = matrix
+    return (address + i * row + j * col if address != 0 else address), row, col
+
+
+@register_jitable
+def _transposed(matrix: Matrix) -> Matrix:
+    """Return the transpose."""
+    address, row, col = matrix
+    return address, col, row
+
+
+def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
+    """Return how many elements of scratch memory an m x n product of depth k needs."""
+    vector = VECTOR_BYTES // itemsize
+    columns = 2 * vector
+    packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, DEPTH)
+    chunks = 2 * _VECTOR_CHUNK if min(m, n) == 1 else 0
+    # One vector that packing may write beyond the last panel, and one to align the start.
+    return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
+
+
+@register_jitable
+def _depth_of(like: np.ndarray, numbers: int) -> int:
+    """Return how many elements hold as many numbers along the depth."""
+    return (numbers + numbers_in(like) - 1) // numbers_in(like)
+
+
+@jit
+def _multiply_block(
+    like: np.ndarray,
+    height: int,
+    width: int,
+    depth: int,
+    packed_a: int,
+    packed_b: int,
+    c: Matrix,
+    addend: Matrix,
+    tile: int,
+) -> None:
+    """Set a block of C to the product of packed panels, plus a block unless that is none.
+
+    The addend's columns have no gaps where C's have none. `tile` is room for one tile, used at C's edges.
+    """
+    sums = sums_of(like)
+    size = like.itemsize
+    columns = tile_columns(like)
+    tile_row = columns * size
+    _, c_row, c_col = c
+    for j in range(0, width, columns):
+        for i in range(0, height, TILE_ROWS):
+            place = _part(c, i, j)[0]
+            added, addend_row, _ = _part(addend, i, j)
+            fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
+            multiply_panels(
+                like,
+                depth,
+                packed_a + i * depth * size,
+                packed_b + j * depth * size,
+                tile_row,
+                place if fits else tile,
+                c_row if fits else tile_row,
+                added if fits else 0,
+                addend_row,
+            )
+            if not fits:
+                rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
+                _spread(sums, rows, present, tile, tile_row, _part(c, i, j), _part(addend, i, j))
+
+
+@jit
+def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, c: Matrix, addend: Matrix) -> None:
+    """Copy a tile to C, plus a matrix unless that is none."""
+    for i in range(rows):
+        values = array_at(sums, tile + i * tile_row, columns)
+        place, added = _part(c, i, 0)[0], _part(addend, i, 0)[0]
+        for j in range(columns):
+            value = values[j]
+            if added != 0:
+                value += array_at(sums, added + j * addend[2], 1)[0]
+            array_at(sums, place + j * c[2], 1)[0] = value
+
+
+@register_jitable
+def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
+    """Say whether A is read as it lies; B's columns lie `b_col` bytes apart."""
+    size = like.itemsize
+    return numbers_in(like) == 1 and (n * size <= NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
+
+
+@register_jitable
+def reads_b_in_place(like: np.ndarray, m: int, b_row: int, b_col: int) -> bool:
+    """Say whether B is read as it lies where A is; its rows lie `b_row` bytes apart.
+
+    Not where more than one tile of rows would look for all of B's rows in the same few places of the L1 cache.
+    """
+    return b_col == like.itemsize and (m <= TILE_ROWS or b_row % _L1_WAY_BYTES != 0)
+
+
+@jit
+def _multiply_in_place(
+    like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: int, b_row: int, b_step: int, c: Matrix, addend: Matrix,
+    tile: int,
+) -> None:  # fmt: skip
+    """Set an m x n matrix C to the product of A, as it lies, and `k` rows of B, plus a matrix unless that is none.
+
+    B's rows lie `b_row` bytes apart, and a tile's columns `b_step` from those of the next. `tile` is room for one tile,
+    used where columns of C lie apart.
+    """
+    size = like.itemsize
+    columns = tile_columns(like)
+    tile_row = columns * size
+    for i0 in range(0, m, ROWS):
+        for j in range(0, n, columns):
+            source = b + j // columns * b_step
+            present = min(columns, n - j)
+            for i in range(i0, min(i0 + ROWS, m), TILE_ROWS):
+                rows = min(TILE_ROWS, m - i)
+                corner, a_row, a_col = _part(a, i, 0)
+                place, c_row, c_col = _part(c, i, j)
+                added, added_row, _ = _part(addend, i, j)
+                in_rows = c_col == size
+                if not in_rows:
+                    place, c_row, added = tile, tile_row, 0
+                if rows == TILE_ROWS and present == columns:
+                    multiply_strided(like, k, corner, a_row, a_col, source, b_row, place, c_row, added, added_row)
+                else:
+                    multiply_in_place(
+                        like, rows, present, k, corner, a_row, a_col, source, b_row, place, c_row, added, added_row
+                    )
+                if not in_rows:
+                    _spread(like, rows, present, tile, tile_row, _part(c, i, j), _part(addend, i, j))
+
+
+@jit
+def product(
+    like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: Matrix, c: Matrix, addend: Matrix, workspace: int
+) -> None:
+    """Set the m x n matrix C to the product of A and B, in the calling thread, plus a matrix unless that is none.
+
+    k is at least 1. The addend's columns have no gaps where C's have none. `like` is an array of the packed dtype (see
+    `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a vector.
+    """
+    size = like.itemsize
+    columns = tile_columns(like)
+    packed_b = workspace + TILE_ROWS * columns * size
+    if reads_in_place(like, m, n, b[2]):
+        for k0 in range(0, k, DEPTH):
+            depth = min(DEPTH, k - k0)
+            source, b_row, b_col = _part(b, k0, 0)
+            b_step = columns * size
+            if not reads_b_in_place(like, m, b_row, b_col):
+                packer(like)(like, columns, source, b_col, b_row, n, depth, packed_b)
+                source, b_row, b_step = packed_b, columns * size, columns * size * depth
+            base = addend if k0 == 0 else c
+            _multiply_in_place(like, m, n, depth, _part(a, 0, k0), source, b_row, b_step, c, base, workspace)
+        return
+    # Packing A may write a vector beyond its end, so A comes last.
+    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
+    step = DEPTH * numbers_in(like)
+    for j0 in range(0, n, COLUMNS):
+        width = min(COLUMNS, n - j0)
+        for k0 in range(0, k, step):
+            depth = min(step, k - k0)
+            source, along, across = _part(b, k0, j0)
+            packer(like)(like, columns, source, across, along, width, depth, packed_b)
+            base = addend if k0 == 0 else c
+            for i0 in range(0, m, ROWS):
+                height = min(ROWS, m - i0)
+                source, across, along = _part(a, i0, k0)
+                packer(like)(like, TILE_ROWS, source, across, along, height, depth, packed_a)
+                _multiply_block(
+                    like, height, width, _depth_of(like, depth), packed_a, packed_b, _part(c, i0, j0),
+                    _part(base, i0, j0), workspace,
+                )  # fmt: skip
+
+
+# The words of a shared product: the ticket, then for each phase how many of its packings and tiles are done, then for
+# each block of C and each tile of it how many phases have added to it.
+_TICKET, COUNTERS = 0, 8
+
+
+@jit
+def _share_product(
+    like: np.ndarray, worker: int, geometry: int, scratch: int, number: int, words: int, operands: Operands
+) -> None:
+    """Take part in one large product, that of a number in its batch, until nothing is left of it to begin.
+
+    A phase is a slab of depth `DEPTH` of a block of C. Its tasks pack groups of `columns` of B and of `rows` of A,
+    once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
+    tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
+    """
+    m, n, k, rows, columns, workers, phases, epilogue = _cut(geometry)
+    a, b, c, addend, other, result = _matrices(geometry, number, operands)
+    size = like.itemsize
+    scratch = round_up(data_of(scratch), VECTOR_BYTES)
+    tile_size = TILE_ROWS * tile_columns(like) * size
+    tile = scratch + worker * tile_size
+    packed, made, added = COUNTERS, COUNTERS + phases, COUNTERS + 2 * phases
+    slab = DEPTH * numbers_in(like)
+    b_group = columns * min(_depth_of(like, k), DEPTH) * size
+    a_group = rows * min(_depth_of(like, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
+    b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
+    place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
+
+    phase = 0
+    first = 0  # the phase's first ticket
+    tiles_before, tiles_last = 0, 0  # of the phase before the last, and of the last
+    ticket = fetch_add(words, _TICKET, 1)
+    for j0 in range(0, n, COLUMNS):
+        width = min(COLUMNS, n - j0)
+        for i0 in range(0, m, SHARED_ROWS):
+            height = min(SHARED_ROWS, m - i0)
+            row_groups = (height + rows - 1) // rows
+            column_groups = (width + columns - 1) // columns
+            packings, tiles = row_groups + column_groups, row_groups * column_groups
+            for k0 in range(0, k, slab):
+                depth = min(slab, k - k0)
+                packed_b = scratch + workers * tile_size + phase % 2 * place_size
+                packed_a = packed_b + b_size
+                base = addend if k0 == 0 else c
+                while ticket < first + packings + tiles:
+                    task = ticket - first
+                    if task < packings:
+                        if phase > 1:
+                            wait_for(words, made + phase - 2, tiles_before)
+                        if task < column_groups:
+                            j = task * columns
+                            source, along, across = _part(b, k0, j0 + j)
+                            packer(like)(
+                                like, tile_columns(like), source, across, along, min(columns, width - j),
+                                depth, packed_b + task * b_group,
+                            )  # fmt: skip
+                        else:
+                            group = task - column_groups
+                            i = group * rows
+                            source, across, along = _part(a, i0 + i, k0)
+                            packer(like)(
+                                like, TILE_ROWS, source, across, along, min(rows, height - i), depth,
+                                packed_a + group * a_group,
+                            )  # fmt: skip
+                        fetch_add(words, packed + phase, 1)
+                    else:
+                        at = task - packings
+                        i, j = at % row_groups * rows, at // row_groups * columns
+                        tall, wide = min(rows, height - i), min(columns, width - j)
+                        place = _part(c, i0 + i, j0 + j)
+                        wait_for(words, packed + phase, packings)
+                        wait_for(words, added + at, k0 // slab)
+                        _multiply_block(
+                            like, tall, wide, _depth_of(like, depth), packed_a + at % row_groups * a_group,
+                            packed_b + at // row_groups * b_group, place, _part(base, i0 + i, j0 + j), tile,
+                        )  # fmt: skip
+                        if epilogue != NO_EPILOGUE and k0 + slab >= k:
+                            _finish(
+                                epilogue,
+                                tall,
+                                wide,
+                                place,
+                                _part(other, i0 + i, j0 + j),
+                                _part(result, i0 + i, j0 + j),
+                            )
+                        store(words, added + at, k0 // slab + 1)
+                        fetch_add(words, made + phase, 1)
+                    ticket = fetch_add(words, _TICKET, 1)
+                first += packings + tiles
+                phase += 1
+                tiles_before, tiles_last = tiles_last, tiles
+            added += tiles
+
+
+@jit(fastmath=REASSOCIATE)
+def _dot(x: np.ndarray, y: np.ndarray) -> float:
+    total = y.dtype.type(0)
+    for i in range(y.size):
+        total += widened(x[i]) * y[i]
+    return total  # type: ignore[no-any-return]
+
+
+@jit
+def _combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray, sums: np.ndarray) -> None:
+    """Set `sums` to the columns of A weighted with x, four at a time so that a sum is stored a fourth as often."""
+    numbers = numbers_of(like)
+    at_a, a_row, a_col = a
+    sums[:m] = 0
+    done = 0
+    if a_row == numbers.itemsize:
+        done = k - k % 4
+        for d in range(0, done, 4):
+            first, second = array_at(numbers, at_a + d * a_col, m), array_at(numbers, at_a + (d + 1) * a_col, m)
+            third, fourth = array_at(numbers, at_a + (d + 2) * a_col, m), array_at(numbers, at_a + (d + 3) * a_col, m)
+            for i in range(m):
+                two = x[d] * widened(first[i]) + x[d + 1] * widened(second[i])
+                sums[i] = sums[i] + two + x[d + 2] * widened(third[i]) + x[d + 3] * widened(fourth[i])
+    for d in range(done, k):
+        for i in range(m):
+            sums[i] += x[d] * widened(array_at(numbers, at_a + i * a_row + d * a_col, 1)[0])
+
+
+@jit
+def _multiply_vector(
+    like: np.ndarray, m: int, k: int, a: Matrix, x: Matrix, y: Matrix, addend: Matrix, workspace: int
+) -> None:
+    """Set the column y to the product of the m x k matrix A and the column x, plus a column unless that is none.
+
+    A is read as it lies in memory.
+    """
+    numbers, floats = numbers_of(like), sums_of(like)
+    chunk = array_at(floats, workspace, _VECTOR_CHUNK)
+    sums = array_at(floats, workspace + _VECTOR_CHUNK * floats.itemsize, _VECTOR_CHUNK)
+    for k0 in range(0, k, _VECTOR_CHUNK):
+        depth = min(_VECTOR_CHUNK, k - k0)
+        for d in range(depth):
+            chunk[d] = widened(array_at(numbers, _part(x, k0 + d, 0)[0], 1)[0])
+        base = addend if k0 == 0 else y
+        for i0 in range(0, m, _VECTOR_CHUNK):
+            rows = min(_VECTOR_CHUNK, m - i0)
+            if a[2] == numbers.itemsize:
+                for i in range(rows):
+                    sums[i] = _dot(array_at(numbers, _part(a, i0 + i, k0)[0], depth), chunk[:depth])
+            else:
+                _combine_columns(like, rows, depth, _part(a, i0, k0), chunk, sums)
+            for i in range(rows):
+                added = _part(base, i0 + i, 0)[0]
+                before = array_at(floats, added, 1)[0] if added != 0 else floats.dtype.type(0)
+                array_at(floats, _part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
+
+
+@jit
+def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
+    """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
+    m, n, k, rows, columns, scratch_size, _, epilogue = _cut(geometry)
+    row_blocks = (m + rows - 1) // rows
+    blocks = row_blocks * ((n + columns - 1) // columns)
+    scratch = np.empty(scratch_size, like.dtype)
+    for task in range(start, stop):
+        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
+        a, b, c, addend, other, result = _matrices(geometry, task // blocks, operands)
+        i = task % blocks % row_blocks * rows
+        j = task % blocks // row_blocks * columns
+        height, width = min(rows, m - i), min(columns, n - j)
+        left, right, place, added = _part(a, i, 0), _part(b, 0, j), _part(c, i, j), _part(addend, i, j)
+        if n == 1:
+            _multiply_vector(like, height, k, left, right, place, added, workspace)
+        elif m == 1:
+            _multiply_vector(
+                like, width, k, _transposed(right), _transposed(left), _transposed(place), _transposed(added), workspace
+            )
+        else:
+            product(like, height, width, k, left, right, place, added, workspace)
+        if epilogue != NO_EPILOGUE:
+            _finish(epilogue, height, width, place, _part(other, i, j), _part(result, i, j))
+
+
+@register_jitable
+def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, result: Matrix) -> None:
+    call(epilogue, (rows, columns, c[0], c[1], other[0], other[1], result[0], result[1]))
+
+
+def separate_products(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that computes separate blocks of products, packed as `dtype`.
+
+    All its parameters are integers: the address of the geometry, and the ids of the operands.
+    """
+    like: Any = np.zeros(1, dtype)
+
+    @jit(name=f"product.separate_products.{dtype}")
+    def kernel(start: int, stop: int, geometry: int, a: int, b: int, addend: int, c: int) -> None:
+        _separate_products(like, start, stop, geometry, (a, b, addend, c))
+
+    return kernel
+
+
+def shared_product(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that shares one product of a batch, with what `separate_products` takes.
+
+    Also the id of an array of scratch memory, the product's number, and the address of its words. Every share is a
+    thread's part.
+    """
+    like: Any = np.zeros(1, dtype)
+
+    @jit(name=f"product.shared_product.{dtype}")
+    def kernel(
+        start: int, stop: int, worker: int, geometry: int, a: int, b: int, addend: int, c: int, scratch: int,
+        number: int, words: int,
+    ) -> None:  # fmt: skip
+        _share_product(like, worker, geometry, scratch, number, words, (a, b, addend, c))
+
+    return kernel
+
+
+# What kernels read of products, as one array: m, n, k; rows and columns of a block or tile; the elements of scratch
+# memory or the number of workers; phases; the epilogue. The ids of the epilogue's other operand and of its result.
+# Whether A and B change places. The strides of matrices. The batch's dimensions, with each its size and the strides of
+# A, B, the addend and C.
+_EXTRAS, _SWAPPED, _STRIDES, _BATCH = 7, 10, 11, 21
+_OF_DIMENSION = 5
+
+
+def geometry_of(
+    cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Return what kernels read of products without an epilogue.
+
+    `strides` are those of rows and columns of A, B, the addend and C, then of rows of other and of the result.
+    """
+    head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
+    return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
+
+
+# An epilogue, and the ids of other and result; 0 stands for none.
+Extras = tuple[int, int, int]
+NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
+
+
+def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
+    """Return the geometry of products that have them."""
+    geometry = geometry.copy()
+    geometry[_EXTRAS:_SWAPPED] = extras
+    return geometry
+
+
+@register_jitable
+def _cut(geometry: int) -> tuple[int, ...]:
+    g = array_at(_WORDS, geometry, _EXTRAS + 1)
+    return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]
+
+
+@register_jitable
+def _matrices(geometry: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
+    """Return where the matrices of the product of a number lie; other and the result have the columns of C."""
+    dims = array_at(_WORDS, geometry, _BATCH + 1)[_BATCH]
+    g = array_at(_WORDS, geometry, _BATCH + 1 + _OF_DIMENSION * dims)
+    of_a, of_b, of_addend, of_c = 0, 0, 0, 0
+    for d in range(_BATCH + 1 + _OF_DIMENSION * (dims - 1), _BATCH, -_OF_DIMENSION):
+        number, index = number // g[d], number % g[d]
+        of_a, of_b = of_a + index * g[d + 1], of_b + index * g[d + 2]
+        of_addend, of_c = of_addend + index * g[d + 3], of_c + index * g[d + 4]
+    a, b, addend, c = operands
+    if g[_SWAPPED] != 0:
+        a, b = b, a
+    strides = g[_STRIDES:_BATCH]
+    col = strides[7]  # of C and what is like it
+    other, result = g[_EXTRAS + 1], g[_EXTRAS + 2]
+    return (
+        (data_of(a) + of_a, strides[0], strides[1]),
+        (data_of(b) + of_b, strides[2], strides[3]),
+        (data_of(c) + of_c, strides[6], col),
+        (data_of(addend) + of_addend if addend != 0 else 0, strides[4], strides[5]),
+        (data_of(other) if other != 0 else 0, strides[8], col),
+        (data_of(result) if result != 0 else 0, strides[9], col),
+    )

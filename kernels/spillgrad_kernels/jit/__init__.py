@@ -1,0 +1,1 @@
+"""Compiling kernels with Numba, their machine code on disk, and forks while another thread compiles."""

@@ -1,0 +1,55 @@
+"""Kernels by the address of their machine code: one caller, compiled once, serves every kernel it is told of.
+
+Such kernels take integers, return nothing, and cannot fail: they allocate nothing.
+"""
+
+from typing import Any
+
+from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, types
+
+Kernel = Any  # what `compile.jit` returns
+
+_uncompiled: dict[int, Kernel] = {}  # by what stands for the address, for good: as machine code, which stays too
+
+
+def code_address(kernel: Kernel, parameters: int) -> int:
+    """Return where the machine code is of a kernel with so many parameters, for good; never 0.
+
+    Without compilation, a number that stands for it. What has no other use is made with `jit(by_address=True)`.
+    """
+    if DISABLE_JIT:
+        _uncompiled[id(kernel)] = kernel
+        return id(kernel)
+    integers = (types.int64,) * parameters
+    kernel.compile(integers)
+    compiled = kernel.overloads[integers]
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    if address == 0:  # a caller may take it for no kernel
+        raise RuntimeError(f"kernel {kernel.py_func.kernel_name}: got no address of its machine code")
+    return address
+
+
+if DISABLE_JIT:
+
+    def call(address: int, arguments: tuple[int, ...]) -> None:
+        """Call the kernel whose machine code is at an address."""
+        _uncompiled[address](*arguments)
+
+else:
+
+    @intrinsic
+    def call(typing_context: Any, address: Any, arguments: Any) -> Any:
+        """Call the kernel whose machine code is at an address."""
+
+        integers = types.UniTuple(types.int64, len(arguments))
+
+        def codegen(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            address, values = given
+            kind = context.call_conv.get_function_type(types.none, integers.types)
+            # Room for what Numba's functions return, and for the error of those that fail.
+            rooms = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]
+            words = [builder.extract_value(values, i) for i in range(len(integers))]
+            builder.call(builder.inttoptr(address, kind.as_pointer()), [*rooms, *words])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, integers), codegen

@@ -1,0 +1,105 @@
+"""Numba, which keeps the machine code of kernels on disk. `compile.load` imports this with the first kernel.
+
+Numba's own cache watches the file a function stands in, so that editing a function it calls elsewhere leaves stale
+code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
+bytecode and the argument types, in a directory that any edit of any kernel replaces (`cache.py`).
+
+Machine code of several processes meets in one: the symbols in it must differ. Numba tells functions of one name apart
+by a number counted from 1, alike in every process; here each process counts from a number of its own.
+"""
+
+import hashlib
+import itertools
+import os
+import pickle
+import secrets
+import types as python_types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite.binding import ffi
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
+from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
+from numba.extending import intrinsic, overload
+
+from spillgrad_kernels.jit import cache
+
+__all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of", "types"]
+
+
+def _number_functions_apart() -> None:
+    """Let no two processes give two functions one symbol: the linker would take either for both."""
+    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
+
+
+_number_functions_apart()
+os.register_at_fork(after_in_child=_number_functions_apart)
+
+# Made now, since making it takes Numba's lock. `load` must not take that lock: it holds its own, for which a thread
+# that compiles may wait.
+_ = cpu_target.target_context
+# The locks that a fork takes before and after that of `compile.load`. LLVM's comes last: any thread that collects
+# garbage may take it.
+first_fork_lock, last_fork_lock = global_compiler_lock, ffi.lib._lock
+
+
+class _DiskCache(NullCache):  # type: ignore[misc]
+    """The cache that Numba asks for a kernel's machine code, and to which it gives what it compiled."""
+
+    def __init__(self, function: Any, counts: Any) -> None:
+        self._counts = counts
+        self._name = function.kernel_name
+        code = function.__code__
+        # This tells kernels with generated source apart. All other source is hashed in the directory's name.
+        constants = [value for value in code.co_consts if not isinstance(value, python_types.CodeType)]
+        self._code = repr((code.co_code, code.co_names, constants))
+
+    def _file(self, signature: Any) -> str:
+        arguments, _ = normalize_signature(signature)
+        digest = hashlib.blake2b(f"{arguments} {self._code}".encode(), digest_size=8)
+        return f"{self._name}.{digest.hexdigest()}"
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        payload = cache.read(self._file(signature))
+        if payload is None:
+            return None
+        # Kernels need only Numba's memory manager. Numba's own cache calls `target_context.refresh()` here, which would
+        # import the typing and lowering of Python's and NumPy's functions (0.2 s).
+        rtsys.initialize(target_context)
+        result = CompileResult._rebuild(target_context, *pickle.loads(payload))
+        self._counts.loaded += 1
+        return result
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        self._counts.compiled += 1
+        if result.library.has_dynamic_globals:
+            warnings.warn(
+                f"kernel {self._name} is compiled in every process: it holds an address of this one; pass it instead",
+                stacklevel=2,
+            )
+        else:
+            cache.write(self._file(signature), dumps(result._reduce()))
+
+
+def dispatcher(function: Callable[..., Any], options: dict[str, Any], counts: Any) -> Any:
+    """Return Numba's callable, which compiles `function` for each signature it meets or finds it on disk.
+
+    `counts.compiled` and `counts.loaded` grow by 1 each time.
+    """
+    compiled = njit(nogil=True, error_model="numpy", **options)(function)
+    compiled._cache = _DiskCache(function, counts)
+    return compiled
+
+
+def type_of(value: Any) -> Any:
+    """Return the type that Numba gives to a value in a kernel's code."""
+    return cpu_target.typing_context.resolve_value_type(value)

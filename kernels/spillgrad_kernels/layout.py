@@ -1,0 +1,96 @@
+"""The layout of an array: its shape, strides and dtype."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+# An address for arrays of which only views are made and no element is read.
+STAND_IN_ADDRESS = 1 << 40
+
+
+class Layout:
+    """The shape of an array, its strides in bytes, its dtype, and whether it may be written.
+
+    `dense` is what NumPy calls C-contiguous. `bounds` are the offsets in bytes of the array's first byte and of the end
+    of its last one, from its first element; both are 0 for an array without elements.
+    `Layout.made` returns one object for equal layouts, so that a layout is a key that costs no comparison. Only where a
+    program uses more layouts than it remembers do equal ones have several objects.
+    """
+
+    __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
+
+    def __init__(self, shape: Shape, strides: Shape, dtype: np.dtype[Any], writeable: bool = True) -> None:
+        self.shape, self.strides, self.dtype, self.writeable = shape, strides, dtype, writeable
+        reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+        last = sum([reach for reach in reaches if reach > 0]) + dtype.itemsize
+        self.bounds = (sum([reach for reach in reaches if reach < 0]), last) if 0 not in shape else (0, 0)
+        steps = zip(shape, strides, dense_strides(shape, dtype.itemsize), strict=True)
+        self.dense = 0 in shape or all([size == 1 or stride == step for size, stride, step in steps])
+
+    def __repr__(self) -> str:
+        return f"<layout of {self.dtype} {self.shape} with strides {self.strides}>"
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1 << 14)
+    def made(shape: Shape, strides: Shape, dtype: np.dtype[Any], writeable: bool = True) -> "Layout":
+        """Return the layout of this shape, these strides and this dtype."""
+        return Layout(shape, strides, dtype, writeable)
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Layout":
+        """Return the layout of a NumPy array."""
+        return cls.made(array.shape, array.strides, array.dtype, array.flags.writeable)
+
+    def at(self, address: int = STAND_IN_ADDRESS) -> np.ndarray:
+        """Return a NumPy array of this layout at an address; nobody may read its elements."""
+        interface = {
+            "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
+            "data": (address, not self.writeable),
+        }  # fmt: skip
+        return np.asarray(_Interface(interface)).view(self.dtype)
+
+
+class _Interface:
+    """An object that NumPy takes for an array."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def layout_of(array: np.ndarray) -> Layout:
+    """Return the layout of an array, of the host or of a device, as if it may be written."""
+    return Layout.made(array.shape, array.strides, array.dtype)
+
+
+def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Shape:
+    """Return the strides without gaps for dimensions in a given order in memory, outermost first."""
+    strides, stride = [0] * len(shape), itemsize
+    for d in reversed(range(len(shape)) if order is None else order):
+        strides[d] = stride
+        stride *= shape[d]
+    return tuple(strides)
+
+
+def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
+    """Return the layout without gaps whose dimensions lie in memory in a given order, outermost first."""
+    return Layout.made(shape, dense_strides(shape, dtype.itemsize, order), dtype)
+
+
+def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
+    """Return for every item of the batch the bytes from each operand's start to its matrix; dimensions broadcast."""
+    offsets = np.zeros((*batch, len(operands)), np.int64)
+    for column, operand in enumerate(operands):
+        shape, strides = operand.shape[-3::-1], operand.strides[-3::-1]
+        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True), start=1):
+            if size > 1:
+                steps = np.arange(size) * stride
+                offsets[..., column] += steps.reshape(size, *[1] * (axis - 1))
+    return offsets.reshape(-1, len(operands))

@@ -1,0 +1,90 @@
+"""Host memory that is pinned, which copies to and from a device need not stage.
+
+A cache, since pinning takes a millisecond for a few MiB.
+"""
+
+import collections
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from spillgrad_kernels.memory.holder import Holder
+
+_LEAST_BYTES = 4096
+# Idle memory beyond this goes back: it cannot be swapped out, and the system has less of it than of other memory.
+_IDLE_BYTES = 256 << 20
+
+
+class _Lent(Holder):
+    """What NumPy takes for memory: an address, and how many bytes are there. It goes back once nobody has this."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, give_back: Callable[[tuple[int, int]], None], address: int, size: int, nbytes: int) -> None:
+        super().__init__(give_back, (address, size))
+        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
+
+
+class PinnedMemory:
+    """Arrays of bytes by size class, eight to a power of two.
+
+    `pin(nbytes)` gives the address of so many pinned bytes, or None, and `unpin(address)` takes them back.
+
+    Invariant: what is lent or idle is pinned, and nothing else. The lock guards the lists; an array may die anywhere,
+    also inside this lock's own section, so that it takes no lock: it posts its memory to `_returned`.
+    """
+
+    def __init__(self, pin: Callable[[int], int | None], unpin: Callable[[int], None]) -> None:
+        self._pin, self._unpin = pin, unpin
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[int]] = {}
+        self._returned: collections.deque[tuple[int, int]] = collections.deque()
+        self._idle_bytes = 0
+
+    def empty(self, nbytes: int) -> np.ndarray:
+        """Return an uninitialised array of so many bytes. Raises MemoryError when the system pins no more."""
+        step = max(_LEAST_BYTES, 1 << max(0, nbytes - 1).bit_length() >> 3)
+        size = max(1, -(-nbytes // step)) * step
+        with self._lock:
+            self._drain()
+            waiting = self._idle.get(size)
+            if waiting:
+                address: int | None = waiting.pop()
+                self._idle_bytes -= size
+            else:
+                address = self._pin(size)
+                if address is None:
+                    self._shrink(0)
+                    address = self._pin(size)
+        if address is None:
+            raise MemoryError(
+                f"pinned memory: asked for {size} bytes, and the system pins no more; keep less of it at a time"
+            )
+        return np.asarray(_Lent(self._returned.append, address, size, nbytes))
+
+    def lent(self, array: np.ndarray) -> bool:
+        """Return whether an array's memory was lent by `empty`."""
+        root: object = array
+        while isinstance(root, np.ndarray):
+            root = root.base
+        return isinstance(root, _Lent)
+
+    def give_back_idle(self) -> None:
+        """Return to the system what no array needs."""
+        with self._lock:
+            self._drain()
+            self._shrink(0)
+
+    def _drain(self) -> None:
+        while self._returned:
+            address, size = self._returned.popleft()
+            self._idle.setdefault(size, []).append(address)
+            self._idle_bytes += size
+        self._shrink(_IDLE_BYTES)
+
+    def _shrink(self, idle_bytes: int) -> None:
+        for size in sorted(self._idle, reverse=True):
+            while self._idle_bytes > idle_bytes and self._idle[size]:
+                self._unpin(self._idle[size].pop())
+                self._idle_bytes -= size

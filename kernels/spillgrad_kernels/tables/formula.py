@@ -1,0 +1,155 @@
+"""Formulas: plain Python functions of elementwise arithmetic, turned into the body of a compiled loop.
+
+The same code object serves three readers. Called as it is, it works on NumPy arrays: the oracle. Run with symbols in
+place of numbers (`trace`), it yields straight-line code for kernels. Run with tensors, it is differentiable. So
+formulas use the names of `scalar_math`, `where` instead of `if`, and no loops.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.tables import scalar_math
+
+Formula = Callable[..., Any]
+
+# What a formula may call, by name: every public function of scalar_math but normal_exp, whose gradient is exp's.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: function
+    for name, function in vars(scalar_math).items()
+    if inspect.isfunction(function) and function.__module__ == scalar_math.__name__
+    and not name.startswith("_") and function is not scalar_math.normal_exp
+}  # fmt: skip
+
+# What a formula may call to convert, by the name of the dtype. Half-precision values are computed in float32.
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64,
+}  # fmt: skip
+
+
+class Trace:
+    """Straight-line code: `lines` compute `results` from `inputs`; `constants` maps a name to its number."""
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self.inputs = tuple(inputs)
+        self.constants: dict[str, Any] = {}
+        self.results: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}  # expression -> the name that holds it: equal ones are computed once
+        self._operands: dict[str, tuple[str, ...]] = {}
+        self._number: Callable[[float], Any] = float
+
+    def apply(self, formula: Formula, arguments: Sequence[Any], number: Callable[[float], Any] = float) -> Any:
+        """Write the code of `formula` for symbols and numbers; return its symbols. `number` makes its constants.
+
+        Raises TypeError where the formula branches on a value.
+        """
+        self._number = number
+        names = {name: self._writer(name) for name in FUNCTIONS}
+        names |= {name: self._writer(kind.__name__) for name, kind in CONVERSIONS.items()}
+        return with_names(formula, {**names, "detach": lambda value: value})(*arguments)
+
+    def _writer(self, function: str) -> Callable[..., "Symbol"]:
+        return lambda *operands: self.emit(f"{function}({', '.join(['{}'] * len(operands))})", *operands)
+
+    def emit(self, expression: str, *operands: Any) -> "Symbol":
+        """Write an expression, in which each pair of braces stands for an operand."""
+        names = tuple(map(self.name_of, operands))
+        text = expression.format(*names)
+        name = self._names.get(text)
+        if name is None:
+            name = self._names[text] = f"t{len(self._names)}"
+            self._operands[name] = names
+        return Symbol(self, name)
+
+    def name_of(self, value: Any) -> str:
+        """Return the name of a symbol or number inside the code."""
+        if isinstance(value, Symbol):
+            return value.name
+        # A comparison of two numbers, as in the derivative of 2**x, is a truth value whatever the numbers are.
+        constant = np.bool_(value) if isinstance(value, bool) else self._number(value)
+        digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p")
+        name = f"c{digits}_{type(constant).__name__}"
+        self.constants[name] = constant
+        return name
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The names of inputs, lines and constants that the results need."""
+        found: set[str] = set()
+        waiting = list(self.results)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += self._operands.get(name, ())
+        return frozenset(found)
+
+    @property
+    def lines(self) -> list[str]:
+        """The code, without what no result needs."""
+        used = self.used
+        return [f"{name} = {expression}" for expression, name in self._names.items() if name in used]
+
+
+class Symbol:
+    """A value inside a trace; arithmetic on it writes code."""
+
+    __slots__ = ("name", "trace")
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self.trace = trace
+        self.name = name
+
+    def _binary(self, operator: str, left: Any, right: Any) -> "Symbol":
+        return self.trace.emit("{} " + operator + " {}", left, right)
+
+    def __neg__(self) -> "Symbol":
+        return self.trace.emit("-{}", self)
+
+    def __invert__(self) -> "Symbol":
+        return self.trace.emit("not {}", self)
+
+    def __abs__(self) -> "Symbol":
+        return self.trace.emit("abs({})", self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("formula: got `if`, `and` or `or` on a value; use where(), & or |")
+
+
+def _operator(symbol: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
+    def method(self: Symbol, other: Any) -> Symbol:
+        return self._binary(symbol, other, self) if swapped else self._binary(symbol, self, other)
+
+    return method
+
+
+for _name, _symbol in {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "and": "&", "or": "|"}.items():
+    setattr(Symbol, f"__{_name}__", _operator(_symbol))
+    setattr(Symbol, f"__r{_name}__", _operator(_symbol, swapped=True))
+for _name, _symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
+    setattr(Symbol, f"__{_name}__", _operator(_symbol))
+
+
+def parameters(formula: Formula) -> tuple[str, ...]:
+    """Return the names of a formula's parameters, in order."""
+    code = formula.__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
+    """Return the same code with other meanings for the functions it calls."""
+    return types.FunctionType(formula.__code__, {**formula.__globals__, **names}, formula.__name__)
+
+
+def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
+    """Run `formula` on symbols and return its straight-line code; `number` makes its constants.
+
+    A formula may return several results, as a tuple. Raises TypeError where the formula branches on a value.
+    """
+    record = Trace([f"in_{name}" for name in parameters(formula)])  # the prefix keeps `min` and its like free
+    result = record.apply(formula, [Symbol(record, name) for name in record.inputs], number)
+    record.results = tuple([record.name_of(part) for part in (result if isinstance(result, tuple) else (result,))])
+    return record

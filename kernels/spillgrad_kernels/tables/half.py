@@ -1,0 +1,108 @@
+"""float16 and bfloat16 inside loops: numbers by their bits, which are uint16, computed in float32.
+
+In integer arithmetic that every processor has vectors of. Source: F. Giesen 2012, "Float->half conversion".
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, types
+
+HALF = frozenset({"float16", "bfloat16"})
+
+if DISABLE_JIT:
+
+    def widen_float16(x: Any) -> Any:
+        """Return the float32 of a float16's bits."""
+        return np.float32(np.uint16(x).view(np.float16))
+
+    def narrow_float16(x: Any) -> Any:
+        """Return the bits of the float16 nearest to a float32."""
+        with np.errstate(all="ignore"):
+            return np.float16(x).view(np.uint16)
+
+    def widen_bfloat16(x: Any) -> Any:
+        """Return the float32 of a bfloat16's bits."""
+        return np.uint32(int(x) << 16).view(np.float32)
+
+    def narrow_bfloat16(x: Any) -> Any:
+        """Return the bits of the bfloat16 nearest to a float32."""
+        word = int(np.float32(x).view(np.uint32))
+        return np.uint16((word | 1 << 22) >> 16 if x != x else (word + 0x7FFF + (word >> 16 & 1)) >> 16)
+
+else:
+    _SHORT, _WORD, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
+    _INFINITY = _WORD(0x7F800000)
+
+    def _parts(builder: Any, x: Any) -> tuple[Any, Any]:
+        """Return a float's bits without the sign, and the sign's."""
+        word = builder.bitcast(x, _WORD)
+        return builder.and_(word, _WORD(0x7FFFFFFF)), builder.and_(word, _WORD(0x80000000))
+
+    @intrinsic
+    def widen_float16(typing_context: Any, x: Any) -> Any:
+        """Return the float32 of a float16's bits."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            word = builder.zext(arguments[0], _WORD)
+            size = builder.and_(word, _WORD(0x7FFF))
+            # With its exponent in place, but counted from another start: subnormal numbers become normal.
+            scaled = builder.fmul(builder.bitcast(builder.shl(size, _WORD(13)), _FLOAT), _FLOAT(2.0**112))
+            finite = builder.bitcast(scaled, _WORD)
+            endless = builder.icmp_unsigned(">=", size, _WORD(0x7C00))
+            value = builder.select(endless, builder.or_(finite, _INFINITY), finite)
+            sign = builder.shl(builder.and_(word, _WORD(0x8000)), _WORD(16))
+            return builder.bitcast(builder.or_(value, sign), _FLOAT)
+
+        return types.float32(types.uint16), codegen
+
+    @intrinsic
+    def narrow_float16(typing_context: Any, x: Any) -> Any:
+        """Return the bits of the float16 nearest to a float32."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            size, sign = _parts(builder, arguments[0])
+            odd = builder.and_(builder.lshr(size, _WORD(13)), _WORD(1))
+            rounded = builder.add(builder.add(size, _WORD(0xFFF - (112 << 23))), odd)
+            normal = builder.lshr(rounded, _WORD(13))
+            # Added to a number whose last place is that of subnormal results, a float is rounded to it.
+            half = builder.fadd(builder.bitcast(size, _FLOAT), _FLOAT(0.5))
+            subnormal = builder.sub(builder.bitcast(half, _WORD), _WORD(0x3F000000))
+            value = builder.select(builder.icmp_unsigned("<", size, _WORD(113 << 23)), subnormal, normal)
+            too_large = builder.icmp_unsigned(">=", size, _WORD(143 << 23))
+            value = builder.select(too_large, _WORD(0x7C00), value)
+            value = builder.select(builder.icmp_unsigned(">", size, _INFINITY), _WORD(0x7E00), value)
+            return builder.trunc(builder.or_(value, builder.lshr(sign, _WORD(16))), _SHORT)
+
+        return types.uint16(types.float32), codegen
+
+    @intrinsic
+    def widen_bfloat16(typing_context: Any, x: Any) -> Any:
+        """Return the float32 of a bfloat16's bits."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(builder.shl(builder.zext(arguments[0], _WORD), _WORD(16)), _FLOAT)
+
+        return types.float32(types.uint16), codegen
+
+    @intrinsic
+    def narrow_bfloat16(typing_context: Any, x: Any) -> Any:
+        """Return the bits of the bfloat16 nearest to a float32."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            size, sign = _parts(builder, arguments[0])
+            odd = builder.and_(builder.lshr(size, _WORD(16)), _WORD(1))
+            rounded = builder.add(builder.add(size, _WORD(0x7FFF)), odd)
+            quiet = builder.or_(size, _WORD(1 << 22))
+            value = builder.select(builder.icmp_unsigned(">", size, _INFINITY), quiet, rounded)
+            return builder.trunc(builder.lshr(builder.or_(value, sign), _WORD(16)), _SHORT)
+
+        return types.uint16(types.float32), codegen
+
+
+NAMES = {
+    "widen_float16": widen_float16, "narrow_float16": narrow_float16,
+    "widen_bfloat16": widen_bfloat16, "narrow_bfloat16": narrow_bfloat16,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Threads that share out the range of a kernel."""

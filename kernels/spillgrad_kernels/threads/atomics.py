@@ -1,0 +1,125 @@
+"""Atomic operations on words in memory shared by threads inside compiled code.
+
+A word is an int64 at `address + 8 * index`. All operations are sequentially consistent. Without compilation there is
+one thread, and plain reads and writes do.
+"""
+
+import ctypes
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+
+from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, intrinsic, jit, types
+
+WORD_BYTES = 8
+# Looks at a word that another thread will change soon, before offering it this core.
+_YIELD_AFTER = 1_000
+_PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
+
+
+def word_pointer(builder: Any, address: Any, index: Any) -> Any:
+    """Return the LLVM pointer to a word."""
+    integer = ir.IntType(64)
+    place = builder.add(address, builder.mul(index, integer(WORD_BYTES)))
+    return builder.inttoptr(place, integer.as_pointer())
+
+
+if DISABLE_JIT:
+
+    def _word(address: int, index: int) -> ctypes.c_int64:
+        return ctypes.c_int64.from_address(int(address) + WORD_BYTES * int(index))
+
+    def load(address: int, index: int) -> int:
+        """Return a word."""
+        return _word(address, index).value
+
+    def store(address: int, index: int, value: int) -> None:
+        """Set a word."""
+        _word(address, index).value = value
+
+    def fetch_add(address: int, index: int, value: int) -> int:
+        """Add to a word and return what it was before."""
+        before = load(address, index)
+        store(address, index, before + value)
+        return before
+
+    def exchange(address: int, index: int, value: int) -> int:
+        """Set a word and return what it was before."""
+        before = load(address, index)
+        store(address, index, value)
+        return before
+
+    def pause() -> None:
+        """Tell the core that this is a waiting loop."""
+
+    def _yield_core() -> int:
+        return 0
+
+else:
+
+    @intrinsic
+    def load(typing_context: Any, address: Any, index: Any) -> Any:
+        """Return a word."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load_atomic(word_pointer(builder, *arguments), "seq_cst", WORD_BYTES)
+
+        return types.int64(types.int64, types.int64), codegen
+
+    @intrinsic
+    def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+        """Set a word."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            *place, value = arguments
+            builder.store_atomic(value, word_pointer(builder, *place), "seq_cst", WORD_BYTES)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    def _read_modify_write(operation: str) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            *place, value = arguments
+            return builder.atomic_rmw(operation, word_pointer(builder, *place), value, "seq_cst")
+
+        return types.int64(types.int64, types.int64, types.int64), codegen
+
+    @intrinsic
+    def fetch_add(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+        """Add to a word and return what it was before."""
+        return _read_modify_write("add")
+
+    @intrinsic
+    def exchange(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+        """Set a word and return what it was before."""
+        return _read_modify_write("xchg")
+
+    @intrinsic
+    def pause(typing_context: Any) -> Any:
+        """Tell the core that this is a waiting loop."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            processor = llvmlite.binding.get_process_triple().partition("-")[0]
+            if processor in _PAUSES:
+                name, operands = _PAUSES[processor]
+                kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
+                function = cgutils.get_or_insert_function(builder.module, kind, name)
+                builder.call(function, [ir.IntType(32)(operand) for operand in operands])
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    _yield_core = c_function("sched_yield", 0)
+
+
+@jit
+def wait_for(address: int, index: int, value: int) -> None:
+    """Return once a word is at least `value`, which a running thread must bring about soon."""
+    looks = 0
+    while load(address, index) < value:
+        looks += 1
+        if looks < _YIELD_AFTER:
+            pause()
+        else:
+            _yield_core()

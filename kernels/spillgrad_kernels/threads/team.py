@@ -1,0 +1,250 @@
+"""A team of native threads that share one kernel launch at a time, handed over in about a microsecond.
+
+Threads are Python's, but stay in compiled code without the GIL: an idle one spins for a moment, since the next launch
+of a training step is rarely far, and then sleeps. All they share is one block of words, changed by atomic operations.
+
+A launch that finds the team busy, with a launch of another thread or in a forked child, runs in its caller alone.
+"""
+
+import ctypes
+import inspect
+import threading
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from spillgrad_kernels.jit.compile import c_function, cgutils, intrinsic, jit, types
+from spillgrad_kernels.threads.atomics import (
+    WORD_BYTES,
+    exchange,
+    fetch_add,
+    load,
+    pause,
+    store,
+    wait_for,
+    word_pointer,
+)
+
+# The team's words; what different threads write lies in different cache lines of 8 words.
+_BUSY = 0  # 1 while a launch runs
+_JOB = 8  # counts up twice a launch: odd while its shares are being handed out
+_ENTRY, _OPERANDS, _COUNT, _LENGTH, _HELPERS = 9, 10, 11, 12, 13
+_NEXT = 16  # where the next share begins
+_ACTIVE = 24  # less one for each helper inside the launch
+_SLEEPERS, _STOP, _FAILED = 32, 33, 34
+_RUN = 40  # the address of `_run`, so that launchers need not contain it
+_MUTEX, _CONDITION = 48, 64  # a pthread_mutex_t and a pthread_cond_t
+_WORDS = 80
+
+# Looks at the job counter before an idle thread sleeps: about 0.3 ms, longer than the Python between two kernels takes.
+_SPINS = 10_000
+
+_WORD = ir.IntType(64)
+
+_mutex_lock = c_function("pthread_mutex_lock", 1)
+_mutex_unlock = c_function("pthread_mutex_unlock", 1)
+_condition_wait = c_function("pthread_cond_wait", 2)
+_condition_broadcast = c_function("pthread_cond_broadcast", 1)
+
+
+def _function_type(parameters: int) -> Any:
+    return ir.FunctionType(_WORD, [_WORD] * parameters)
+
+
+@intrinsic
+def _call(typing_context: Any, entry: Any, operands: Any, start: Any, stop: Any, worker: Any) -> Any:
+    """Call an entry, a native function, by its address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.call(builder.inttoptr(arguments[0], _function_type(4).as_pointer()), arguments[1:])
+
+    return types.int64(*[types.int64] * 5), codegen
+
+
+@jit
+def _work(team: int, worker: int) -> None:
+    """Take shares of the current launch until none is left."""
+    entry, operands, count, length = load(team, _ENTRY), load(team, _OPERANDS), load(team, _COUNT), load(team, _LENGTH)
+    start = fetch_add(team, _NEXT, length)
+    while start < count:
+        if _call(entry, operands, start, min(start + length, count), worker) != 0:
+            store(team, _FAILED, 1)
+        start = fetch_add(team, _NEXT, length)
+
+
+@jit
+def _sleep(team: int, job: int) -> None:
+    """Wait until the job counter is no longer `job`, or for the end.
+
+    A job may be over when its thread wakes; the thread then spins for the next.
+    """
+    fetch_add(team, _SLEEPERS, 1)  # before looking at the job again: a launcher looks at the sleepers after opening it
+    _mutex_lock(team + _MUTEX * WORD_BYTES)
+    while load(team, _STOP) == 0 and load(team, _JOB) == job:
+        _condition_wait(team + _CONDITION * WORD_BYTES, team + _MUTEX * WORD_BYTES)
+    _mutex_unlock(team + _MUTEX * WORD_BYTES)
+    fetch_add(team, _SLEEPERS, -1)
+
+
+@jit
+def _wake(team: int) -> None:
+    _mutex_lock(team + _MUTEX * WORD_BYTES)
+    _condition_broadcast(team + _CONDITION * WORD_BYTES)
+    _mutex_unlock(team + _MUTEX * WORD_BYTES)
+
+
+@jit
+def _serve(team: int, worker: int, spins: int) -> None:
+    """Help with one launch after the other until the team stops; workers are numbered from 1."""
+    done = 0
+    idle = 0
+    while load(team, _STOP) == 0:
+        job = load(team, _JOB)
+        if job % 2 == 0 or job == done:
+            idle += 1
+            if idle < spins:
+                pause()
+            else:
+                _sleep(team, job)
+                idle = 0
+            continue
+        # Enter, then look again: a launcher closes its job before it waits for those inside.
+        fetch_add(team, _ACTIVE, -1)
+        if load(team, _JOB) == job and worker <= load(team, _HELPERS):
+            _work(team, worker)
+        fetch_add(team, _ACTIVE, 1)
+        done = job
+        idle = 0
+
+
+@jit
+def _run(team: int, entry: int, operands: int, count: int, length: int, helpers: int) -> int:
+    """Run a launch: shares of `length` of [0, count), by the caller and `helpers` others; return 1 if one failed."""
+    if helpers == 0 or exchange(team, _BUSY, 1) == 1:
+        return _call(entry, operands, 0, count, 0)  # type: ignore[no-any-return]
+    store(team, _ENTRY, entry)
+    store(team, _OPERANDS, operands)
+    store(team, _COUNT, count)
+    store(team, _LENGTH, length)
+    store(team, _HELPERS, helpers)
+    store(team, _NEXT, 0)
+    store(team, _FAILED, 0)
+    fetch_add(team, _JOB, 1)
+    if load(team, _SLEEPERS) > 0:
+        _wake(team)
+    _work(team, 0)
+    fetch_add(team, _JOB, 1)
+    wait_for(team, _ACTIVE, 0)
+    failed = load(team, _FAILED)
+    store(team, _BUSY, 0)
+    return failed
+
+
+def _call_compiled(context: Any, builder: Any, function: Any, signature: Any, arguments: Any) -> Any:
+    """Call a jitted function from a native one; return its status and result."""
+    compiled = function.dispatcher.overloads[tuple(signature.args)]
+    context.active_code_library.add_linking_library(compiled.library)
+    return context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments)
+
+
+@intrinsic
+def _address_of_run(typing_context: Any) -> Any:
+    run = typing_context.resolve_value_type(_run)
+    run_signature = run.get_call_type(typing_context, (types.int64,) * 6, {})
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        entry = ir.Function(builder.module, _function_type(6), builder.module.get_unique_name("run"))
+        entry.linkage = "internal"
+        inside = ir.IRBuilder(entry.append_basic_block())
+        _, result = _call_compiled(context, inside, run, run_signature, entry.args)
+        inside.ret(result)
+        return builder.ptrtoint(entry, _WORD)
+
+    return types.int64(), codegen
+
+
+@jit
+def _prepare(team: int) -> None:
+    store(team, _RUN, _address_of_run())
+
+
+def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    """Return a tuple whose arrays have no reference count: threads that change one counter wait for each other."""
+    for i, kind in enumerate(kinds.types):
+        if isinstance(kind, types.Array):
+            array = context.make_array(kind)(context, builder, builder.extract_value(values, i))
+            array.meminfo = cgutils.get_null_value(array.meminfo.type)
+            values = builder.insert_value(values, array._getvalue(), i)
+    return values
+
+
+@intrinsic
+def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any, helpers: Any, operands: Any) -> Any:
+    """Run `kernel(start, stop, *operands)`, or `kernel(start, stop, worker, *operands)`, over [0, count).
+
+    `worker` numbers the thread, the caller's being 0. Returns whether a share failed.
+    """
+    with_worker = takes_worker(kernel.dispatcher)
+    indices = (types.int64,) * (3 if with_worker else 2)
+    kernel_signature = kernel.get_call_type(typing_context, (*indices, *operands.types), {})
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        team, _, count, length, helpers, values = arguments
+        slot = cgutils.alloca_once_value(builder, _uncounted(context, builder, operands, values))
+        entry = ir.Function(builder.module, _function_type(4), builder.module.get_unique_name("entry"))
+        entry.linkage = "internal"
+        inside = ir.IRBuilder(entry.append_basic_block())
+        address, start, stop, worker = entry.args
+        loaded = inside.load(inside.inttoptr(address, slot.type))
+        given = [start, stop, worker] if with_worker else [start, stop]
+        given += [inside.extract_value(loaded, i) for i in range(len(operands.types))]
+        status, _ = _call_compiled(context, inside, kernel, kernel_signature, given)
+        inside.ret(inside.zext(status.is_error, _WORD))
+
+        run = builder.load(word_pointer(builder, team, _WORD(_RUN)))
+        run = builder.inttoptr(run, _function_type(6).as_pointer())
+        words = [team, builder.ptrtoint(entry, _WORD), builder.ptrtoint(slot, _WORD), count, length, helpers]
+        return builder.icmp_signed("!=", builder.call(run, words), _WORD(0))
+
+    return types.boolean(types.int64, kernel, types.int64, types.int64, types.int64, operands), codegen
+
+
+def takes_worker(kernel: Any) -> bool:
+    """Say whether a kernel asks for its thread's number, as its third parameter."""
+    return list(inspect.signature(getattr(kernel, "py_func", kernel)).parameters)[2:3] == ["worker"]
+
+
+class Team:
+    """The threads of one process; `address` is what `launch` takes."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(_WORDS, np.int64)
+        self.address = self._words.ctypes.data
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        libc = ctypes.CDLL(None)
+        libc.pthread_mutex_init(ctypes.c_void_p(self.address + _MUTEX * WORD_BYTES), None)
+        libc.pthread_cond_init(ctypes.c_void_p(self.address + _CONDITION * WORD_BYTES), None)
+
+    def grow(self, helpers: int) -> None:
+        """Have at least `helpers` threads beside the caller's."""
+        with self._lock:
+            if not self._threads:
+                _prepare(self.address)
+            while len(self._threads) < helpers:
+                worker = len(self._threads) + 1
+                thread = threading.Thread(
+                    target=_serve, args=(self.address, worker, _SPINS), name=f"spillgrad-kernel-{worker}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+
+    def stop(self) -> None:
+        """End the threads, before the machine code they run and the words they read are gone."""
+        with self._lock:
+            self._words[_STOP] = 1
+            if self._threads:
+                _wake(self.address)
+            for thread in self._threads:
+                thread.join()
