@@ -105,11 +105,11 @@ LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
     **dict.fromkeys(
         (
-            "spillgrad.array_api", "spillgrad.numpy_functions", "spillgrad.ops.losses", "spillgrad.ops.shape", "spillgrad.storage.disk_store",
-            "spillgrad.storage.journal", "spillgrad_kernels.attention", "spillgrad_kernels.cuda.attention",
-            "spillgrad_kernels.cuda.conv", "spillgrad_kernels.cuda.indexing", "spillgrad_kernels.microkernel",
-            "spillgrad_kernels.product", "spillgrad_kernels.reductions", "spillgrad_kernels.vector_math",
-            "spillgrad_tools.cli",
+            "spillgrad.array_api", "spillgrad.numpy_functions", "spillgrad.ops.losses", "spillgrad.ops.shape",
+            "spillgrad.storage.disk_store", "spillgrad.storage.journal", "spillgrad_kernels.attention",
+            "spillgrad_kernels.cuda.attention", "spillgrad_kernels.cuda.conv", "spillgrad_kernels.cuda.indexing",
+            "spillgrad_kernels.microkernel", "spillgrad_kernels.product", "spillgrad_kernels.reductions",
+            "spillgrad_kernels.vector_math", "spillgrad_tools.cli",
         ),
         "not split yet",
     ),
