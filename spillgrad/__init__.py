@@ -42,6 +42,7 @@ from spillgrad import (
     storage,
     utils,
 )
+from spillgrad.autograd import gradcheck as _gradcheck  # the function, before its module takes the name
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.core.grad_mode import (
     enable_grad,

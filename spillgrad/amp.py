@@ -1,7 +1,7 @@
 """Mixed precision under the names of `torch.amp`: `autocast`, and decorators for custom functions.
 
-`custom_fwd` and `custom_bwd` go on the static methods `forward` and `backward` of an `autograd.Function`: the backward
-then runs in the mode of the forward.
+Put `custom_fwd` and `custom_bwd` on the static methods `forward` and `backward` of an `autograd.Function`; its backward
+then runs in the mode of its forward.
 """
 
 import functools
@@ -19,16 +19,17 @@ __all__ = ["autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
 
 
 def is_autocast_available(device_type: str) -> bool:
-    """Return whether `autocast` does something for tensors on a device."""
+    """Return whether `autocast` is supported for a kind of device."""
     return device_type == "cpu" or (device_type == "cuda" and missing() is None)
 
 
 def custom_fwd(
     fwd: Callable[..., Any] | None = None, *, device_type: str = "cpu", cast_inputs: Any = None
 ) -> Callable[..., Any]:
-    """Let a custom function's forward note the mode of `autocast` for its backward, which has `custom_bwd`.
+    """Make a custom function's forward store the mode of `autocast` for a backward with `custom_bwd`.
 
-    With `cast_inputs`, a dtype, it runs outside of `autocast`, on floating-point tensors of that dtype, but float64.
+    With `cast_inputs`, a dtype, forward runs without `autocast`, and floating-point tensors other than float64 are
+    converted to that dtype.
     Raises ArgumentError for another device.
     """
     _require_device("custom_fwd", device_type)
@@ -49,7 +50,7 @@ def custom_fwd(
 
 
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str = "cpu") -> Callable[..., Any]:
-    """Let a custom function's backward run in the mode of `autocast` that its forward, which has `custom_fwd`, ran in.
+    """Run a custom function's backward in the mode of `autocast` of its forward, which has `custom_fwd`.
 
     Raises ArgumentError for another device.
     """

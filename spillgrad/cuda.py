@@ -1,7 +1,7 @@
-"""What programs ask of CUDA devices, under PyTorch's names. One is used, the first; without it, all go on on the host.
+"""Queries and controls of the CUDA device, under PyTorch's names; only the first device is used.
 
-Scripts that look for a device first, `"cuda" if sg.cuda.is_available() else "cpu"`, find the one there is. Nothing is
-started, and nothing of CUDA's imported, before a device is used.
+Scripts can choose a device by `"cuda" if sg.cuda.is_available() else "cpu"`. CUDA's modules are imported and started
+only when a device is first used.
 """
 
 import sys
@@ -44,42 +44,42 @@ def current_device() -> int:
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return what a device is called. Raises DeviceError where there is none."""
+    """Return the name of a device. Raises DeviceError where there is none."""
     return str(_driver(device).calls.name())
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Return a device's capability to compute: major and minor. Raises DeviceError where there is none."""
+    """Return a device's compute capability: major and minor. Raises DeviceError where there is none."""
     major, minor = _driver(device).calls.capability()
     return major, minor
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether a CUDA device computes in bfloat16; with emulation, every one does, in float32."""
+    """Return whether the CUDA device computes in bfloat16; by emulation, in float32, every device does."""
     return is_available() and (including_emulation or get_device_capability() >= (8, 0))
 
 
 def manual_seed(seed: int) -> None:
-    """Do nothing, as a device has no generator of its own: `sg.manual_seed` seeds the one there is."""
+    """Do nothing: a device has no generator of its own, and `sg.manual_seed` seeds the only one."""
 
 
 manual_seed_all = manual_seed
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until a device has done all that it was given, if it was. Raises CudaError for what failed there."""
+    """Wait until a device has finished all its work. Raises CudaError for work that failed."""
     if is_initialized():
         _driver(device).synchronize()
 
 
 def empty_cache() -> None:
-    """Return to the device the memory that no tensor needs; `sg.empty_cache` is that for the host's."""
+    """Return unused memory to the device; `sg.empty_cache` does so for the host."""
     if is_initialized():
         _driver().empty_cache()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return the free bytes of a device, and all. Raises DeviceError where there is none."""
+    """Return the free and the total bytes of a device. Raises DeviceError where there is none."""
     free, total = _driver(device).calls.memory_bytes()
     return free, total
 
@@ -92,10 +92,10 @@ def _stats(device: Any) -> MemoryStats:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Return the allocator's figures by PyTorch's names for them.
+    """Return the allocator's counters under PyTorch's names.
 
-    Units: bytes for names in `_bytes`; for others, counts. "allocated" is what tensors have, "reserved" what was taken
-    from the device for them and later ones.
+    Units: bytes for names in `_bytes`, else counts. "allocated" is memory of tensors; "reserved" is all memory taken
+    from the device, for present and later tensors.
     """
     stats = _stats(device)
     return {
@@ -115,17 +115,17 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Return the bytes of device memory that tensors have."""
+    """Return the bytes of device memory that tensors use."""
     return _stats(device).live_bytes
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the most bytes that tensors had, since the start or `reset_peak_memory_stats`."""
+    """Return the most bytes that tensors used, since the start or `reset_peak_memory_stats`."""
     return _stats(device).peak_live_bytes
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return the bytes taken from the device, for tensors that there are and later ones."""
+    """Return the bytes taken from the device, for present and later tensors."""
     return _stats(device).reserved_bytes
 
 
@@ -135,7 +135,7 @@ def max_memory_reserved(device: Any = None) -> int:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Let peaks be those from now on."""
+    """Restart the measurement of peaks."""
     if is_initialized():
         _driver(device).allocator().reset_peaks()
 

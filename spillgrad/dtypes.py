@@ -75,7 +75,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Return the dtype that a dtype, a NumPy or Python type, or a name means. Raises DtypeError for anything else."""
+    """Return the dtype for a dtype, a NumPy or Python type, or a name. Raises DtypeError for anything else."""
     if isinstance(dtype, np.dtype):
         found = dtype if dtype.isnative else dtype.newbyteorder("=")
     elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:
@@ -150,12 +150,12 @@ def is_differentiable(dtype: Any) -> bool:
 
 
 def is_complex(dtype: Any) -> bool:
-    """Return whether `dtype` is complex: such tensors can be stored and moved, not computed with."""
+    """Return whether `dtype` is complex."""
     return dtype in _COMPLEX
 
 
 def category(dtype: DType) -> int:
-    """Return 0 for bool, 1 for integers, 2 for floating-point, 3 for complex: the order in which operands dominate."""
+    """Return 0 for bool, 1 for integers, 2 for floating-point, 3 for complex; higher categories dominate."""
     if dtype == bool_:
         return 0
     if dtype in _FLOATING:
@@ -164,7 +164,7 @@ def category(dtype: DType) -> int:
 
 
 def promote(first: DType, second: DType) -> DType:
-    """Return the dtype of a result of two dtypes: PyTorch's `promote_types`."""
+    """Return the dtype of a result of two dtypes, as PyTorch's `promote_types`."""
     first, second = as_dtype(first), as_dtype(second)
     if first == second:
         return first
@@ -181,7 +181,7 @@ def promote(first: DType, second: DType) -> DType:
 
 
 def of_scalar(value: Any) -> DType:
-    """Return the dtype a Python number stands for on its own."""
+    """Return the dtype of a Python number on its own."""
     if isinstance(value, bool):
         return bool_
     if isinstance(value, int):
@@ -194,8 +194,8 @@ def of_scalar(value: Any) -> DType:
 def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:
     """Return the dtype of a result: dimensioned tensors first, then 0-d tensors, then Python numbers.
 
-    A lower kind counts only where it is of a higher category (a float number with an integer tensor): so mixing in
-    Python numbers never widens. `dtypes` holds (dtype, is 0-d) per tensor. Source: PyTorch's `torch.result_type`.
+    A later kind of operand counts only if its category is higher (a float number with an integer tensor), so Python
+    numbers never widen a result. `dtypes` holds (dtype, is 0-d) per tensor. Source: PyTorch's `torch.result_type`.
     """
     result: DType | None = None
     for wanted_0d in (False, True):

@@ -1,4 +1,4 @@
-"""Every error spillgrad raises on purpose, and the warning that one may want to turn into one.
+"""Every error that spillgrad raises on purpose, and its one warning class.
 
 Each error is a `SpillgradError` and the built-in type a user would expect.
 
@@ -50,11 +50,11 @@ class SavedTensorError(GraphError):
 
 
 class RecomputationError(SavedTensorError):
-    """A checkpointed function did not do the same again when backward asked for what it computed."""
+    """A recomputed function saved other values than in its first run."""
 
 
 class GradcheckError(GraphError):
-    """A gradient is not what central differences say, or a backward breaks a rule that gradcheck knows."""
+    """A gradient differs from central differences, or a backward breaks another rule that gradcheck tests."""
 
 
 class HookTypeError(SpillgradError, TypeError):
@@ -70,11 +70,11 @@ class SpillError(SpillgradError, OSError):
 
 
 class SpillCorruptionError(SpillError):
-    """What came back from disk is not what was written."""
+    """Data read from disk differs from the data written."""
 
 
 class SpillFormatError(SpillError, ValueError):
-    """A spill file of a version that is not known here."""
+    """A spill file of an unknown version."""
 
 
 class BudgetError(SpillgradError, ValueError):
@@ -86,7 +86,7 @@ class DataError(SpillgradError, ValueError):
 
 
 class StateDictError(SpillgradError, RuntimeError):
-    """A state dict that is not that of this module, optimizer or scheduler."""
+    """A state dict of another module, optimizer or scheduler."""
 
 
 class CheckpointError(SpillgradError, ValueError, RuntimeError):
@@ -94,7 +94,7 @@ class CheckpointError(SpillgradError, ValueError, RuntimeError):
 
 
 class MissingFileError(CheckpointError, FileNotFoundError):
-    """A file to load that is not there."""
+    """A file to load that does not exist."""
 
 
 class UnknownModelError(SpillgradError, KeyError):
@@ -105,11 +105,11 @@ class UnknownModelError(SpillgradError, KeyError):
 
 
 class OperandError(SpillgradError, TypeError, RuntimeError):
-    """An operand that is no tensor, number or array (PyTorch raises TypeError or RuntimeError)."""
+    """An operand that is not a tensor, number or array (PyTorch raises TypeError or RuntimeError)."""
 
 
 class MissingPackageError(SpillgradError, ModuleNotFoundError):
-    """A module that serves another package, which is not installed."""
+    """A module that needs a package that is not installed."""
 
 
 class FusionError(SpillgradError, TypeError, RuntimeError):
@@ -117,4 +117,4 @@ class FusionError(SpillgradError, TypeError, RuntimeError):
 
 
 class HostComputeWarning(UserWarning):
-    """An operation that a device has no kernel for ran on the host, between copies of its tensors there and back."""
+    """An operation without a kernel for the device ran on the host, with copies of its tensors there and back."""

@@ -27,7 +27,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """Where a generator stands: enough to continue it exactly."""
+    """The state of a generator, from which it can continue exactly."""
 
     seed: int
     offset: int
@@ -41,9 +41,9 @@ class _Position:
 
 
 class Generator:
-    """A counter-based stream of random numbers: draw n values and the position moves on; nothing else is state.
+    """A counter-based stream of random numbers; its state is the seed and a position, which each draw advances.
 
-    Tensors of every device draw the same numbers from it: `device` is for PyTorch's programs.
+    Tensors on every device draw the same numbers from it; `device` is accepted for PyTorch's programs.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox).
     """
 
@@ -65,7 +65,7 @@ class Generator:
         return self
 
     def seed(self) -> int:
-        """Start the stream of a seed from the system's entropy; return the seed."""
+        """Start the stream of a random seed from the system's entropy; return the seed."""
         self.manual_seed(secrets.randbits(63))
         return self.initial_seed()
 
@@ -82,7 +82,7 @@ class Generator:
             return taken
 
     def get_state(self) -> GeneratorState:
-        """Return where the generator stands."""
+        """Return the generator's state."""
         position = self._position
         with _lock:
             return GeneratorState(*position.now)
@@ -95,7 +95,7 @@ class Generator:
 
     @contextlib.contextmanager
     def replay(self, state: GeneratorState) -> Iterator[None]:
-        """Within the block, let this thread draw from `state` on; nobody else, nor what comes after, notices."""
+        """Let this thread draw from `state` on within the block; other threads and later draws are not affected."""
         before = getattr(self._own, "position", None)
         self._own.position = _Position(state.seed, state.offset)
         try:
@@ -118,7 +118,7 @@ def initial_seed() -> int:
 
 
 def get_rng_state() -> GeneratorState:
-    """Return where the default generator stands."""
+    """Return the default generator's state."""
     return default_generator.get_state()
 
 

@@ -1,6 +1,6 @@
-"""Where the running code stands in the model: labels that the spill store attaches to what it saves.
+"""Labels of the running module and training step, which the spill store attaches to saved tensors.
 
-Labels are per thread and purely descriptive; nothing computes with them.
+Labels are per thread and purely descriptive.
 """
 
 import contextlib

@@ -34,7 +34,7 @@ _reference = weakref.ref
 class Tensor(TensorData):
     """An n-dimensional array that can record how it was computed.
 
-    Make one with `sg.tensor`, `sg.zeros`, …; names, defaults and return values are PyTorch's, Paddle's spellings are
+    Make one with `sg.tensor`, `sg.zeros`, …. Names, defaults and return values are PyTorch's; Paddle's spellings are
     accepted too.
     """
 
@@ -55,7 +55,7 @@ class Tensor(TensorData):
         if requires_grad:
             self.requires_grad = True
 
-    # A new tensor has no place in a graph: defaults on the class make tensors cheap.
+    # A new tensor has no place in a graph; defaults on the class make tensors cheap.
     _requires_grad = False
     _grad: "Tensor | None" = None
     _grad_fn: Node | None = None
@@ -73,7 +73,7 @@ class Tensor(TensorData):
 
     @staticmethod
     def wrap(array: np.ndarray, storage: Storage | None = None) -> "Tensor":
-        """Return a tensor over `array`: of new storage, or another look at `storage`."""
+        """Return a tensor over `array`, with a new storage or as another tensor of `storage`."""
         tensor: Tensor = _new(Tensor)
         tensor._array = array
         if storage is None:
@@ -214,9 +214,9 @@ class Tensor(TensorData):
 
     @property
     def data(self) -> "Tensor":
-        """The values without graph, over the same memory; assigning replaces the memory.
+        """A tensor over the same memory without graph; assigning to it replaces the memory.
 
-        What was saved for backward before is still the former values. `_version` does not go back.
+        Values saved for backward earlier keep the former memory. `_version` never decreases.
         """
         return self.detach()
 
@@ -229,7 +229,7 @@ class Tensor(TensorData):
                 f"data: got {value.dtype} for a tensor that requires a gradient; only floating-point tensors can"
             )
         if value._storage is not self._storage:
-            self._base = None  # it shares no memory with what it viewed any more
+            self._base = None  # it no longer shares memory with its base
         version = self._version
         self._array, self._storage = value._array, value._storage
         self._storage.aliased = True
@@ -238,7 +238,7 @@ class Tensor(TensorData):
             self._storage.trainable = True
 
     def gradient_edge(self) -> Edge:
-        """Return where a gradient of this tensor flows: its node, or the place where a leaf's gradient accumulates."""
+        """Return the place that a gradient of this tensor flows to: its node, or the accumulator of a leaf."""
         grad_fn = self._grad_fn if self._base is None else self.grad_fn
         if grad_fn is not None:
             return grad_fn, self._output_nr
@@ -272,7 +272,7 @@ class Tensor(TensorData):
     def connect(self, edge: Edge) -> None:
         """Give a new tensor its place in the graph."""
         node, output_nr = edge
-        if isinstance(node, AccumulateGrad):  # another look at a leaf: the leaf gets its gradient
+        if isinstance(node, AccumulateGrad):  # another tensor over a leaf: its gradient goes to the leaf
             self._requires_grad, self._accumulator = True, lambda: node
         elif node is not None:
             self.attach(node, output_nr)
@@ -295,7 +295,7 @@ class Tensor(TensorData):
         self._output_nr = 0
 
     def accumulate_grad(self, grad: "Tensor") -> None:
-        """Add `grad` to `.grad`, in place where nothing can be watching. Raises DeviceError for one elsewhere."""
+        """Add `grad` to `.grad`, in place if nothing else can see it. Raises DeviceError for another device."""
         if grad.device is not self.device:
             raise DeviceError(
                 f"backward: got a gradient on '{grad.device}' for a leaf on '{self.device}'; a hook or a custom "
@@ -370,13 +370,13 @@ class Tensor(TensorData):
         return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Fill the gradient with zeros in place, or forget it (Paddle's name)."""
+        """Fill the gradient with zeros in place, or set it to None (Paddle's name)."""
         self._grad = self._grad.detach().zero_() if set_to_zero and self._grad is not None else None
 
     clear_gradient = clear_grad
 
     def zero_grad(self) -> None:
-        """Forget the gradient."""
+        """Set the gradient to None."""
         self._grad = None
 
     def __iter__(self) -> Iterator["Tensor"]:
@@ -451,14 +451,14 @@ def is_complex(input: Tensor) -> bool:
 
 
 def is_inference(input: Tensor) -> bool:
-    """Return False: what `inference_mode` makes is a tensor like any other."""
+    """Return False: a tensor made in `inference_mode` is like any other."""
     return input.is_inference()
 
 
 def _rebuild(
     kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None, device: str = "cpu"
 ) -> Tensor:
-    """Make a tensor of class `kind` over `array`, copied to a device: what pickling and deep copies go through."""
+    """Make a tensor of class `kind` over `array`, copied to a device; unpickling and deep copies call this."""
     tensor = kind.__new__(kind)
     if not is_on_device(array):
         array = moved(array, as_device(device))

@@ -19,25 +19,25 @@ class Storage:
     """The memory that a tensor and all its views share.
 
     `uid` is never used twice in a process, `version` counts the in-place changes, `array` is the dense memory itself.
-    `earlier_versions` are those of other memory that a tensor over this one had before: `_version` never goes back.
-    `aliased` says that more than one tensor has looked at it; `trainable`, that it belongs to a leaf that requires a
+    `earlier_versions` counts changes of memory that a tensor over this one had before, so that `_version` never
+    decreases. `aliased`: more than one tensor may refer to it. `trainable`: it belongs to a leaf that requires a
     gradient.
     """
 
-    # Few storages ever get another value: defaults on the class make tensors cheap.
+    # Few storages set any of these; defaults on the class make tensors cheap.
     version = 0
     earlier_versions = 0
     aliased = False
     trainable = False
-    # Whether the memory is in a store, and in RAM only while somebody holds `array`; see `disk_offload`. Then `view_of`
-    # returns what stands for a tensor over it without holding that; its `tensor()` is the tensor again.
+    # Whether the memory is in a store, and in RAM only while something refers to `array`; see `disk_offload`. `view_of`
+    # then describes a tensor over the memory without keeping it in RAM; the description's `tensor()` is the tensor.
     offloaded = False
     view_of: Callable[[Any], Any]
-    put_away: Callable[[Any], None]  # moves a gradient of the leaf there
-    hold: Callable[[Any], None]  # keeps an object until the module that runs has ended
-    # Who must keep the present values is asked to before the next change; see `allow_mutation_on_saved_tensors`.
+    put_away: Callable[[Any], None]  # moves a gradient of the leaf to the store
+    hold: Callable[[Any], None]  # keeps an object until the running module has ended
+    # The object that must copy the present values before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
-    # Where a copy of it is among others of small storages; see `small_tensors`.
+    # The place of its copy in an array that small storages share; see `small_tensors`.
     packed: Any = None
 
     _uid: int | None = None
@@ -47,13 +47,13 @@ class Storage:
 
     @property
     def uid(self) -> int:
-        """The number of this storage alone, given when first asked for."""
+        """The unique number of this storage, assigned on first use."""
         if self._uid is None:
             self.__dict__.setdefault("_uid", next(_uids))  # two threads may ask at once
         return self._uid  # type: ignore[return-value]
 
     def begin_change(self) -> None:
-        """Count an in-place change, before it is made: whoever reads the memory meanwhile can tell."""
+        """Count an in-place change before it is made, so that a thread that reads the memory meanwhile can notice."""
         if self.keeper is not None:
             keeper, self.keeper = self.keeper(), None
             if keeper is not None:
@@ -61,7 +61,7 @@ class Storage:
         self.version += 1
 
     def lend(self) -> None:
-        """Note that somebody outside gets the memory, who may change it without telling."""
+        """Note that code outside spillgrad gets the memory and may change it without being noticed."""
         self.aliased = True
 
 
@@ -82,15 +82,15 @@ class TensorData:
 
     @property
     def array(self) -> np.ndarray:
-        """The array over the tensor's memory, for internal use; `numpy()` is the user's door."""
+        """The array over the tensor's memory, for internal use; users call `numpy()`."""
         return self._array
 
     def host_array(self) -> np.ndarray:
-        """Return the array, or a copy of one on a device once that has computed it."""
+        """Return the array, or a copy on the host of an array on a device."""
         return moved(self._array, CPU)
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the array to begin a change of which every element is replaced: its present values may be missing."""
+        """Return the array for a change that replaces every element; its present values may be missing."""
         return self._array
 
     @property
@@ -173,7 +173,7 @@ class TensorData:
         return dtypes.is_complex(self.dtype)
 
     def is_inference(self) -> bool:
-        """Return False: what `inference_mode` makes is a tensor like any other, to record and change later."""
+        """Return False: a tensor made in `inference_mode` is like any other, and can be recorded and changed later."""
         return False
 
     def is_signed(self) -> bool:
@@ -190,7 +190,7 @@ class TensorData:
         self._storage.version += 1
 
     def mark_shared(self) -> Self:
-        """Note that somebody else may keep this tensor, so that its memory is never taken over; return it."""
+        """Note that other code may keep this tensor, so that its memory is never reused; return it."""
         self._storage.aliased = True
         return self
 
@@ -241,7 +241,7 @@ class TensorData:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """What other libraries take device memory by; a tensor on the host has none."""
+        """The description of device memory for other libraries; a tensor on the host has none."""
         if not self.is_cuda:
             raise AttributeError("__cuda_array_interface__: the tensor is on the host")
         self._storage.lend()
@@ -301,9 +301,9 @@ class TensorData:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """Return a NumPy array as one that can be a tensor's memory: itself, or a copy in this machine's byte order.
+    """Return a NumPy array that can be a tensor's memory: `array`, or a copy in this machine's byte order.
 
-    Raises DtypeError for strings, objects and whatever else no tensor holds.
+    Raises DtypeError for strings, objects and other dtypes that no tensor holds.
     """
     dtype = dtypes.as_dtype(array.dtype)
     return array if array.dtype.isnative else array.astype(dtype)

@@ -4,8 +4,6 @@ Names load on first use: the tensor class itself is built on modules of this pac
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,13 +97,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    """Keeps `gradcheck` the function when the module of that name is imported, as in PyTorch."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value.gradcheck if name == "gradcheck" and isinstance(value, ModuleType) else value)
-
-
-sys.modules[__name__].__class__ = _Package

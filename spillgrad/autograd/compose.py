@@ -8,13 +8,13 @@ from spillgrad.tensor import Tensor
 
 
 class compose(saved_tensors_hooks):
-    """Pack with `inner`, then what that returns with `outer`; unpack in reverse, as functions compose.
+    """Pack with `inner`, then pack its result with `outer`; unpack in the reverse order.
 
     `pack_hook(x)` is `outer.pack(inner.pack(x))`, `unpack_hook(p)` is `inner.unpack(outer.unpack(p))`. Each is an
     object with a pair of hooks (`saved_tensors_hooks`, `save_on_cpu`, `save_on_disk`, another `compose`) or a tuple
-    (pack, unpack). What `inner` packs must be a tensor: `outer` takes nothing else. `only` says which values the two
-    take, as in `saved_tensors_hooks`; neither may have one of its own. Re-enterable. This saves bfloat16 of float32
-    activations, and of those only 1 GiB in RAM:
+    (pack, unpack). `inner` must return a tensor, because `outer` packs nothing else. `only` chooses the values that the
+    two pairs take, as in `saved_tensors_hooks`; neither pair may have an `only` of its own. The context can be entered
+    again. This example saves float32 activations as bfloat16, and keeps at most 1 GiB of them in RAM:
 
         def pack(x):
             return x.to(sg.bfloat16) if x.dtype == sg.float32 else x
@@ -23,8 +23,8 @@ class compose(saved_tensors_hooks):
         with sg.autograd.graph.compose(sg.save_on_disk(ram_budget="1GiB"), half):
             loss = model(batch)
 
-    Raises HookTypeError when an argument is no pair of hooks or `inner` packs something else than a tensor,
-    SavedTensorError when the outer pack hook changes what it is given.
+    Raises HookTypeError when an argument is not a pair of hooks, or when `inner` returns something other than a tensor;
+    SavedTensorError when the outer pack hook changes its input.
     """
 
     def __init__(self, outer: Any, inner: Any, *, only: Predicate | None = None) -> None:

@@ -7,7 +7,7 @@ from spillgrad.ops.convert import to
 
 
 class save_on_cpu(saved_tensors_hooks):
-    """Move what operations inside save for backward to host memory, and back when backward needs it.
+    """Move tensors that operations inside save for backward to host memory, and back when backward needs them.
 
     `pin_memory` is accepted for tensors of other devices; host memory needs none. `only`: as in `saved_tensors_hooks`.
     Source: torch.autograd.graph.save_on_cpu.

@@ -1,4 +1,4 @@
-"""The machine of custom differentiable functions, which `Function` and `PyLayer` share.
+"""Recording and running custom differentiable functions: the part that `Function` and `PyLayer` share.
 
 A subclass of `CustomFunction` states where its dialect differs in class attributes and in a few methods.
 """
@@ -29,7 +29,7 @@ def require_tensors(says: str, values: Sequence[Any], remedy: str) -> None:
 
 
 class Context:
-    """What a custom function keeps from forward to backward; users may add attributes of their own."""
+    """The state that a custom function keeps from forward to backward; users may add attributes of their own."""
 
     def __init__(self) -> None:
         self.needs_input_grad: tuple[bool, ...] = ()
@@ -57,20 +57,20 @@ class Context:
         self._to_save = tensors
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Say that outputs need no gradient; their slots in backward still arrive, as zeros.
+        """Mark outputs as needing no gradient; backward still gets a gradient of zeros for each.
 
-        Raises OperandError for what is no tensor.
+        Raises OperandError for anything but tensors.
         """
         says = "mark_non_differentiable only accepts variable arguments"
         require_tensors(says, outputs, "name outputs of forward")
         self._non_differentiable = outputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether gradients that nothing computed arrive in backward as zeros (the default) or as None."""
+        """Choose whether backward gets zeros (the default) or None for an output without a gradient."""
         self._materialize = bool(value)
 
     def _forget_marks(self) -> None:
-        # They have done their work, and a marked input that became an output would keep its own node alive.
+        # They are not needed after forward, and a marked input that became an output would keep its own node alive.
         self._non_differentiable = self._dirty = self._not_inplace = ()
 
     def _unpacked(self) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ class Context:
 
 
 class CustomNode(Node):
-    """A recorded call of a custom function; what its context has, the node has too."""
+    """The node of one call of a custom function; it also has the attributes of its context."""
 
     def __init__(self, kind: "type[CustomFunction]", ctx: Context, inputs: "Inputs") -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class CustomNode(Node):
                 meta = self.outputs[slot]
                 grad = Tensor.wrap(filled(meta.device, meta.shape, meta.dtype, 0))
             arriving.append(None if grad is None else grad.mark_shared())
-        if self._kind.boxed_grads_call and not self._posthooks:  # backward's list alone holds them then
+        if self._kind.boxed_grads_call and not self._posthooks:  # only backward's own list then refers to them
             grads[:] = [None] * len(grads)
             grad = None
         returned = self._kind._run_backward(self._ctx, arriving)
@@ -190,16 +190,16 @@ def is_among(tensor: Any, others: Sequence[Any]) -> bool:
 
 
 class CustomFunction:
-    """The machine both dialects share."""
+    """The base of `Function` and `PyLayer`: it runs and records a call."""
 
     boxed_grads_call: ClassVar[bool] = False
 
     _context: ClassVar[type[Context]]
     _in_place_hint: ClassVar[str]
     _error: ClassVar[type[Exception]]
-    _forward_error: ClassVar[type[Exception]]  # where a leaf cannot be changed in place, or no tensor is returned
+    _forward_error: ClassVar[type[Exception]]  # for a leaf changed in place, or a forward that returns no tensor
     _into_lists: ClassVar[bool]
-    _returns_a_tensor: ClassVar[bool]  # whether forward must
+    _returns_a_tensor: ClassVar[bool]  # whether forward must return a tensor
     _none_for_non_tensors: ClassVar[bool]
     _several: ClassVar[Any]  # the types that hold more than one gradient
     _repeats_are_one: ClassVar[bool]  # whether a result that forward returns twice is one tensor, the last output
@@ -304,7 +304,7 @@ class CustomFunction:
     def _output(
         cls, ctx: Context, node: CustomNode | None, number: int, value: Tensor, tensors: list[Tensor], inputs: Inputs
     ) -> Tensor:
-        """Return what the caller gets for a tensor that forward returned, connected to the node."""
+        """Connect a tensor that forward returned to the node, and return the tensor that the caller gets."""
         returned_before = is_among(value, tensors[:number])
         is_input = is_among(value, inputs.tensors)
         in_place = is_input and not returned_before and cls._changes_in_place(ctx, value)
@@ -338,7 +338,7 @@ class CustomFunction:
             place = next((k for k, value in enumerate(values) if value is tensor), None)
             if place is not None and outputs[place].grad_fn is node:
                 output = outputs[place]
-                # An input that was returned, and not as an in-place change, is saved as the input it is.
+                # An input that is returned without having been changed in place is saved as an input.
                 if output is tensor or not is_among(tensor, inputs.tensors):
                     saved.append(SavedTensor(output, node.name(), str(i), NO_EDGE, node, node._slots[place]))
                     continue

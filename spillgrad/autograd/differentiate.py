@@ -24,9 +24,9 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
-    """Return where a gradient of a tensor flows, and what it must look like; the same of an edge. No node: nowhere.
+    """Return the place that a gradient of a tensor or edge flows to (no node: nowhere), and its required form.
 
-    That is what the tensor was when it was computed, whatever its `data` is now.
+    The form is that of the tensor when it was computed, even if its `data` was replaced since.
     """
     if isinstance(value, Tensor):
         edge: Edge = value.gradient_edge()
@@ -93,7 +93,7 @@ def backward(
 
     `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
     values are freed unless `retain_graph` (default: `create_graph`). A non-leaf among `inputs` retains its gradient.
-    A gradient edge may stand for a tensor; a non-leaf's alone has no `.grad` to add to.
+    A gradient edge may stand for a tensor; the edge of a non-leaf has no `.grad` to add to.
     Raises GraphError when nothing requires a gradient.
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)

@@ -23,7 +23,7 @@ __all__ = ["Function", "FunctionCtx", "once_differentiable"]
 class FunctionCtx(Context):
     """The context of a `Function`."""
 
-    # What the `Function` asks for.
+    # Set from the attribute of the `Function`.
     _clear_on_access = False
     _cleared = False
 
@@ -56,10 +56,10 @@ class FunctionCtx(Context):
         raise AttributeError(f"ctx has no attribute {name!r}; set it in forward")
 
     def save_for_forward(self, *tensors: Tensor) -> None:
-        """Do nothing: there is no forward-mode differentiation that would ask for these tensors."""
+        """Do nothing: only forward-mode differentiation, which spillgrad does not have, would use these tensors."""
 
     def mark_dirty(self, *inputs: Tensor) -> None:
-        """Say that forward changed inputs in place; each must be returned. Raises OperandError."""
+        """Mark inputs that forward changed in place; forward must return each of them. Raises OperandError."""
         require_tensors("mark_dirty can only accept variables", inputs, "name inputs of forward")
         self._dirty = inputs
 
@@ -68,10 +68,10 @@ class Function(CustomFunction):
     """A custom function in PyTorch's dialect, called by `apply`.
 
     Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`.
-    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx; `inputs` then are all its arguments,
-    defaults included. `vjp` is another name for backward. A function may set `clear_saved_tensors_on_access`, which
-    frees what it saved at the first look in backward, and `boxed_grads_call`, with which backward gets its gradients as
-    one list, to free them one by one. `jvp` and `vmap` are never called. Raises RuntimeError for wrong gradients.
+    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx; `inputs` are then all its arguments, with
+    defaults. `vjp` is another name for backward. With `clear_saved_tensors_on_access`, saved tensors are freed when
+    backward first reads them. With `boxed_grads_call`, backward gets its gradients as one list and can free them one by
+    one. `jvp` and `vmap` are never called. Raises RuntimeError for wrong gradients.
     """
 
     clear_saved_tensors_on_access = False
@@ -155,7 +155,7 @@ class Function(CustomFunction):
 
 
 class _OnceOnly(Node):
-    """Stands behind the results of a backward that cannot be differentiated itself."""
+    """The node of a result of a backward that cannot itself be differentiated; it raises GraphError."""
 
     def __init__(self, name: str, inputs: Sequence[Tensor], output: Tensor) -> None:
         super().__init__()
@@ -172,9 +172,7 @@ class _OnceOnly(Node):
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a custom backward as not differentiable: it runs unrecorded, and differentiating through it raises
-    GraphError.
-    """
+    """Mark a custom backward as not differentiable: it runs unrecorded. Differentiating it raises GraphError."""
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *grads: Any) -> Any:

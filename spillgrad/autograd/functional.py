@@ -1,9 +1,10 @@
 """Whole derivatives of functions of tensors: Jacobians, Hessians and their products with vectors.
 
 `func` takes tensors and returns a tensor or a tuple of them; `inputs` is a tensor or a tuple, and results have the
-structure of the inputs and outputs they belong to. What does not depend on an input has a derivative of zeros, or
-raises GraphError with `strict=True`; so does, with `create_graph=True`, a derivative that cannot be differentiated
-further. Results carry a graph, back to inputs that require a gradient, only with `create_graph=True`.
+structure of the inputs and outputs they belong to. An output that does not depend on an input has a derivative of
+zeros, or raises GraphError with `strict=True`. With both `strict=True` and `create_graph=True`, a derivative that
+cannot be differentiated further also raises it. Results carry a graph, back to inputs that require a gradient, only
+with `create_graph=True`.
 
 Source: torch.autograd.functional.
 """
@@ -52,7 +53,7 @@ class _Group(NamedTuple):
 
 
 class _Call:
-    """A call of the user's function on inputs of its own, so that what it captured counts as constant."""
+    """A call of the user's function on copies of its inputs, so that tensors it captured count as constants."""
 
     def __init__(self, who: str, func: Function, inputs: Any, create_graph: bool, strict: bool) -> None:
         self.who, self.create_graph, self.strict = who, create_graph, strict
@@ -107,7 +108,7 @@ class _Call:
         return self.filled(found, self.inputs.tensors, strict=False)
 
     def filled(self, found: Sequence[Any], like: Sequence[Tensor], strict: bool | None = None) -> list[Tensor]:
-        """Return derivatives with zeros for those that nothing reached; without graph unless one was asked for."""
+        """Return derivatives, with zeros for missing ones; without a graph unless `create_graph` asks for it."""
         results: list[Tensor] = []
         for i, (derivative, tensor) in enumerate(zip(found, like, strict=True)):
             if self.strict if strict is None else strict:
@@ -125,12 +126,12 @@ class _Call:
         return results
 
     def finished(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return results as the caller gets them."""
+        """Return results in the structure that the caller gets."""
         return list(tensors) if self.create_graph else [tensor.detach() for tensor in tensors]
 
 
 def _fresh(tensor: Tensor, create_graph: bool) -> Tensor:
-    """Return another tensor of the same values that requires a gradient, in the graph of the first if that is asked."""
+    """Return a tensor of the same values that requires a gradient, connected to the first one's graph on demand."""
     if create_graph and tensor.requires_grad:
         return view(tensor, tensor.shape)
     return tensor.detach().requires_grad_()

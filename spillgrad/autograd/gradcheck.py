@@ -17,7 +17,7 @@ _PRINTED = 64
 
 
 class _Options(NamedTuple):
-    """What the checks of one call have in common."""
+    """The options that all checks of one call share."""
 
     eps: float
     atol: float
@@ -82,7 +82,7 @@ class _Check:
 
     def _check_zero_gradient(self) -> None:
         for i, gradient in zip(self.sources, self._backward(self._weights(np.zeros)), strict=True):
-            # What is not a number is named with its element by a later check.
+            # A later check reports NaN, with its element.
             if gradient is not None and np.nan_to_num(gradient.host_array()).any():
                 raise GradcheckError(
                     f"gradcheck: backward not multiplied by grad_output: the gradient of input {i} is not zero when "
@@ -103,7 +103,7 @@ class _Check:
                 )
 
     def _check_undefined(self) -> None:
-        """Check that outputs which nothing used count as outputs with a gradient of zeros."""
+        """Check that an output without a gradient has the same effect as one with a gradient of zeros."""
         cases: list[list[int]] = [list(self.outputs)]
         if len(self.outputs) > 1:
             cases += [[i] for i in self.outputs]
@@ -214,7 +214,7 @@ class _Check:
         self, o: int, output: Tensor, i: int, source: Tensor, found: np.ndarray, wanted: np.ndarray
     ) -> None:  # fmt: skip
         allowed = self.options.atol + self.options.rtol * np.abs(wanted)
-        wrong = ~(np.abs(found - wanted) <= allowed)  # what is not a number is wrong too
+        wrong = ~(np.abs(found - wanted) <= allowed)  # NaN is wrong too
         if not wrong.any():
             return
         excess = np.where(wrong, np.nan_to_num(np.abs(found - wanted) - allowed, nan=np.inf), -np.inf)
@@ -263,7 +263,7 @@ def _check_source(number: int, source: Tensor) -> None:
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    """Return the tensors among what a function returned."""
+    """Return the tensors among the results of a function."""
     values = result if isinstance(result, tuple | list) else [result]
     return [value for value in values if isinstance(value, Tensor)]
 
@@ -296,15 +296,16 @@ def gradcheck(
 ) -> bool:
     """Return whether the gradients of `func` at `inputs` equal central differences; use float64 inputs.
 
-    Every derivative of an output's element by an input's is compared, with tolerance atol + rtol * |difference|; in
-    `fast_mode`, one random combination of them per output and input. Checked too: that backward, run again, gives the
-    same within `nondet_tol`; that it gives zeros for zeros, and, with `check_undefined_grad`, for outputs without a
-    gradient; with `check_batched_grad`, that `grad(is_grads_batched=True)` agrees. `check_grad_dtypes` and `masked`
-    change nothing: a gradient always gets its input's dtype, and tensors are dense.
+    Every derivative of an output's element by an input's element is compared, with tolerance atol + rtol *
+    |difference|; in `fast_mode`, one random combination of them per output and input. Three more checks are made. A
+    second run of backward must give the same within `nondet_tol`. Gradients of zeros must give zeros, and with
+    `check_undefined_grad` so must outputs without a gradient. With `check_batched_grad`, `grad(is_grads_batched=True)`
+    must agree. `check_grad_dtypes` and `masked` change nothing: a gradient always gets its input's dtype, and tensors
+    are dense.
 
     Raises GradcheckError, which names output, input, element and both values, unless `raise_exception` is False;
-    ArgumentError for inputs of which none requires a gradient, or whose elements share memory, and where forward-mode
-    differentiation is asked for, which there is not.
+    ArgumentError if no input requires a gradient, if elements of an input share memory, or for `check_forward_ad`,
+    because spillgrad has no forward-mode differentiation.
     Source: torch.autograd.gradcheck.
     """
     if check_forward_ad or check_batched_forward_grad or not check_backward_ad:

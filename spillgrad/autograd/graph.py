@@ -32,7 +32,7 @@ __all__ = [
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
     """Return where a gradient of `tensor` flows: its node (or its leaf's accumulator) and output number.
 
-    `grad` and `backward` take it wherever they take the tensor, which may be gone by then. Raises GraphError for a
+    `grad` and `backward` accept it in place of the tensor, which may have been freed by then. Raises GraphError for a
     tensor that requires no gradient.
     """
     if not tensor.requires_grad:
@@ -44,9 +44,9 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
 
 
 def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
-    """Count a change of a tensor's memory (or of several tensors') that was made past spillgrad, as by `.numpy()`.
+    """Count a change of the memory of one or several tensors that was made outside spillgrad, as through `.numpy()`.
 
-    Backward then notices if it needs the former values.
+    Backward then raises an error if it needs the former values.
     """
     for changed in [tensor] if isinstance(tensor, Tensor) else tensor:
         changed.bump_version()

@@ -1,4 +1,4 @@
-"""Jacobians and Hessians of tensors already computed, whose rows are computed when they are looked at.
+"""Jacobians and Hessians of tensors already computed; rows are computed when they are read.
 
 Source: paddle.autograd.jacobian, paddle.autograd.hessian.
 """
@@ -22,8 +22,8 @@ from spillgrad.tensor import Tensor
 class Jacobian:
     """The derivatives of `ys` by `xs`, a matrix of a row per element of `ys`; indexing computes the rows it needs.
 
-    Rows are computed once, and can be differentiated themselves. Whatever else is asked of it (methods, arithmetic) is
-    asked of the whole matrix as a tensor, `J[:]`.
+    Each row is computed once, and can itself be differentiated. Methods and arithmetic apply to the whole matrix as a
+    tensor, `J[:]`.
     Shapes: ys (M,) and xs (N,) give (M, N); with a batch, (B, M) and (B, N) give (B, M, N). M or N without dimension
     (0-d tensors, or (B,) with a batch) has none in the result either.
     Raises ArgumentError for more dimensions.
@@ -87,7 +87,7 @@ class Jacobian:
         return self._rows[number]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # nothing that copying or pickling looks for
+        if name.startswith("_"):  # copying and pickling look for such names, which a tensor must not answer
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.evaluate(), name)
 

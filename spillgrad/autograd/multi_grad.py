@@ -12,9 +12,9 @@ from spillgrad.tensor import Tensor
 
 
 class _MultiHook:
-    """A function and the tensors it waits for, which it keeps no graph of alive.
+    """A function and the tensors whose gradients it waits for; it keeps none of their graphs alive.
 
-    What has arrived is noted per run: several may go on at once, in threads or one inside another.
+    The gradients that have arrived are stored per backward, because several may run at once, in threads or nested.
     """
 
     def __init__(self, function: Callable[[Any], None], tensors: Sequence[Tensor], first_only: bool) -> None:
@@ -47,7 +47,7 @@ class _MultiHook:
         return hook
 
     def _finish(self, run: "engine.Run") -> None:
-        """Call the function, unless that was done."""
+        """Call the function, unless this backward has called it."""
         with self._lock:
             arrived = self._arrived[run]
             if self.removed or self._awaited.pop(run, None) is None:
@@ -60,7 +60,7 @@ def _node(source: Any) -> Node | None:
 
 
 class _Handle(RemovableHandle):
-    """Undoes the registration on every tensor."""
+    """The handle that removes the hook from every tensor."""
 
     def __init__(self, hook: _MultiHook, handles: Sequence[RemovableHandle]) -> None:
         self._hook = hook
@@ -77,9 +77,9 @@ def register_multi_grad_hook(
 ) -> RemovableHandle:
     """Call `fn` once in every backward that computes gradients of `tensors`; return the handle that removes it.
 
-    With "all", `fn(grads)` runs as soon as the last of these gradients is there, at the end where one that was on the
-    way never came; a tensor without gradient has None. With "any", `fn(grad)` runs with the first; tensors that require
-    no gradient are left out. The gradients must not be changed, and what `fn` returns is ignored.
+    With "all", `fn(grads)` runs when the last of these gradients has arrived, or at the end of backward if an expected
+    one never arrives; a tensor without gradient has None. With "any", `fn(grad)` runs with the first gradient; tensors
+    that require no gradient are left out. The gradients must not be changed, and what `fn` returns is ignored.
 
     Raises ArgumentError for another mode, GraphError for a tensor that requires no gradient.
     Source: torch.autograd.graph.register_multi_grad_hook.

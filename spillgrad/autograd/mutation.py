@@ -1,4 +1,4 @@
-"""Hooks that let saved tensors be changed in place: backward sees them as they were."""
+"""Hooks that allow in-place changes of saved tensors: backward sees the values as they were."""
 
 import weakref
 from typing import Any
@@ -13,7 +13,7 @@ from spillgrad_kernels.device_array import address_of, byte_bounds, strided_view
 
 
 class _Packed:
-    """A saved tensor: over its own storage until that is about to change, then over a copy."""
+    """A saved tensor over its own storage; when that is about to change, over a copy."""
 
     __slots__ = ("__weakref__", "array", "is_copy", "keeper", "storage")
 
@@ -25,9 +25,9 @@ class _Packed:
 
 
 class _Keeper:
-    """What looks at one version of a storage; copies that version once, if anything still does when it ends.
+    """The saved tensors of one version of a storage; copies the version once if any is left when it is about to change.
 
-    The storage knows its keeper weakly, saved tensors know it strongly: without them nothing is copied.
+    The storage refers to its keeper weakly and saved tensors refer to it strongly, so nothing is copied without them.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -36,16 +36,16 @@ class _Keeper:
         self._looking: weakref.WeakSet[_Packed] = weakref.WeakSet()
 
     def pack(self, tensor: Tensor) -> _Packed:
-        """Return the tensor as it is kept."""
+        """Return the kept form of a tensor."""
         packed = _Packed(tensor, self)
         self._looking.add(packed)
         return packed
 
     def keep(self) -> None:
-        """Copy what saved tensors look at: the storage is about to change."""
+        """Copy the memory of the saved tensors, because the storage is about to change."""
         looking = list(self._looking)
         if self._storage.version != self.version or not looking:
-            return  # it changed untold, which unpacking will notice
+            return  # it changed without being counted; unpacking will raise
         dense = self._storage.array
         if dense.flags.c_contiguous:
             memory = dense.reshape(-1).view(np.uint8)
@@ -66,7 +66,7 @@ class _Keeper:
 
 
 def _moved(array: np.ndarray, copy: np.ndarray, start: int) -> np.ndarray:
-    """Return what `array` is in a copy of the memory that begins at address `start`."""
+    """Return the array that corresponds to `array` in a copy of the memory that begins at address `start`."""
     return strided_view(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
 
 
@@ -89,11 +89,11 @@ def _unpack(packed: _Packed) -> Tensor:
 
 
 class allow_mutation_on_saved_tensors(saved_tensors_hooks):
-    """Allow in-place changes of what operations inside save for backward: backward sees the values as they were.
+    """Allow in-place changes of tensors that operations inside save; backward sees the values as they were.
 
-    A saved tensor costs nothing until it is about to be changed; then one copy is made for all that saved this version
-    of its memory, which goes with the last graph that needs it. Changes and backward may come after the context, too.
-    Only writes through `.numpy()` and DLPack go unnoticed, as everywhere. `only`: as in `saved_tensors_hooks`.
+    A saved tensor costs nothing until it is about to be changed. Then one copy serves all that saved this version of
+    its memory; it is freed with the last graph that needs it. Changes and backward may also come after the context.
+    Writes through `.numpy()` and DLPack are not noticed, as everywhere. `only`: as in `saved_tensors_hooks`.
     Raises GraphError inside another such context. Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
     """
 

@@ -21,15 +21,15 @@ class PyLayerContext(Context):
         return None if self._to_save is None and not self._saved else self._unpacked()
 
     def mark_not_inplace(self, *inputs: Tensor) -> None:
-        """Say that inputs which forward returns are outputs of their own, not changed in place."""
+        """Mark inputs that forward returns unchanged: each becomes a separate output, not an in-place change."""
         self._not_inplace = inputs
 
 
 class PyLayer(CustomFunction):
     """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
 
-    Tensors in lists and keyword arguments count. Raises ValueError for a wrong number or type of gradients, for a
-    forward that returns no tensor, and for a leaf that it returns without `mark_not_inplace`.
+    Tensors in lists and keyword arguments are inputs too. Raises ValueError for a wrong number or type of gradients,
+    for a forward that returns no tensor, and for a leaf that it returns without `mark_not_inplace`.
     """
 
     _context = PyLayerContext

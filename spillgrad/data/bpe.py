@@ -14,7 +14,7 @@ _BYTES = 256
 
 
 class BPETokenizer:
-    """Turns text into token numbers and back; without loss, for one that was trained here or for GPT-2 or Llama 3.
+    """Converts text to token numbers and back, without loss if trained here or made for GPT-2 or Llama 3.
 
     `tokenizer` is a `tokenizers.Tokenizer`, which `train` and `load` make.
     Source: Sennrich, Haddow, Birch 2015, "Neural machine translation of rare words with subword units"; on bytes, as
@@ -28,9 +28,10 @@ class BPETokenizer:
     def train(
         cls, text: str | bytes | Iterable[str], vocab_size: int = 4096, special_tokens: Sequence[str] = ()
     ) -> Self:
-        """Learn at most `vocab_size` tokens from a text or several: special ones first, then all bytes, then pairs.
+        """Learn at most `vocab_size` tokens from one or several texts: special ones first, then all bytes, then pairs.
 
-        The same text gives the same tokens. Raises ArgumentError for fewer tokens than that, or without the package.
+        The same text gives the same tokens. Raises ArgumentError for fewer tokens than special ones and bytes, or
+        without the package.
         """
         package = _package()
         least = _BYTES + len(special_tokens)
@@ -54,7 +55,7 @@ class BPETokenizer:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `tokenizer.json`, or the one in a folder, as Hugging Face lays it out.
 
-        Raises DataError for what is none, ArgumentError without the package.
+        Raises DataError for any other file, ArgumentError without the package.
         """
         package = _package()
         file = Path(path)
@@ -75,11 +76,11 @@ class BPETokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Return how many tokens there are; a model needs as many rows."""
+        """Return the number of tokens, which is the number of rows of a model's embedding."""
         return int(self.tokenizer.get_vocab_size())
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Return the numbers of a text's tokens, none added before or after. Shapes: result int64 (N,)."""
+        """Return the numbers of a text's tokens; none is added before or after. Shapes: result int64 (N,)."""
         return np.array(self.tokenizer.encode(_decoded(text), add_special_tokens=False).ids, np.int64)
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -104,7 +105,7 @@ class BPEDataset(TokenDataset):
         if isinstance(tokenizer, int):
             tokenizer = BPETokenizer.train(text, tokenizer)
         self.tokenizer = tokenizer if isinstance(tokenizer, BPETokenizer) else BPETokenizer.load(tokenizer)
-        # As narrow as they go: windows become int64 when they are cut.
+        # The narrowest type that holds them; windows become int64 when they are cut.
         tokens = self.tokenizer.encode(text).astype(np.min_scalar_type(max(self.tokenizer.vocab_size - 1, 0)))
         super().__init__(tokens, context, batch, seed, held_out_fraction)
 

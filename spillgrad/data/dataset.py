@@ -52,7 +52,7 @@ class DataLoader:
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
-        self._first = 0  # the batch with which the next pass begins
+        self._first = 0  # the first batch of the next pass
         self._taken: int | None = None  # batches of the latest pass, unless it has ended
 
     def __len__(self) -> int:
@@ -76,13 +76,13 @@ class DataLoader:
         self._taken = None
 
     def state_dict(self) -> dict[str, int]:
-        """Return which batch comes next: that of the latest pass, or the first of another where that has no more."""
+        """Return the position of the next batch: in the latest pass, or at the start of another if that has ended."""
         if self._taken is None or self._taken >= len(self):
             return {"epoch": self.epoch, "batch": self._first}
         return {"epoch": self.epoch - 1, "batch": self._taken}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Let the next pass begin where `state_dict` was taken; the one after it begins with its first batch."""
+        """Let the next pass begin at a position that `state_dict` returned; later passes begin at their start."""
         self.epoch, self._first, self._taken = state_dict["epoch"], state_dict["batch"], None
 
 

@@ -34,7 +34,7 @@ def load_text(path: str | os.PathLike[str] | None = None) -> bytes:
 
 
 def _python_reference() -> bytes:
-    try:  # half a megabyte of text, which some distributions of Python leave out
+    try:  # half a megabyte of text, which some distributions of Python omit
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError as error:
         raise DataError("data: this Python comes without pydoc_data, the default text; give a text file") from error

@@ -14,8 +14,8 @@ class TokenDataset:
     """Cut token numbers into windows of `context` and the same windows one token later, `batch` at a time.
 
     The last `held_out_fraction` of the tokens is held out (at least one window). An epoch covers the others in windows
-    that do not overlap, shuffled, cut from another start than the epoch before. Which windows a step gets is a pure
-    function of (seed, step): training resumes at any step without replaying the ones before.
+    that do not overlap, in random order; each epoch cuts them from another start. The windows of a step depend only on
+    (seed, step), so training resumes at any step without replaying earlier ones.
 
     Shapes: tokens integers (N,); batches are int64 arrays x, y of (batch, context).
     Raises DataError when there are too few tokens for one training and one held-out window.
@@ -64,11 +64,11 @@ class TokenDataset:
         return max(1, (len(self._held_out) - 1) // self.context // self.batch)
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield training batches for ever, the first being that of `start_step`."""
+        """Yield training batches without end, beginning with that of `start_step`."""
         return (self._train_batch(step) for step in itertools.count(start_step))
 
     def held_out_batches(self) -> Iterator[Batch]:
-        """Yield the held-out windows in order, in whole batches; less than one only if that is all there is."""
+        """Yield the held-out windows in order, in full batches, or one smaller batch if there are too few windows."""
         starts = np.arange((len(self._held_out) - 1) // self.context) * self.context
         for index in range(self.held_out_count):
             yield self._cut(self._held_out, starts[index * self.batch : (index + 1) * self.batch])

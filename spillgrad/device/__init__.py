@@ -1,1 +1,1 @@
-"""Where tensors and their memory are: devices, DLPack, and how exact products are on them."""
+"""Devices: naming them, memory on them, DLPack, and the precision of their products."""

@@ -1,4 +1,4 @@
-"""Where a tensor's memory is, and memory on either device."""
+"""Devices, and making and moving memory on them."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from spillgrad_kernels.cuda.driver.availability import missing
 from spillgrad_kernels.device_array import empty_on_device, is_on_device, to_device
 from spillgrad_kernels.memory import buffers
 
-# A tensor's memory, of the host or of a device; for type checkers NumPy's.
+# A tensor's memory, on the host or on a device; type checkers see a NumPy array.
 Array = np.ndarray
 
 
 class Device:
-    """A device, equal to its names: `x.device == "cuda"`, `x.device == "cuda:0"`; whether it exists is not asked.
+    """A device, which equals its names: `x.device == "cuda"`, `x.device == "cuda:0"`. It need not exist.
 
-    Made of a type and a number, or of a name that has both. In sets and dictionaries it is what tensors' devices are
-    called, "cpu" or "cuda:0": two strings, of which both are its names, cannot have one hash.
+    Takes a type and a number, or a name with both. In sets and dictionaries it has the hash of "cpu" or "cuda:0" and
+    does not match "cuda", because two different strings cannot share a hash.
     """
 
     __slots__ = ("index", "type")
@@ -49,9 +49,9 @@ CUDA = Device("cuda", 0)
 
 
 def as_device(device: Any) -> Device:
-    """Return the device that a name, number or device means; the CPU for None.
+    """Return the device for a name, number or device; the CPU for None.
 
-    Raises DeviceError for one that does not exist here, and says what is missing.
+    Raises DeviceError, with what is missing, for a device that does not exist here.
     """
     if device is None or device is CPU:
         return CPU
@@ -75,7 +75,7 @@ def device_of(array: Array) -> Device:
 
 
 def moved(array: Array, device: Device) -> Array:
-    """Return an array itself where it is on a device, else a copy of it there."""
+    """Return the array if it is on the device, else a copy of it there."""
     if device_of(array) is device:
         return array
     return array.to_host() if device is CPU else to_device(array)  # type: ignore[attr-defined]

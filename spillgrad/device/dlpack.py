@@ -1,11 +1,11 @@
 """Memory to and from other libraries, without copies: DLPack and `__cuda_array_interface__`.
 
-What a capsule holds is NumPy's work: a device array lies in memory as a NumPy array does, and only the device, and
-bfloat16, which NumPy lacks, are written over in the capsule. So are capsules of others for the moment in which NumPy
-takes them.
+NumPy makes the capsules. A device array has the layout of a NumPy array, so only the device, and the dtype of bfloat16,
+which NumPy lacks, are then overwritten in the capsule. Capsules of other libraries are changed the other way while
+NumPy reads them.
 
-Memory is shared in the order of streams, as the standards want it: whoever takes memory waits on its stream, not on the
-host, for what computes it.
+Sharing follows the order of streams, as the standards require: the consumer's stream, not the host, waits for the
+computation of the memory.
 
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html and
 https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
@@ -47,7 +47,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """What a versioned capsule holds before its DLTensor."""
+    """The fields of a versioned capsule before its DLTensor."""
 
     _fields_ = (
         ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
@@ -62,14 +62,14 @@ _is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class Content(NamedTuple):
-    """What is in a capsule that nobody took; `versioned` is None in one of before DLPack 1.0."""
+    """The content of an unused capsule; `versioned` is None in capsules older than DLPack 1.0."""
 
     tensor: _Tensor
     versioned: _Versioned | None
 
     @classmethod
     def of(cls, capsule: Any) -> "Content":
-        """Return a capsule's content. Raises ArgumentError for what is none, or was taken."""
+        """Return a capsule's content. Raises ArgumentError if it is not a capsule or was already used."""
         if _is_valid(capsule, b"dltensor_versioned"):
             address = _pointer_of(capsule, b"dltensor_versioned")
             versioned = _Versioned.from_address(address)
@@ -80,14 +80,14 @@ class Content(NamedTuple):
 
 
 class _Stream(NamedTuple):
-    """A stream of another library, as events of the device's driver take it."""
+    """A stream of another library, in the form that events of the device's driver accept."""
 
     handle: int
     computes: bool = False
 
 
 class _Lent:
-    """Memory by address as NumPy takes it, which holds what owns it; `strides` of None are those without gaps."""
+    """Memory at an address, for NumPy; keeps its owner alive. `strides` None means without gaps."""
 
     def __init__(
         self, owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, typestr: str,
@@ -108,7 +108,7 @@ def _driver() -> Any:
 
 
 def _let_wait(waiting: Any, awaited: Any) -> None:
-    """Let a stream wait for all that is in another one so far."""
+    """Let a stream wait for the present work of another stream."""
     _driver().Event().record(awaited).wait(waiting)
 
 
@@ -125,9 +125,9 @@ def export(
     array: Array, stream: int | None, max_version: tuple[int, int] | None, dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:  # fmt: skip
-    """Return a DLPack capsule of a device array, or of a copy; who takes it on `stream` waits there for the array.
+    """Return a DLPack capsule of a device array or of a copy; `stream` waits until the array is computed.
 
-    Raises ExportError for what DLPack cannot say and for another device, ArgumentError for a stream that is none.
+    Raises ExportError for arrays that DLPack cannot describe and for another device, ArgumentError for a wrong stream.
     """
     if dl_device is not None and tuple(dl_device) == HOST:
         if copy is False:
@@ -154,8 +154,8 @@ def export(
         compute = _driver().compute()
         _let_wait(taker, compute)
         if taker.handle in (LEGACY_STREAM, THREAD_STREAM):
-            # The memory may be handed out again once it comes back. Other streams need not exist any more by then:
-            # who takes memory on one keeps it until that is done, as with every library's memory.
+            # The memory may be reused once it is returned, and other streams may no longer exist by then. So a consumer
+            # must keep the memory until its own stream has finished with it, as with every library.
             weakref.finalize(lent, _let_wait, compute, taker).atexit = False
     capsule = _capsule(np.asarray(lent), max_version)
     content = Content.of(capsule)
@@ -182,7 +182,7 @@ def _marked_as_copy(capsule: Any) -> Any:
 
 
 class _Capsule:
-    """A capsule as NumPy takes it."""
+    """An object with a capsule, in the form that NumPy accepts."""
 
     def __init__(self, capsule: Any) -> None:
         self.capsule = capsule
@@ -196,7 +196,7 @@ class _Capsule:
 
 @contextmanager
 def _as_numpy_takes_it(tensor: _Tensor) -> Iterator[None]:
-    """Let a capsule say, for a moment, that it holds what NumPy knows."""
+    """Let a capsule claim, for a moment, a device and dtype that NumPy knows."""
     device, code = (tensor.device_type, tensor.device_id), tensor.dtype.code
     if tensor.device_type == DEVICE[0]:
         tensor.device_type, tensor.device_id = HOST
@@ -226,7 +226,7 @@ def _taken(capsule: Any) -> tuple[_Lent, bool]:
             raise DtypeError(
                 f"from_dlpack: NumPy does not take this ({error}); pass integers and use view(dtype)"
             ) from error
-    # A capsule from before DLPack 1.0 cannot say that its memory is read-only: NumPy's word that it is, is none.
+    # Capsules older than DLPack 1.0 cannot tell whether memory is read-only, so NumPy's flag means nothing for them.
     writeable = content.versioned is None or taken.flags.writeable
     return _Lent(taken, address_of(taken), taken.shape, taken.strides, taken.dtype.str, writeable), is_bfloat16
 
@@ -254,9 +254,9 @@ def import_from(source: Any) -> Array:
 
 
 def import_interface(source: Any) -> Array:
-    """Return a device array over the memory of an object with `__cuda_array_interface__`, which it holds.
+    """Return a device array over the memory of an object with `__cuda_array_interface__`; it keeps the object alive.
 
-    Raises ArgumentError for a mask, DtypeError for a dtype that is not known.
+    Raises ArgumentError for a mask, DtypeError for an unknown dtype.
     """
     driver, said = _driver(), source.__cuda_array_interface__
     if said.get("mask") is not None:
@@ -265,7 +265,7 @@ def import_interface(source: Any) -> Array:
     dtype = np.dtype(said["typestr"])
     if dtypes.as_dtype(dtype) != dtype:
         raise DtypeError(f"cuda array: got {dtype.str}, another byte order than this machine's")
-    # Only version 3 names the stream that computes the memory; the others' is CUDA's default.
+    # Only version 3 names the stream that computes the memory; older versions imply CUDA's default stream.
     stream = said.get("stream", LEGACY_STREAM)
     if stream is not None:
         _let_wait(driver.compute(), _Stream(int(stream)))
@@ -274,7 +274,7 @@ def import_interface(source: Any) -> Array:
 
 def _over(lent: _Lent) -> Array:
     """Return a device array over memory of another library."""
-    # Its owner may hand the memory out again, and does not know the stream that our kernels read it on.
+    # The owner may reuse the memory, and does not know the stream on which our kernels read it.
     weakref.finalize(lent, _wait_for_kernels).atexit = False
     view = np.asarray(lent)
     return DeviceArray(address_of(view), Layout.of(view), lent)  # type: ignore[return-value]

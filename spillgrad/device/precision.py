@@ -1,4 +1,4 @@
-"""How exact products of float32 are, under PyTorch's names."""
+"""The precision of float32 products, under PyTorch's names."""
 
 from spillgrad.errors import ArgumentError
 from spillgrad_kernels.cuda.precision import allow_tf32, tf32_is_allowed
@@ -7,10 +7,10 @@ _PRECISIONS = ("highest", "high", "medium")
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Say how exact products of float32 are on CUDA devices: "highest", in float32, is how it begins.
+    """Set the precision of float32 products on CUDA devices; the default "highest" computes in float32.
 
-    With "high" or "medium" tensor cores round what they multiply to TF32: 10 bits after the point, not 23. Products on
-    the CPU stay exact. Raises ArgumentError for another word.
+    With "high" or "medium", tensor cores round the operands to TF32, with 10 bits after the point instead of 23.
+    Products on the CPU are not affected. Raises ArgumentError for another word.
     """
     if precision not in _PRECISIONS:
         raise ArgumentError(
@@ -21,5 +21,5 @@ def set_float32_matmul_precision(precision: str) -> None:
 
 
 def get_float32_matmul_precision() -> str:
-    """Return how exact products of float32 are: "highest" or "high"."""
+    """Return the precision of float32 products: "highest" or "high"."""
     return "high" if tf32_is_allowed() else "highest"

@@ -1,8 +1,9 @@
-"""Checkpoints of a training run: everything that is needed to go on, bit for bit.
+"""Checkpoints of a training run: everything needed to resume it, bit for bit.
 
-A version is a sub-directory: the tensors of model and optimizer as safetensors (`spillgrad.files.safetensors_io`),
-`config.json` where Hugging Face has such a model, and `state.json`, with all else and the checksums of those files.
-Which version is current, and who may save, `spillgrad.files.checkpoint_directory` says.
+A version is a sub-directory. It holds the tensors of model and optimizer as safetensors files
+(`spillgrad.files.safetensors_io`), a `config.json` if Hugging Face has such a model, and `state.json`, with all other
+state and the checksums of these files. `spillgrad.files.checkpoint_directory` decides which version is current and who
+may save.
 """
 
 import contextlib
@@ -52,18 +53,19 @@ def save_checkpoint(
     max_shard_size: int | str = "5GB",
     trainable_only: bool = False,
 ) -> Path:
-    """Write a checkpoint that replaces the directory's former one, and return the sub-directory with its files.
+    """Write a checkpoint that replaces the directory's former one; return the sub-directory with its files.
 
-    Tensors are written one by one: no second one is in memory, whether the model lives there or on disk. Shared ones
-    are stored once. Files of tensors are `model.safetensors`, or, above `max_shard_size`, several and an index, as
-    Hugging Face's loaders look for them; likewise those of the optimizer's state. The random state is saved too, and of
-    `data` which batch comes next (where batches follow from the step, `step` is enough); `extra` is whatever else JSON
-    can hold. With `trainable_only`, parameters that require no gradient are left out, such as the base of adapters; a
-    load leaves those of its model as they are.
-    Another process that saves to the directory is waited for, for a few seconds. The former version's files go; what
-    else is in the directory stays. Where they cannot be removed, that is warned of.
-    Raises CheckpointError when it cannot be written, or somebody else is still saving there, the former checkpoint then
-    stays valid; OperandError for what JSON cannot hold; SpillError when an offloaded tensor cannot be read.
+    Tensors are written one by one; saving needs memory for at most one more, whether the model is in RAM or on disk.
+    Shared tensors are stored once. The model's tensors are in `model.safetensors` or, above `max_shard_size`, in
+    several files and an index, as Hugging Face's loaders expect them; the optimizer's state likewise. The random state
+    is saved too, and the position of `data` (if batches depend on the step alone, `step` is enough). `extra` may be
+    anything that JSON can hold. With `trainable_only`, parameters that require no gradient, such as the base of
+    adapters, are left out; loading does not change them. If another process is saving to the directory, this call waits
+    for a few seconds. The former version's files are removed, with a warning if that fails; other files in the
+    directory stay.
+    Raises CheckpointError when the checkpoint cannot be written or another process is still saving (the former
+    checkpoint then stays valid); OperandError for values that JSON cannot hold; SpillError when an offloaded tensor
+    cannot be read.
     """
     root = safetensors_io.absolute(directory)
     max_shard_bytes = parse_bytes(max_shard_size)
@@ -90,7 +92,7 @@ def save_checkpoint(
     _require_json(state)
     try:
         with checkpoint_directory.only_writer(root):
-            checkpoint_directory.remove_others(root)  # before: they may be what fills the disk
+            checkpoint_directory.remove_others(root)  # before writing, because they may fill the disk
             version = checkpoint_directory.new_version(root, step)
             try:
                 checkpoint_directory.begin(version)
@@ -105,7 +107,7 @@ def save_checkpoint(
                     checkpoint_directory.remove(version)
                 raise
             checkpoint_directory.remove_others(root)
-    except SpillError:  # a tensor of an offloaded model could not be read: that is no fault of this directory
+    except SpillError:  # a tensor of an offloaded model could not be read, which has nothing to do with this directory
         raise
     except OSError as error:
         raise CheckpointError(
@@ -123,15 +125,16 @@ def load_checkpoint(
     data: DataLoader | None = None,
     strict: bool = True,
 ) -> dict[str, Any]:
-    """Read a checkpoint into what is given, tensor by tensor, and return the rest of it.
+    """Load a checkpoint into the given objects, tensor by tensor, and return the rest of its content.
 
-    That is a dict of `step`, `model` (its class), `config`, `extra`, and of lists as in Hugging Face's loading info:
-    `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the model); with
-    `strict=False` what fits is loaded, and the rest is there. With an optimizer, training is to go on: the random
-    state is restored too.
-    What another process saves meanwhile is loaded in place of what it removed.
-    Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for one that is missing,
-    damaged or of another model; then it lists every tensor that is missing, unexpected or of another shape.
+    The result is a dict of `step`, `model` (its class), `config`, `extra`, and three lists as in Hugging Face's loading
+    info: `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the model). With
+    `strict=False` the fitting tensors are loaded and these lists name the others. With an optimizer, the random state
+    is restored too, so that training can resume. If another process replaces the checkpoint meanwhile, the new one is
+    loaded.
+    Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for a checkpoint that is
+    missing, damaged or of another model. For another model it lists every tensor that is missing, unexpected or of
+    another shape.
     """
     return checkpoint_directory.of_current(
         safetensors_io.absolute(directory),
@@ -191,7 +194,7 @@ def _load(
 
 @contextlib.contextmanager
 def _of_this_run(directory: Path) -> Iterator[None]:
-    """Raise CheckpointError where optimizer, schedule or data cannot take what a checkpoint says of them."""
+    """Raise CheckpointError if optimizer, schedule or data cannot load their part of a checkpoint."""
     try:
         yield
     except StateDictError as error:
@@ -206,14 +209,14 @@ def _of_another_run(directory: Path, why: object) -> CheckpointError:
     return CheckpointError(f"checkpoint: {directory} is of another run: {why}")
 
 
-# What a state has; what it may lack besides.
+# The entries of every state, and the optional ones.
 _NEEDED: dict[str, Any] = {
     "step": int, "model": str, "config": dict | None, "extra": dict, "rng": dict, "scheduler": dict | None,
     "checksums": dict,
 }  # fmt: skip
 _OPTIONAL: dict[str, Any] = {"data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool}
 _PARAMETER = re.compile("[0-9]{1,18}")
-# How deep in one another lists and dicts of an optimizer, a schedule or data may be.
+# The deepest nesting of lists and dicts in the state of an optimizer, a schedule or data.
 _DEEPEST = 32
 
 
@@ -262,7 +265,7 @@ def _is_shallow(value: Any) -> bool:
 
 
 def _require_alike(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise StateDictError where what was saved is of another kind than one's own: text for a number, say."""
+    """Raise StateDictError if a saved entry is of another kind than the object's own, such as text for a number."""
     for key in saved.keys() & own.keys():
         if not _is_alike(saved[key], own[key]):
             raise StateDictError(f"{what} has {key} {str(saved[key])[:80]}, wanted one such as {own[key]}")
@@ -281,10 +284,10 @@ def _is_alike(saved: Any, own: Any) -> bool:
 
 
 def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str, list[Any]]:
-    """Copy tensors of files into a model, one by one; return lists of the keys that do not fit, by kind.
+    """Copy tensors from files into a model, one by one; return lists of the keys that do not fit, by kind.
 
-    A tensor that the model has under several names may be there under one. Raises StateDictError, if `strict`, before
-    anything changes, that lists them all.
+    A tensor that the model has under several names needs only one of them in the files. Raises StateDictError, if
+    `strict`, before anything changes, that lists all keys that do not fit.
     """
     own = model.state_dict(keep_vars=True)
     values = [name for name, value in saved.items() if not isinstance(value, StoredTensor) and name in own]
@@ -309,7 +312,7 @@ def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str
 
 
 class _LeftOut(StoredTensor):
-    """A tensor that is not in the files: the model's own stays."""
+    """A tensor that is not in the files; copying it leaves the model's own unchanged."""
 
     def __init__(self, own: Tensor) -> None:
         super().__init__(Path(), own.dtype, tuple(own.shape), 0)
@@ -374,7 +377,7 @@ def _unique_state(model: Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return an optimizer's state as what JSON holds, and its tensors by "parameter number.name"."""
+    """Return the part of an optimizer's state that JSON can hold, and its tensors by "parameter number.name"."""
     state = optimizer.state_dict()
     tensors = {}
     numbers: dict[str, dict[str, Any]] = {}
@@ -408,7 +411,7 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
 
 
 def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a set of tensors, still in their files, whose checksums are right."""
+    """Return a set of tensors, not yet read, after verifying the checksums of their files."""
     for name in state["checksums"]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
             checkpoint_directory.verify(current, name, state["checksums"])

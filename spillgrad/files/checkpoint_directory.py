@@ -1,15 +1,16 @@
-"""The directory of a run's checkpoints: which version is current, who may write the next, and which ones go.
+"""The directory of a run's checkpoints: which version is current, who may save, and which versions are removed.
 
-`checkpoint.json`, the pointer, names the sub-directory of the current version and the checksum of its `state.json`. A
-new version is written beside it, its pointer within; by one rename that becomes the directory's, when all is on the
-disk. So a kill or a full disk at any moment leaves the former version valid, and no pointer is ever half written.
+The pointer, `checkpoint.json`, names the sub-directory of the current version and the checksum of its `state.json`. A
+new version is written beside the current one, with its pointer inside. When all files are on the disk, one rename moves
+the new pointer over the old one. A kill or a full disk at any moment therefore leaves the former version valid, and no
+pointer is ever half written.
 
-`checkpoint.lock` is there while somebody saves: an open file that is locked, by which a second one sees that, and in
-it who. The lock dies with the process.
+`checkpoint.lock` exists and is locked while a process saves; its content tells a second process which one. The lock
+dies with the process.
 
-Versions that are not current go: the former ones, and what killed saves left. They have names that only a save gives,
-and hold a pointer or a `state.json` whose format says whose they are. Of them go the files that a save writes. All
-else that is in the directory, or in a version, is somebody's, and stays.
+Versions that are not current are removed: former ones, and remains of killed saves. They are recognised by a name that
+only a save gives and by the format in their pointer or `state.json`. Only files that a save writes are removed; all
+other files in the directory or in a version belong to the user and stay.
 """
 
 import contextlib
@@ -43,22 +44,22 @@ _VERSION_NAME = re.compile(r"step-(\d{8,}|-\d{7,})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(
     rf"({MODEL}|{OPTIMIZER})(-\d{{5,}}-of-\d{{5,}})?\.safetensors(\.index\.json)?|{CONFIG}|{STATE}|{POINTER}"
 )
-# Who comes while another saves waits for it so long, and looks so often.
+# How long a process waits for another that saves, and how often it tries.
 _PATIENCE_S, _MOMENT_S = 5.0, 0.005
 
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Make the directory, and keep others from saving to it inside; wait for who does so now, for a few seconds.
+    """Make the directory and lock it for saving; wait a few seconds for another process that holds the lock.
 
-    Where the file system has no locks, nobody is kept from it. Raises OSError; CheckpointError, that says who saves.
+    On a file system without locks, nothing is locked. Raises OSError; CheckpointError that names the other process.
     """
     _make(root)
     fd = _claim(root)
     try:
         yield
     finally:
-        (root / _LOCK).unlink(missing_ok=True)  # while it is locked: who opened it meanwhile sees that it went
+        (root / _LOCK).unlink(missing_ok=True)  # while locked, for processes that have opened it
         file_lock.close(fd)
 
 
@@ -83,7 +84,7 @@ def _claim(root: Path) -> int:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Return whether a file still has its name."""
+    """Return whether an open file is still the one at its path."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -97,7 +98,7 @@ def _sign(fd: int) -> None:
 
 
 def _holder(fd: int) -> str:
-    """Return who has locked a file, as it says."""
+    """Return a description of the process that locked a file, as written there."""
     try:
         told = json.loads(os.pread(fd, 4096, 0))
         process, host = int(told["process"]), str(told["host"])
@@ -109,18 +110,18 @@ def _holder(fd: int) -> str:
 
 
 def new_version(root: Path, step: int) -> Path:
-    """Return where a version of a step may be made, at a place of its own."""
+    """Return a new, unused path for a version of a step."""
     return root / f"step-{step:08d}-{secrets.token_hex(4)}"
 
 
 def begin(version: Path) -> None:
-    """Make the sub-directory of a version, which says that it is one. Raises OSError."""
+    """Make the sub-directory of a version and mark it as one. Raises OSError."""
     version.mkdir()
     safetensors_io.write_json(version / POINTER, {"format": FORMAT, "version": _VERSION, "current": version.name})
 
 
 def make_current(version: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a version whose other files are on the disk, and let it be the current one. Raises OSError."""
+    """Write the state of a version whose other files are on the disk, and make it the current one. Raises OSError."""
     root = version.parent
     checksum = safetensors_io.write_json(version / STATE, {"format": FORMAT, **state})
     _sync(version)
@@ -141,7 +142,7 @@ def is_current(version: Path) -> bool:
 
 
 def remove_others(root: Path) -> None:
-    """Remove the versions that are not the current one: the former, and what killed saves left. Raises OSError.
+    """Remove all versions but the current one: former ones, and remains of killed saves. Raises OSError.
 
     Warns of those that cannot be removed.
     """
@@ -149,37 +150,37 @@ def remove_others(root: Path) -> None:
     versions = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     current = _named(root)
     if (root / POINTER).exists() and current not in [version.name for version in versions]:
-        return  # a damaged pointer names none of them: then it is not for us to choose
+        return  # a damaged pointer names no version; the user must choose
     for version in versions:
         if version.name != current and _is_ours(version):
             remove(version)
 
 
 def remove(version: Path) -> None:
-    """Remove the files of a version, and it with them if there are no others; warn if that cannot be done."""
+    """Remove the files of a version, and the directory if it is then empty; warn if that fails."""
     try:
         names = os.listdir(version)
         ours = [name for name in names if is_file_name(name)]
-        # Last what says whose they are, for the next save, if this one is killed.
+        # The files that mark the version go last, so that the next save recognises it if this one is killed.
         for name in sorted(ours, key=(POINTER, STATE).__contains__):
             os.unlink(version / name)
         if len(ours) == len(names):
             os.rmdir(version)
-    except FileNotFoundError:  # it was not made, or somebody else removes it
+    except FileNotFoundError:  # it was not made, or another process removes it
         return
     except OSError as error:
         warnings.warn(
             f"checkpoint: {version} could not be removed ({reason(error)}), and takes room on the disk; remove it by "
             "hand",
-            stacklevel=4,  # who saves
+            stacklevel=4,  # the caller of `save_checkpoint`
         )
 
 
 def _is_ours(version: Path) -> bool:
-    """Return whether what is in a directory says that a save made it, or nothing is in it yet."""
+    """Return whether a save made this directory: a file in it says so, or it is still empty."""
     try:
         return any(_says_so(version / name) for name in (POINTER, STATE)) or not os.listdir(version)
-    except OSError:  # what cannot be read, no save of ours made
+    except OSError:  # our own saves leave nothing unreadable
         return False
 
 
@@ -208,7 +209,7 @@ def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
         except CheckpointError:
             if is_current(current):
                 raise
-            # It went, as a save was quicker: there is another one.
+            # Another process has replaced it: read the new one.
 
 
 def _pointed(root: Path) -> tuple[Path, Any]:
@@ -231,7 +232,7 @@ def _pointed(root: Path) -> tuple[Path, Any]:
 
 
 def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a file of a version that is not what was written."""
+    """Raise CheckpointError if a file of a version differs from what was written."""
     path = version / name
     try:
         got = safetensors_io.checksum(path)
@@ -257,7 +258,7 @@ def of_current(root: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
 
 
 def _make(path: Path) -> None:
-    """Make a directory and those above it, so that they are there after a crash too."""
+    """Make a directory and its parents, so that they survive a crash."""
     made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in made:

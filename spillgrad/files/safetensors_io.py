@@ -1,7 +1,7 @@
-"""Tensors in safetensors files, one after the other: never is more than one of them in memory.
+"""Reading and writing tensors in safetensors files, with at most one tensor in memory at a time.
 
-A set of tensors is one file `model.safetensors`, or, above a size, several (`model-00001-of-00003.safetensors` …)
-and an index that says which file holds which tensor, as Hugging Face's libraries write and look for them.
+A set of tensors is one file, `model.safetensors`, or, above a size, several (`model-00001-of-00003.safetensors` …) and
+an index that maps each tensor to its file, as in Hugging Face's libraries.
 
 Source: the safetensors format: 8 bytes of length, a JSON header, the tensors' bytes in the order of the header.
 """
@@ -31,14 +31,14 @@ NAMES = {
     "U32": dtypes.uint32, "U16": dtypes.uint16, "U8": dtypes.uint8, "BOOL": dtypes.bool_, "C64": dtypes.complex64,
 }  # fmt: skip
 _DTYPE_NAMES = {dtype: name for name, dtype in NAMES.items()}
-# What is digested while it is in the processor's cache.
+# Pieces are hashed while they are in the processor's cache.
 _PIECE_BYTES = 1 << 20
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 64
 
 
 class StoredTensor:
-    """A tensor in a file; it is read, into memory of its own, when it is asked for as an array."""
+    """A tensor in a file; converting it to an array reads it, into memory of its own."""
 
     def __init__(self, path: Path, dtype: dtypes.DType, shape: tuple[int, ...], offset: int) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class StoredTensor:
         return len(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        # Not from the pool of buffers, which would keep the memory for a next tensor of this very size.
+        # Not from the buffer pool, which would keep the memory for a later tensor of the same size.
         array = np.empty(self.shape, self.dtype)
         self._read_into(array)
         return array if dtype is None else array.astype(dtype, copy=False)
@@ -72,12 +72,12 @@ class StoredTensor:
                 raise damaged(self.path, "it ends too early")
 
     def copy_to(self, tensor: Tensor) -> None:
-        """Overwrite a tensor in place: of the same dtype and dense, with no memory beside its own."""
+        """Overwrite a tensor in place; if it is contiguous and of the same dtype, without further memory."""
         with no_grad():
             if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
                 return
-            array = tensor.array_to_overwrite()  # held, for it may not be anywhere else yet
+            array = tensor.array_to_overwrite()  # this reference keeps it alive: the tensor may not hold it yet
             if not array.flags.c_contiguous:
                 inplace.copy_(tensor, self)
                 return
@@ -101,8 +101,8 @@ class StoredTensor:
 def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> dict[str, str]:
     """Write tensors into new files of a folder, and return the checksum of each file by its name.
 
-    Each tensor's memory is looked at once, in the order of `tensors` within a dtype's width. Files are on the disk when
-    this returns; their names are when the folder is synchronised.
+    Each tensor's memory is read once, in the order of `tensors` within a dtype's width. The content of the files is on
+    the disk when this returns; their names are once the folder is synchronised.
     Raises CheckpointError, before anything is written, for dtypes the format lacks, and OSError.
     """
     foreign = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in _DTYPE_NAMES]
@@ -126,7 +126,7 @@ def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_byte
 
 
 def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Return the names of each file: as many as fit, in order, at least one."""
+    """Return the tensor names for each file: in order, as many as fit, at least one."""
     shards: list[list[str]] = [[]]
     filled_bytes = 0
     for name, tensor in tensors.items():
@@ -139,7 +139,7 @@ def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[st
 
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    # Wide elements first, so that all are aligned.
+    # Tensors with wide elements come first, so that all are aligned.
     names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     # Hugging Face's loaders refuse files that do not say whose format their tensors have.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -177,7 +177,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, or of those that an index names; none of them is read yet.
+    """Return the tensors of a file, or of the files that an index names; none is read yet.
 
     Raises CheckpointError for files that are missing, damaged or of another format.
     """
@@ -191,8 +191,8 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
         refuse_pickles(start, str(path))
         offset = 8 + int.from_bytes(start[:8], "little")
         found = {}
-        # It checks the header, and that tensors lie side by side. Not its arrays: memory of the file that it maps
-        # counts as this process's for as long as it is open.
+        # safe_open checks the header and that tensors lie side by side. Its arrays are not used, because the memory
+        # that it maps would count as this process's while it is open.
         with safe_open(path, framework="np") as file:
             for name in file.offset_keys():
                 part = file.get_slice(name)
@@ -205,13 +205,13 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def known_layout(name: str, shape: Sequence[int], where: str) -> tuple[dtypes.DType, tuple[int, ...]]:
-    """Return the dtype that safetensors calls by a name, and a shape. Raises CheckpointError for what no tensor has."""
+    """Return the dtype of a safetensors name, and the shape. Raises CheckpointError unless a tensor can have them."""
     if name not in NAMES:
         raise CheckpointError(
             f"load: {where} has dtype {name}, which no tensor has; convert it to one of {', '.join(NAMES)}"
         )
     dtype = NAMES[name]
-    # What NumPy has no arrays of, even where a size of zero makes them empty.
+    # NumPy has no such arrays, even if a size of zero makes them empty.
     if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) * dtype.itemsize > sys.maxsize:
         sizes = ", ".join(map(str, shape[:_MAX_DIMENSIONS]))
         raise CheckpointError(f"load: {where} has shape ({sizes}, …), which no tensor has; use another copy")
@@ -222,8 +222,8 @@ START_BYTES = 9
 
 
 def refuse_pickles(start: bytes, name: str) -> None:
-    """Raise CheckpointError for a file whose first `START_BYTES` are those of a pickle, or of an archive of some."""
-    # The length of a safetensors header may begin with the same byte; but then come zeros, and the header's brace.
+    """Raise CheckpointError if the first `START_BYTES` of a file are those of a pickle or of an archive of pickles."""
+    # The length of a safetensors header may begin with the same byte, but zeros and the header's brace follow it.
     if start.startswith((b"PK\x03\x04", b"\x80")) and start[4:] != b"\0\0\0\0{":
         raise CheckpointError(
             f"load: {name} is a file of PyTorch's (pickle) format, and reading one can run code; in PyTorch, write its "
@@ -243,7 +243,7 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """Return the file with all tensors, or else the index of several, or None where there is neither."""
+    """Return the file with all tensors, or else the index of several; None if neither exists."""
     single = folder / f"{stem}.safetensors"
     index = folder / f"{stem}.safetensors.index.json"
     return single if single.is_file() else index if index.is_file() else None
@@ -280,7 +280,7 @@ def checksum(path: Path) -> str:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return a path that leads to the same place wherever the process goes. Raises MissingFileError."""
+    """Return an absolute path, which holds when the process changes its directory. Raises MissingFileError."""
     try:
         return Path(path).absolute()
     except FileNotFoundError as error:
@@ -290,7 +290,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def open_for_reading(path: Path) -> Any:
-    """Return a file to read bytes from. Raises MissingFileError, CheckpointError."""
+    """Open a file for reading bytes. Raises MissingFileError, CheckpointError."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:
@@ -305,5 +305,5 @@ def damaged(path: Path, why: str) -> CheckpointError:
 
 
 def reason(error: Exception) -> str:
-    """Return what went wrong without the path, which our messages name."""
+    """Return the text of an error without the path, which our messages already contain."""
     return getattr(error, "strerror", None) or str(error)

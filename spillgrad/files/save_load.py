@@ -1,8 +1,9 @@
 """`save` and `load`: tensors in nested containers, in one file that holds no code.
 
-The file is a safetensors file, readable as such: its tensors are named by where they were found ("model.0.weight").
-Its metadata hold under "spillgrad", as JSON, what safetensors does not know: the containers, other values, which
-tensors are one, and a checksum of each; under "checksum" that of the JSON.
+The file is a safetensors file, and readable as such. Its tensors are named by their place in the containers
+("model.0.weight"). The metadata entry "spillgrad" is JSON with everything that safetensors cannot express: the
+containers, other values, which tensors are the same object, and a checksum of each. The entry "checksum" is that of the
+JSON.
 
 Source: torch.save, torch.load; the safetensors format.
 """
@@ -36,7 +37,7 @@ from spillgrad_kernels.memory import buffers
 
 _VERSION = 1
 _KEY = "spillgrad"
-# Of what a file says, in a message.
+# The longest quotation from a file in a message.
 _LONGEST = 200
 
 
@@ -44,8 +45,8 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write tensors, and the lists, tuples, dicts, sets and plain values around them, to a file or a binary stream.
 
     Plain values are None, bool, int, float, complex, str, bytes, NumPy arrays and scalars, dtypes, devices, and what
-    `get_rng_state` returns. A tensor found twice is stored once, and so are tensors that look at the same elements;
-    other views are stored by what they show. A file is replaced as a whole, when all is written, or not at all.
+    `get_rng_state` returns. A tensor found twice is stored once, and so are tensors over the same elements; any other
+    view is stored with its own elements. An existing file is replaced only when everything is written.
     Raises OperandError for other objects, ArgumentError for a container within itself, CheckpointError when the file
     cannot be written.
     """
@@ -80,9 +81,8 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
 def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, weights_only: bool | None = None) -> Any:
     """Return what `save` wrote; of any other safetensors file, its tensors by name.
 
-    `map_location`: a device, a dict of them, or a function, as in PyTorch. In files, all tensors are the host's: a dict
-    maps "cpu", and a function nothing.
-    `weights_only` changes nothing: no file can run code.
+    `map_location`: a device, a dict of them, or a function, as in PyTorch. In files, all tensors are on the host: a
+    dict is read at "cpu", and a function is ignored. `weights_only` changes nothing: no file can run code.
     Raises MissingFileError (a FileNotFoundError), CheckpointError for a file that is damaged, cut off, of a newer
     version, or of PyTorch's format, and DeviceError for a device that does not exist here.
     """
@@ -124,7 +124,7 @@ def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, wei
 
 
 class _Writer:
-    """Turns objects into JSON and arrays by name."""
+    """Converts objects to JSON and to arrays by name."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
@@ -135,7 +135,7 @@ class _Writer:
         self._kept: list[Any] = []  # ids are of living objects
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """Return JSON for a value: itself, a list, or an object whose only key says what it was."""
+        """Return JSON for a value: itself, a list, or an object whose only key names its kind."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -228,7 +228,7 @@ def _where(path: tuple[Any, ...]) -> str:
     return "".join(f"[{key!r}]" for key in path) or "the top"
 
 
-# What reading a description raises that no save wrote, whatever its checksum says.
+# The errors of decoding a description that no save wrote, even with a correct checksum.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -237,13 +237,13 @@ def _words(error: Exception) -> str:
 
 
 def _require(holds: object, what: str) -> None:
-    """Raise ValueError for what no save writes."""
+    """Raise ValueError unless `holds`: no save writes such a file."""
     if not holds:
         raise ValueError(what)
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
-    """Return what `_Writer.encode` made JSON of. Raises one of `_MALFORMED` for JSON that it does not make."""
+    """Return the value that `_Writer.encode` converted. Raises one of `_MALFORMED` for any other JSON."""
     if isinstance(value, list):
         return [_decode(part, tensors) for part in value]
     if not isinstance(value, dict):
@@ -300,7 +300,7 @@ _BUILT: dict[str, Callable[[Any], Any]] = {
 
 
 def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray], device: Device) -> list[Any]:
-    """Return the arrays that entries describe, and the tensors, on a device; those of one name share its memory.
+    """Return the arrays and tensors that entries describe, on a device; those of one name share memory.
 
     Raises one of `_MALFORMED` for entries that no save writes.
     """

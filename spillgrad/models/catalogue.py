@@ -100,7 +100,7 @@ def build(name: str | Config, context: int | None = None, **overrides: Any) -> L
 
 
 def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
-    """Return the model whose weights are at a path: of the kind that `config.json` there says, without one a GPT.
+    """Return the model whose weights are at a path; its `config.json` tells the kind, and without one it is a GPT.
 
     Raises what `gpt.from_safetensors` and `llama.from_safetensors` raise; CheckpointError for a kind that is neither.
     """

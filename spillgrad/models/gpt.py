@@ -50,7 +50,7 @@ class GPTConfig:
 
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
-        """Return the config that a `config.json` means. Raises CheckpointError for models that are no such GPT-2."""
+        """Return the config for a `config.json`. Raises CheckpointError for models other than this GPT-2."""
         width = description.get("n_embd", cls.n_embd)
         accepted = {
             "model_type": ("gpt2",),
@@ -73,7 +73,7 @@ class GPTConfig:
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return what `config.json` holds for this model, which is `GPT2LMHeadModel` there."""
+        """Return the content of `config.json` for this model, Hugging Face's `GPT2LMHeadModel`."""
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -89,7 +89,7 @@ _SHARED_FIELDS = ("vocab_size", "n_layer", "n_head", "n_embd", "layer_norm_epsil
 
 
 def _add_to(residual: Tensor, x: Tensor, projection: Conv1D, dropout: Dropout) -> Tensor:
-    """Return residual + dropout(projection(x)), in as few passes over memory as it takes."""
+    """Return residual + dropout(projection(x)), in as few passes over memory as possible."""
     if dropout.p > 0 and dropout.training:
         return dropout(projection(x), residual)  # type: ignore[no-any-return]
     return projection(x, residual)  # type: ignore[no-any-return]
@@ -180,22 +180,22 @@ class GPT(LanguageModel):
         self.lm_head = tied_head(self.transformer.wte)
 
     def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, n_embd)."""
+        """Return the input of `lm_head`. Shapes: idx int64 (B, T), result (B, T, n_embd)."""
         return self.transformer(idx)  # type: ignore[no-any-return]
 
 
 def _residual_std(config: GPTConfig) -> float:
-    """Return the spread of the projections into the residual stream, which each block adds to twice."""
+    """Return the standard deviation for projections into the residual stream, to which each block adds twice."""
     return 0.02 / math.sqrt(2 * config.n_layer)
 
 
 def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = None, *, model: GPT | None = None) -> GPT:
     """Return a GPT with the weights of a safetensors file, an index of several, or a folder as Hugging Face's.
 
-    They are read one by one, into a new model or into `model`. Names are those of `GPT2LMHeadModel` or, without
-    "transformer.", of `GPT2Model`; masks ("attn.bias") are left out. Without `config`, it is that of `config.json`
-    beside the file, or inferred from the weights: heads of 64, as all published ones have. As in Hugging Face's
-    libraries, the model is in evaluation mode.
+    Tensors are read one by one, into a new model or into `model`. Names are those of `GPT2LMHeadModel` or, without
+    "transformer.", of `GPT2Model`; masks ("attn.bias") are ignored. `config` defaults to the `config.json` beside the
+    file; without that file it is inferred from the weights, with heads of width 64, as in all published models. As in
+    Hugging Face's libraries, the model is in evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
 
@@ -215,9 +215,9 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
 def config_of(
     saved: Mapping[str, StoredTensor], description: Mapping[str, Any] | None, path: str | os.PathLike[str]
 ) -> GPTConfig:
-    """Return the config of weights read from a path; without a description, the one that their shapes leave possible.
+    """Return the config of weights read from a path; without a `config.json`, inferred from their shapes.
 
-    Raises CheckpointError where there is none.
+    Raises CheckpointError if that is impossible.
     """
     if description is not None:
         return GPTConfig.from_hugging_face(description)
@@ -232,7 +232,7 @@ def _own_name(name: str) -> str:
 
 
 def _inferred(saved: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> GPTConfig:
-    """Return the config that the weights' shapes leave possible."""
+    """Return the config inferred from the weights' shapes."""
     tables = [saved.get(f"transformer.{name}.weight") for name in ("wte", "wpe")]
     numbers = [int(found[1]) for name in saved if (found := re.match(r"transformer\.h\.(\d+)\.", name))]
     shapes = [table.shape for table in tables if table is not None and table.ndim == 2]

@@ -1,4 +1,4 @@
-"""What language models share: logits or a loss from token numbers, and text that they make up."""
+"""The base of language models: logits or a loss from token numbers, and sampling of text."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class LanguageModel(Module):
     lm_head: Linear
 
     def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, width)."""
+        """Return the input of `lm_head`. Shapes: idx int64 (B, T), result (B, T, width)."""
         raise NotImplementedError(f"{type(self).__name__}: defines no hidden_states")
 
     def forward(
@@ -28,7 +28,7 @@ class LanguageModel(Module):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return (logits of each next token, None), or (None, mean cross-entropy) when `targets` are given.
 
-        The loss needs no memory for the logits, which are the model's largest tensor.
+        With `targets`, the logits, the model's largest tensor, are never stored as a whole.
         Shapes: idx and targets int64 (B, T), logits (B, T, vocab_size), loss ().
         """
         hidden = self.hidden_states(self._tokens(idx))
@@ -46,7 +46,7 @@ class LanguageModel(Module):
     ) -> Tensor:
         """Continue token sequences by sampling; temperature 0 always takes the likeliest token.
 
-        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens). Only the last `context` tokens are looked at.
+        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens). Only the last `context` tokens are used.
         """
         if temperature < 0 or (top_k is not None and top_k < 1):
             raise ArgumentError(
@@ -82,7 +82,7 @@ class LanguageModel(Module):
 
 
 def tied_head(embedding: Embedding) -> Linear:
-    """Return the layer to logits whose weight is an embedding's; none of its own is made, or drawn, before."""
+    """Return the output layer that shares an embedding's weight; no weight of its own is allocated or drawn."""
     head = Linear(embedding.embedding_dim, 0, bias=False)
     head.out_features, head.weight = embedding.num_embeddings, embedding.weight
     return head

@@ -97,7 +97,7 @@ class LlamaConfig:
 
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
-        """Return the config that a `config.json` means. Raises CheckpointError for models that are no such Llama."""
+        """Return the config for a `config.json`. Raises CheckpointError for models other than this Llama."""
         pretrained.require(description, {"model_type": ("llama",), "hidden_act": ("silu",), "pretraining_tp": (1,)})
         own = {field.name: description[field.name] for field in dataclasses.fields(cls) if field.name in description}
         if own.get("rope_theta") is None:
@@ -114,7 +114,7 @@ class LlamaConfig:
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return what `config.json` holds for this model, which is `LlamaForCausalLM` there."""
+        """Return the content of `config.json` for this model, Hugging Face's `LlamaForCausalLM`."""
         own = dataclasses.asdict(self) | {"num_key_value_heads": self.key_value_heads, "head_dim": self.head_width}
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **own}
 
@@ -142,7 +142,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _frequencies(config: LlamaConfig) -> np.ndarray:
-    """Return the angle from a position to the next of each pair of a head's elements. Shapes: result (head_width / 2,).
+    """Return the angle between neighbouring positions for each pair of elements. Shapes: result (head_width / 2,).
 
     Source: Su et al. 2021, "RoFormer", section 3.2.2; for "llama3", Llama 3.1's reference implementation.
     """
@@ -155,7 +155,7 @@ def _frequencies(config: LlamaConfig) -> np.ndarray:
     if scaling["rope_type"] == "linear":
         return slow
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    # How often a pair turns within the context of the first training, from `low` (0) to `high` (1).
+    # The turns of a pair within the original context, scaled so that `low` gives 0 and `high` gives 1.
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     share: np.ndarray = np.clip((turns - low) / (high - low), 0, 1)
     mixed: np.ndarray = slow + share * (frequencies - slow)
@@ -173,7 +173,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 class Attention(Module):
-    """Causal self-attention over rotated positions, in which neighbouring heads share one of keys and values."""
+    """Causal self-attention with rotary positions; groups of neighbouring heads share keys and values."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class Transformer(Module):
 
     def forward(self, idx: Tensor) -> Tensor:
         x = self.embed_tokens(idx)
-        # In float64, in which angles of far positions are still exact.
+        # In float64, because angles of far positions would be inexact in float32.
         angles = np.arange(idx.shape[1])[:, np.newaxis] * self.frequencies
         rotation = tuple(
             creation.tensor(part, dtype=x.dtype, device=x.device) for part in (np.cos(angles), np.sin(angles))
@@ -276,7 +276,7 @@ class Llama(LanguageModel):
             self.lm_head = tied_head(self.model.embed_tokens)
 
     def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return what `lm_head` takes. Shapes: idx int64 (B, T), result (B, T, hidden_size)."""
+        """Return the input of `lm_head`. Shapes: idx int64 (B, T), result (B, T, hidden_size)."""
         return self.model(idx)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -292,10 +292,10 @@ def from_safetensors(
 ) -> Llama:
     """Return a Llama with the weights of a safetensors file, an index of several, or a folder as Hugging Face's.
 
-    They are read one by one, into a new model or into `model`. Names are those of `LlamaForCausalLM`, with or without
-    "model."; tables of frequencies ("rotary_emb.inv_freq") are left out. Without `config`, it is that of `config.json`
-    beside the file: shapes do not tell how many heads there are. As in Hugging Face's libraries, the model is in
-    evaluation mode.
+    Tensors are read one by one, into a new model or into `model`. Names are those of `LlamaForCausalLM`, with or
+    without "model."; tables of frequencies ("rotary_emb.inv_freq") are ignored. `config` defaults to the `config.json`
+    beside the file; it cannot be inferred, because shapes do not show the number of heads. As in Hugging Face's
+    libraries, the model is in evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
 
@@ -316,7 +316,7 @@ def from_safetensors(
 def config_of(
     saved: Mapping[str, StoredTensor], description: Mapping[str, Any] | None, path: str | os.PathLike[str]
 ) -> LlamaConfig:
-    """Return the config of weights read from a path. Raises CheckpointError without a description."""
+    """Return the config of weights read from a path. Raises CheckpointError without a `config.json`."""
     if description is None:
         raise CheckpointError(f"from_safetensors: {path} has no config.json beside it; give a config")
     return LlamaConfig.from_hugging_face(description)

@@ -1,4 +1,4 @@
-"""Weights that others have trained: models out of safetensors files in Hugging Face's layout."""
+"""Loading pretrained weights from safetensors files in Hugging Face's layout."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ def _file_in(folder: Path) -> Path:
 
 
 def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError, with all of them, for entries of a `config.json` whose value is none of those accepted."""
+    """Raise CheckpointError that lists all entries of a `config.json` with unsupported values."""
     wrong = [
         f"{name} {description[name]!r} (accepted: {', '.join(map(repr, values))})"
         for name, values in accepted.items()
@@ -76,7 +76,7 @@ def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ..
 
 
 def without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[str]) -> Weights:
-    """Return the weights without the head's own copy of the embedding. Raises CheckpointError when it is no copy."""
+    """Return the weights without the head's copy of the embedding. Raises CheckpointError if the two differ."""
     head = saved.get("lm_head.weight")
     if head is None or embedding not in saved:
         return saved
@@ -94,7 +94,7 @@ def require_layers(layers: int, saved: Weights, path: str | os.PathLike[str]) ->
 
 
 def build(model: Callable[[Any], M], config: Any) -> M:
-    """Return a new model whose weights are still to come."""
+    """Return a new model whose weights are loaded afterwards."""
     with init.skipped():
         return model(config)
 

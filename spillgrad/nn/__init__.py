@@ -1,4 +1,4 @@
-"""Layers, and what belongs to training them."""
+"""Layers, losses, and helpers for training them."""
 
 from spillgrad.nn import functional, init, modules, utils
 from spillgrad.nn.activation import (

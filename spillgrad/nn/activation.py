@@ -1,4 +1,4 @@
-"""Activations as modules; all but `PReLU` are without parameters."""
+"""Activations as modules; only `PReLU` has parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from spillgrad.tensor import Tensor
 
 
 class _Activation(Module):
-    """Calls one function with the options it was made with; those are its attributes, and shown."""
+    """A module that calls one function with fixed options, which are its attributes and part of its representation."""
 
     _function: Callable[..., Tensor]
     _hidden = ("inplace",)  # shown only when set
@@ -70,7 +70,7 @@ class LeakyReLU(_Activation):
 
 
 class RReLU(_Activation):
-    """Multiply negative elements by slopes drawn from U(lower, upper) in training, by their mean else."""
+    """Multiply negative elements by slopes: in training from U(lower, upper), in evaluation the mean of these."""
 
     _function = activations.rrelu
 
@@ -156,7 +156,7 @@ class Hardswish(_Activation):
 
 
 class Threshold(_Activation):
-    """Replace elements not above `threshold` by `value`."""
+    """Replace elements that are not greater than `threshold` by `value`."""
 
     _function = activations.threshold
 
@@ -174,7 +174,7 @@ class Hardshrink(_Activation):
 
 
 class Softshrink(_Activation):
-    """Move elements by `lambd` towards zero and no further."""
+    """Move elements towards zero by `lambd`, but not past it."""
 
     _function = activations.softshrink
 

@@ -1,4 +1,4 @@
-"""What normalisation layers share."""
+"""The base of normalisation layers: their scale and shift."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Normalization of channels over the batch, or over each of its samples, with running statistics."""
+"""Normalisation of channels over the batch or over each sample, with running statistics."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from spillgrad.tensor import Tensor
 
 
 class _TrackedNorm(Module):
-    """What the layers share: options, parameters and running statistics."""
+    """The base of these layers: options, parameters and running statistics."""
 
     weight: Parameter | None
     bias: Parameter | None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
-    _optional = frozenset({"num_batches_tracked"})  # old checkpoints do not have it
+    _optional = frozenset({"num_batches_tracked"})  # which old checkpoints lack
 
     def __init__(
         self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool,
@@ -42,14 +42,14 @@ class _TrackedNorm(Module):
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
-        """Forget what was tracked: mean 0, variance 1."""
+        """Reset the running statistics to mean 0 and variance 1."""
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.running_mean.zero_()
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()
 
     def reset_parameters(self) -> None:
-        """Set weight to one and bias to zero, and forget the statistics."""
+        """Set weight to one and bias to zero, and reset the running statistics."""
         self.reset_running_stats()
         if self.weight is not None:
             init.ones_(self.weight)
@@ -93,9 +93,10 @@ class _BatchNorm(_TrackedNorm):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Normalise features, or channels of signals, over the batch; in evaluation by the running statistics.
+    """Normalise features, or channels of signals, over the batch; in evaluation, by the running statistics.
 
-    With `momentum` None these are averages of all batches, otherwise they move towards each batch's.
+    With `momentum` None, the running statistics are averages over all batches. Otherwise each batch moves them towards
+    its own.
     Shapes: x (N, num_features) or (N, num_features, L), result the same.
     Source: Ioffe, Szegedy 2015, "Batch normalization".
     """

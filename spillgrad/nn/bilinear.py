@@ -13,7 +13,7 @@ from spillgrad.tensor import Tensor
 
 
 class Bilinear(Module):
-    """Compute x1 A x2 + b for each output, with a matrix A of its own.
+    """Compute x1 A x2 + b, with one matrix A for each output.
 
     Shapes: x1 (..., in1_features), x2 (..., in2_features), result (..., out_features), weight (out_features,
     in1_features, in2_features), bias (out_features,).

@@ -15,7 +15,7 @@ from spillgrad.tensor import Tensor
 
 
 class _Conv(Module):
-    """What the layers share: options, parameters and their first values."""
+    """The base of these layers: options, parameters and their initial values."""
 
     weight: Parameter
     bias: Parameter | None
@@ -54,7 +54,7 @@ class _Conv(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weight and bias from U(-1/sqrt(n), 1/sqrt(n)), n being the weights of one output channel."""
+        """Draw weight and bias from U(-1/sqrt(n), 1/sqrt(n)), where n counts the weights of one output channel."""
         fan_in = math.prod(self.weight.shape[1:])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         init.uniform_(self.weight, -bound, bound)
@@ -62,7 +62,7 @@ class _Conv(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, Sizes | str]:
-        """Return the input, with its own elements around it unless the padding is zeros, and how many zeros to add."""
+        """Return the input, padded unless the padding is zeros, and the number of zeros to add."""
         if self.padding_mode == "zeros" or self.padding == "valid":
             return x, self.padding
         widths: list[int] = []  # from the last dimension on
@@ -141,7 +141,7 @@ class _ConvTranspose(_Conv):
         self.output_padding = sizes(name, "output_padding", output_padding, self._dims, 0)
 
     def _extra(self, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the output padding, or that which makes an image of the wanted size."""
+        """Return the output padding; for a given output size, the padding that results in it."""
         if output_size is None:
             return self.output_padding
         wanted = tuple(output_size)[-self._dims :]
@@ -160,7 +160,7 @@ class _ConvTranspose(_Conv):
 
 
 class ConvTranspose1d(_ConvTranspose):
-    """Lay the same weights over a longer signal, once for every element of a short one: the transpose of `Conv1d`.
+    """Add the weights, scaled by each input element, to a longer signal: the transpose of `Conv1d`.
 
     Shapes: x (N, in_channels, l), result (N, out_channels, L), weight (in_channels, out_channels / groups, k).
     """
@@ -175,7 +175,7 @@ class ConvTranspose1d(_ConvTranspose):
 
 
 class ConvTranspose2d(_ConvTranspose):
-    """Lay the same weights over a larger image, once for every element of a small one: the transpose of `Conv2d`.
+    """Add the weights, scaled by each input element, to a larger image: the transpose of `Conv2d`.
 
     Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels / groups, kh,
     kw).
@@ -189,7 +189,7 @@ class ConvTranspose2d(_ConvTranspose):
 
 
 class ConvTranspose3d(_ConvTranspose):
-    """Lay the same weights over a larger volume, once for every element of a small one: the transpose of `Conv3d`.
+    """Add the weights, scaled by each input element, to a larger volume: the transpose of `Conv3d`.
 
     Shapes: x (N, in_channels, d, h, w), result (N, out_channels, D, H, W), weight (in_channels, out_channels / groups,
     kd, kh, kw).

@@ -6,7 +6,7 @@ from spillgrad.tensor import Tensor
 
 
 class CosineSimilarity(Module):
-    """Cosine of the angle between two vectors along a dimension; lengths count at least `eps`."""
+    """Cosine of the angle between two vectors along a dimension; their lengths are taken as at least `eps`."""
 
     def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
         super().__init__()

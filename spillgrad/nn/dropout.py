@@ -19,7 +19,7 @@ class _Dropout(Module):
 
 
 class Dropout(_Dropout):
-    """In training, set elements to zero with probability `p` and scale the others by 1 / (1 - p); else do nothing.
+    """In training, set elements to zero with probability `p` and scale the others by 1 / (1 - p).
 
     Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
@@ -53,14 +53,14 @@ class Dropout3d(_Dropout):
 
 
 class AlphaDropout(_Dropout):
-    """In training, drop elements to what keeps mean and variance through SELU. Source: Klambauer et al. 2017."""
+    """In training, drop elements so that mean and variance pass through SELU. Source: Klambauer et al. 2017."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout_masks.alpha_dropout(x, self.p, self.training, self.inplace)
 
 
 class FeatureAlphaDropout(_Dropout):
-    """In training, drop whole channels to what keeps mean and variance through SELU (see `AlphaDropout`)."""
+    """In training, drop whole channels so that mean and variance pass through SELU (see `AlphaDropout`)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout_masks.feature_alpha_dropout(x, self.p, self.training, self.inplace)

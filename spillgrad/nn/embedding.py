@@ -12,7 +12,7 @@ from spillgrad.tensor import Tensor
 
 
 class _Table(Module):
-    """What the layers share: the table, its first values, and how its rows are looked up."""
+    """The base of these layers: the table, its initial values, and the lookup of rows."""
 
     weight: Parameter
     _shown: tuple[str, ...] = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
@@ -56,7 +56,7 @@ class _Table(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> Self:
-        """Return a layer over a table of shape (num_embeddings, embedding_dim), which is not trained if `freeze`.
+        """Return a layer over a table of shape (num_embeddings, embedding_dim); with `freeze` it is not trained.
 
         Raises ShapeError for anything but two dimensions.
         """

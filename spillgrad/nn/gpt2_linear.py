@@ -1,4 +1,4 @@
-"""GPT-2's linear layer, whose weight lies the other way round."""
+"""GPT-2's linear layer, whose weight is transposed."""
 
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
@@ -8,7 +8,7 @@ from spillgrad.tensor import Tensor
 
 
 class Conv1D(Module):
-    """Compute `activation(x @ weight + bias)`; the weight lies the other way round than a linear layer's, as in GPT-2.
+    """Compute `activation(x @ weight + bias)`; as in GPT-2, the weight is transposed against that of `Linear`.
 
     Shapes: x (..., in_features), result (..., out_features), weight (in_features, out_features), bias (out_features,).
     """

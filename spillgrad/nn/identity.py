@@ -7,7 +7,7 @@ from spillgrad.tensor import Tensor
 
 
 class Identity(Module):
-    """Return the input; construction accepts and ignores what the layer it stands in for would take."""
+    """Return the input; the constructor ignores all arguments, so that it can replace any layer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()

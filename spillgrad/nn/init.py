@@ -26,7 +26,7 @@ _skipping = _Skipping()
 
 @contextlib.contextmanager
 def skipped() -> Iterator[None]:
-    """Let what layers begin with leave tensors as they are, in this thread: their weights come from elsewhere."""
+    """Skip the initialisation of weights in this thread, because they are loaded afterwards."""
     former, _skipping.now = _skipping.now, True
     try:
         yield
@@ -115,7 +115,7 @@ def trunc_normal_(
     tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0,
     generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fill with draws from N(mean, std²) between `a` and `b`: by the inverse of the distribution's Φ."""
+    """Fill with draws from N(mean, std²) truncated to [a, b], by inverting the cumulative distribution function."""
     below, above = ((1 + math.erf((bound - mean) / std / math.sqrt(2))) / 2 for bound in (a, b))
     with no_grad():
         uniform = creation.empty(tensor.shape, dtype="float64")
@@ -125,7 +125,7 @@ def trunc_normal_(
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with a matrix of orthonormal rows or columns, whichever are fewer, times `gain`; later dimensions are one.
+    """Fill with a matrix of orthonormal rows or columns (the fewer) times `gain`; later dimensions are flattened.
 
     Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """
@@ -151,7 +151,7 @@ def eye_(tensor: Tensor) -> Tensor:
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Fill a convolution's weight so that it keeps as many channels, in each group, as there are.
+    """Fill a convolution's weight so that it copies input channels, in each group, as many as fit.
 
     Raises ShapeError unless it has 3 to 5 dimensions, ArgumentError when the groups do not divide its outputs.
     """
@@ -170,7 +170,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
-    """Fill a matrix with draws from N(0, std²), and that part of each column with zeros. Source: Martens 2010."""
+    """Fill a matrix with draws from N(0, std²) and set a share of each column to zero. Source: Martens 2010."""
     if tensor.ndim != 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
     rows, columns = tensor.shape
@@ -190,7 +190,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """Return how many inputs feed an output and the other way round, for weights of shape (out, in, *kernel)."""
+    """Return the inputs per output and the outputs per input, for a weight of shape (out, in, *kernel)."""
     shape = tuple(tensor.shape)
     if len(shape) < 2 or 0 in shape:
         raise ShapeError(f"init: got shape {shape}; fans need two or more dimensions and at least one element")

@@ -23,14 +23,14 @@ from spillgrad.ops.elementwise import call
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 
-# What peft's files put before every name.
+# The prefix of every name in peft's files.
 _PEFT_PREFIX = "base_model.model."
 
 
 class LoRALayer(Module):
-    """What a layer with a frozen weight and adapters has; `weight`, `bias` and hooks are those of the `base` layer.
+    """The base of layers with a frozen weight and adapters; weight, bias and hooks are those of the `base` layer.
 
-    Nothing writes to them but `merge` and `unmerge`.
+    Only `merge` and `unmerge` write to the weight.
     """
 
     base_class: ClassVar[type[Module]]
@@ -53,17 +53,17 @@ class LoRALayer(Module):
 
     @staticmethod
     def _out_in(weight: Tensor) -> Tensor:
-        """Return the weight, or a matrix shaped like it, as a view with a row for each output; and back again."""
+        """Return the weight, or a matrix of its shape, as a view with a row for each output; it is its own inverse."""
         return weight
 
     def merge(self) -> None:
-        """Add scaling · B · A to the weight, so that forward costs what it did without adapters."""
+        """Add scaling · B · A to the weight, so that forward costs no more than without adapters."""
         if not self.merged:
             self._shift(self.scaling)
             self.merged = True
 
     def unmerge(self) -> None:
-        """Subtract what `merge` added; the weight comes back up to rounding, not bit for bit."""
+        """Subtract what `merge` added; this restores the weight up to rounding, not bit for bit."""
         if self.merged:
             self._shift(-self.scaling)
             self.merged = False
@@ -95,7 +95,7 @@ class LoRALayer(Module):
         return matrix_products.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
 
     def state_dict(self, **options: Any) -> dict[str, Any]:
-        """Return the state, as any module's. Raises GraphError while merged: loaded, it would be merged twice."""
+        """Return the module's state. Raises GraphError while merged, because loading it would merge twice."""
         if self.merged:
             raise GraphError(
                 f"{type(self).__name__}: got state_dict() while merged; unmerge() first, or take the adapters away for "
@@ -122,7 +122,7 @@ class LoRALinear(LoRALayer):
 
 
 class LoRAConv1D(LoRALayer):
-    """The same for GPT-2's layer, whose weight lies the other way round, and which may end in an activation."""
+    """Adapters for GPT-2's layer, whose weight is transposed and which may end in an activation."""
 
     base_class = Conv1D
     activation: str | None
@@ -151,7 +151,7 @@ def lora(
 ) -> Module:
     """Freeze a model and put adapters of a rank beside its linear layers, in place; return the model.
 
-    A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` is by default the rank. Only A and B require
+    A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` defaults to the rank. Only A and B require
     gradients: `optimizer = AdamW(p for p in model.parameters() if p.requires_grad)`. Frozen weights get no gradients
     and are kept for backward only where the layer's input needs one; nothing writes to them, except `merge()`.
     `lora_state_dict` returns the adapters alone.
@@ -176,7 +176,7 @@ def lora(
 
 
 def merge_lora(model: Module) -> Module:
-    """Merge all adapters into their weights and take them away, in place; return the model, which stays frozen."""
+    """Merge all adapters into their weights and remove them, in place; return the model, which stays frozen."""
     return _replaced(model, {layer: layer.unloaded() for _, layer in list(_layers(model))})
 
 
@@ -190,9 +190,9 @@ def lora_state_dict(model: Module) -> dict[str, Tensor]:
 
 
 def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
-    """Copy what `lora_state_dict` returned into a model's adapters; names may begin as in peft's files.
+    """Load the result of `lora_state_dict` into a model's adapters; names may have the prefix of peft's files.
 
-    Raises StateDictError, before anything is copied, that lists what is missing, unexpected or of another shape;
+    Raises StateDictError, before anything is copied, with all keys that are missing, unexpected or of another shape;
     GraphError while a layer is merged.
     """
     if any(layer.merged for _, layer in _layers(model)):
@@ -213,12 +213,12 @@ def _layers(model: Module) -> Iterator[tuple[str, LoRALayer]]:
 
 
 def _chosen(model: Module, target: str | Sequence[str] | None) -> dict[Module, type[LoRALayer]]:
-    """Return the layers to adapt, with the class to replace each by."""
+    """Return the layers to adapt, each with its replacement's class."""
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     found: dict[str, tuple[Module, type[LoRALayer]]] = {}
     tied = []
     for path, module in model.named_modules():
-        # A subclass that computes something else would lose it.
+        # A subclass is left alone, because it may compute something else.
         layer = next((layer for layer in _LAYERS if type(module).forward is layer.base_class.forward), None)
         if layer is not None and any(uses[id(p)] > 1 for p in module._parameters.values() if p is not None):
             tied.append(path)
@@ -249,7 +249,7 @@ def _matches(path: str, name: str, is_pattern: bool) -> bool:
 
 
 def _replaced(model: Module, others: Mapping[Module, Module]) -> Module:
-    """Put other modules in the place of some, wherever these are; return the model, or its own replacement."""
+    """Replace modules wherever they are registered; return the model, or its own replacement."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and child in others:

@@ -1,4 +1,4 @@
-"""Losses as modules: each calls the function of its name with the options it was made with."""
+"""Losses as modules: each calls the function of its name with fixed options."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from spillgrad.tensor import Tensor
 
 
 class _Loss(Module):
-    """Calls one function; tensors among the options are buffers."""
+    """A module that calls one function; tensors among its options are buffers."""
 
     _function: Callable[..., Tensor]
 
@@ -72,7 +72,7 @@ class L1Loss(_Loss):
 
 
 class SmoothL1Loss(_Loss):
-    """Absolute difference of input and target, a parabola up to `beta`."""
+    """Absolute difference of input and target; below `beta`, a parabola."""
 
     _function = elementwise_losses.smooth_l1_loss
 
@@ -81,7 +81,7 @@ class SmoothL1Loss(_Loss):
 
 
 class HuberLoss(_Loss):
-    """Half the squared difference of input and target, linear beyond `delta`."""
+    """Half the squared difference of input and target; beyond `delta`, linear."""
 
     _function = elementwise_losses.huber_loss
 
@@ -191,7 +191,7 @@ class TripletMarginLoss(_Loss):
 
 
 class TripletMarginWithDistanceLoss(_Loss):
-    """max(0, margin + distance to the positive - distance to the negative), by a function of two tensors."""
+    """max(0, margin + distance to the positive - distance to the negative), with a given distance function."""
 
     _function = margin_losses.triplet_margin_with_distance_loss
 

@@ -15,12 +15,12 @@ from spillgrad.tensor import Tensor
 
 
 class Module(ModuleCalls, ModuleState):
-    """Something that computes, with parameters, buffers and sub-modules registered by assigning them to attributes.
+    """The base of layers and models; assigning parameters, buffers and sub-modules to attributes registers them.
 
     Subclasses call `super().__init__()` first and define `forward`.
     """
 
-    # Counts changes to any module's children: while it stands still, the paths a model knows of its sub-modules hold.
+    # The number of changes to the children of any module. While it is unchanged, cached paths of sub-modules are valid.
     _structure_version: ClassVar[int] = 0
 
     training: bool
@@ -58,7 +58,7 @@ class Module(ModuleCalls, ModuleState):
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Register a tensor that is state but not learned; one that is not persistent stays out of `state_dict`."""
+        """Register a tensor that is state but is not learned; `state_dict` leaves it out unless it is persistent."""
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(self._misfit(name, "a Tensor or None", tensor))
         self._require_free(name, "_buffers")
@@ -91,7 +91,7 @@ class Module(ModuleCalls, ModuleState):
             raise KeyError(f"{owner}: attribute {name!r} already exists; take another name, or delete it before")
 
     def _make_free(self, name: str, registry: str) -> None:
-        """Forget what else an attribute is, so that it never means two things."""
+        """Remove an attribute from all other registries, so that it never has two meanings."""
         for other in ("_parameters", "_buffers", "_modules"):
             if other != registry and name in vars(self).get(other, ()):
                 delattr(self, name)
@@ -140,7 +140,7 @@ class Module(ModuleCalls, ModuleState):
     # -- walking
 
     def _submodule_paths(self) -> "dict[ModuleCalls, str]":
-        """Return the path of each sub-module; without this module itself, which must not refer to itself."""
+        """Return the path of each sub-module, but not of this module, which must not refer to itself."""
         version, paths = self._known_paths
         if version != Module._structure_version:
             paths = {module: name for name, module in self.named_modules() if module is not self}
@@ -150,9 +150,9 @@ class Module(ModuleCalls, ModuleState):
     def named_modules(
         self, memo: "set[Module] | None" = None, prefix: str = "", remove_duplicate: bool = True
     ) -> "Iterator[tuple[str, Module]]":
-        """Yield this module and all below it with their paths; a shared one once, unless told otherwise.
+        """Yield this module and all below it with their paths; with `remove_duplicate`, a shared one once.
 
-        Those in `memo` are left out; it takes up what was yielded.
+        Modules in `memo` are left out; those yielded are added to it.
         """
         return self._walk(set() if memo is None else memo, prefix, remove_duplicate)
 
@@ -167,7 +167,7 @@ class Module(ModuleCalls, ModuleState):
                 yield from child._walk(seen, f"{path}.{name}" if path else name, remove_duplicate)
 
     def modules(self, remove_duplicate: bool = True) -> "Iterator[Module]":
-        """Yield this module and all below it; a shared one once, unless told otherwise."""
+        """Yield this module and all below it; with `remove_duplicate`, a shared one once."""
         return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_children(self) -> "Iterator[tuple[str, Module]]":
@@ -182,7 +182,7 @@ class Module(ModuleCalls, ModuleState):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Yield the parameters with their paths; a shared one once, under its first path, unless told otherwise."""
+        """Yield the parameters with their paths; with `remove_duplicate`, a shared one once, under its first path."""
         return self._named_tensors("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
@@ -192,7 +192,7 @@ class Module(ModuleCalls, ModuleState):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers with their paths; a shared one once, under its first path, unless told otherwise."""
+        """Yield the buffers with their paths; with `remove_duplicate`, a shared one once, under its first path."""
         return self._named_tensors("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -253,13 +253,13 @@ class Module(ModuleCalls, ModuleState):
     # -- modes and conversions
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode here and below: dropout drops."""
+        """Set training mode for this module and all below it."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """Set evaluation mode here and below."""
+        """Set evaluation mode for this module and all below it."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -269,7 +269,7 @@ class Module(ModuleCalls, ModuleState):
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the parameters' gradients, or fill them with zeros."""
+        """Set the parameters' gradients to None, or fill them with zeros."""
         for parameter in self.parameters():
             parameter.clear_grad(set_to_zero=not set_to_none)
 
@@ -305,11 +305,11 @@ class Module(ModuleCalls, ModuleState):
         return self.to("cuda" if device is None else device)
 
     def share_memory(self) -> Self:
-        """Return the module, whose memory is shared with threads and, until it is written to, with forked processes."""
+        """Return the module unchanged; threads share its memory, and forked processes until they write to it."""
         return self
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
-        """Give parameters and buffers new memory, whose values are not set."""
+        """Give parameters and buffers new, uninitialised memory."""
         for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
             tensor.data = creation.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return self
@@ -326,7 +326,7 @@ class Module(ModuleCalls, ModuleState):
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
                 if tensor.is_floating_point():
-                    # Both before either takes its place: the device may have no room for the second.
+                    # Both are converted before either is replaced, because the device may have no room for the second.
                     data, grad = convert(tensor.data), None if tensor.grad is None else convert(tensor.grad)
                     tensor.grad = None
                     tensor.data = data
@@ -338,14 +338,14 @@ class Module(ModuleCalls, ModuleState):
     # -- display
 
     def extra_repr(self) -> str:
-        """Return what the representation says of the module itself."""
+        """Return the module's own part of the representation."""
         return ""
 
     def __repr__(self) -> str:
         return self._represent([f"({name}): {module!r}" for name, module in self._modules.items()])
 
     def _get_name(self) -> str:
-        """Return what the representation calls the module."""
+        """Return the module's name in the representation."""
         return type(self).__name__
 
     def _represent(self, children: list[str]) -> str:

@@ -12,11 +12,11 @@ from spillgrad.tensor import Tensor
 
 
 class BackwardHookFunction(Function):
-    """Hands tensors on as they are: a place in the graph that all arguments, or all results, of a module pass."""
+    """An identity: a single node in the graph through which all arguments, or all results, of a module pass."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors; those that require no gradient go on requiring none."""
+        """Return the tensors; those that require no gradient still require none."""
         ctx.mark_non_differentiable(*[tensor for tensor in tensors if not tensor.requires_grad])
         return tensors
 
@@ -30,11 +30,11 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class ModuleBackward:
-    """One call of a module with backward hooks: what its gradients are, with None for what is no tensor.
+    """One call of a module with backward hooks, and its gradients, with None for values that are not tensors.
 
-    When the gradients of all results have come together, the pre-hooks see them, with None for those that nothing used;
-    then, when those of the positional arguments have, the hooks see both, with zeros for arguments that have none.
-    Where no argument requires a gradient, the hooks see None for each at once.
+    When the gradients of all results have arrived, the pre-hooks get them, with None for unused results. When the
+    gradients of the positional arguments have arrived, the hooks get both, with zeros for arguments without a gradient.
+    If no argument requires a gradient, the hooks are called right after the pre-hooks, with None for each argument.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ModuleBackward:
         self._grad_outputs: Gradients | None = None
 
     def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the positional arguments, from which on gradients are seen."""
+        """Return the positional arguments, passed through the node that sees their gradients."""
         self._inputs = len(args)
         args, node, places = _passed(args)
         if node is not None:
@@ -58,7 +58,7 @@ class ModuleBackward:
         return args
 
     def output(self, result: Any) -> Any:
-        """Return the result, from which on gradients are seen."""
+        """Return the result, passed through the node that sees its gradients."""
         values = (result,) if isinstance(result, Tensor) else result
         if not isinstance(values, tuple | list):
             return result  # as in PyTorch: only tensors, and tuples or lists of them, are seen
@@ -68,7 +68,7 @@ class ModuleBackward:
         node.register_prehook(lambda grads: self._begins(grads, places, len(values)))
         if isinstance(result, Tensor):
             return passed[0]
-        # Named tuples, for one, take no iterable.
+        # A named tuple, for example, cannot be made from an iterable.
         return tuple.__new__(type(result), passed) if isinstance(result, tuple) else type(result)(passed)
 
     def _begins(self, grads: Gradients, places: list[int], count: int) -> Gradients | None:
@@ -102,7 +102,7 @@ class ModuleBackward:
 
 
 def _passed(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, list[int]]:
-    """Return values, the node that their tensors now pass, and the tensors' places; no node without a gradient."""
+    """Return the values, the node that their tensors pass (None without a gradient), and the tensors' places."""
     places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
     if not is_grad_enabled() or not any(values[place].requires_grad for place in places):
         return values, None, []
@@ -119,7 +119,7 @@ def _zeros(like: OutputMeta) -> Tensor:
 
 
 def _spread(grads: Gradients, places: list[int], count: int) -> Gradients:
-    """Return gradients with None for what was no tensor."""
+    """Return gradients by place, with None for values that are not tensors."""
     spread: list[Tensor | None] = [None] * count
     for place, grad in zip(places, grads, strict=True):
         spread[place] = grad

@@ -1,4 +1,4 @@
-"""Calling a module: its forward between the hooks, and what stands around the forwards of sub-modules."""
+"""Calling a module: its forward between its hooks, and functions that run the forwards of sub-modules."""
 
 import functools
 import threading
@@ -10,12 +10,12 @@ from spillgrad import labels
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.nn.module_backward import ModuleBackward
 
-# Runs a sub-module's forward: given its path, the forward and its arguments.
+# A function that runs a sub-module's forward, given its path, the forward and its arguments.
 Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class _Running(threading.local):
-    """In a thread that runs a model: the path of each of its sub-modules, and what stands around their forwards."""
+    """In a thread that runs a model: the path of each sub-module, and the function that runs their forwards."""
 
     paths: "dict[ModuleCalls, str] | None" = None
     around: Around | None = None
@@ -28,9 +28,9 @@ _running = _Running()
 
 
 class around_forward:
-    """Let `around` run the forwards of sub-modules in this thread, inside their hooks; None lets them run as ever.
+    """Let `around` run the forwards of sub-modules in this thread, inside their hooks; None runs them directly.
 
-    The innermost context applies. `owner` tells contexts apart: what it has entered last is left.
+    The innermost context applies. Leaving a context leaves the last one that its `owner` entered.
     """
 
     def __init__(self, owner: Any, around: Around | None) -> None:
@@ -67,7 +67,7 @@ class ModuleCalls:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward` between its hooks; what it saves is labelled with the module's path in the outermost one."""
+        """Run `forward` between its hooks; its saved values are labelled with the path from the outermost module."""
         paths = _running.paths
         if paths is not None:
             with labels.module_scope(paths.get(self, labels.current.module)):
@@ -85,7 +85,7 @@ class ModuleCalls:
         return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
 
     def _run_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run forward, as a sub-module within what stands around it."""
+        """Run forward, through the function of `around_forward` if this is a sub-module."""
         path = None if _running.paths is None else _running.paths.get(self)
         if _running.around is None or path is None:
             return self.forward(*args, **kwargs)
@@ -105,7 +105,7 @@ class ModuleCalls:
                 replaced = hook(self, args, kwargs, result)
                 result = result if replaced is None else replaced
         except BaseException:
-            silenced = []  # as text: exceptions would refer to this frame
+            silenced = []  # as text, because exceptions would refer to this frame
             for key, hook in list(self._forward_hooks.items()):
                 if key in self._always_called and key not in called:
                     try:
@@ -116,7 +116,7 @@ class ModuleCalls:
                 warnings.warn(
                     "module forward hook with ``always_call=True`` raised an exception that was silenced as another "
                     f"error was raised in forward: {what}",
-                    stacklevel=4,  # who called the module
+                    stacklevel=4,  # the caller of the module
                 )
             raise
         return result if watch is None else watch.output(result)
@@ -141,8 +141,8 @@ class ModuleCalls:
     ) -> RemovableHandle:
         """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
 
-        With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is called with None for the
-        output where forward, or a hook before it, raises; what it raises itself is then a warning.
+        With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is also called when forward
+        or an earlier hook raises, with None for the output. What it raises itself then becomes a warning.
         """
         called = hook if with_kwargs else functools.partial(_call_after, hook)
         handle = _add_hook(self._forward_hooks, called, prepend)
@@ -154,8 +154,8 @@ class ModuleCalls:
         """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
 
         What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Tensors
-        among these that get no gradient have zeros there, as in PyTorch. Results that are neither tensors nor tuples or
-        lists of them are not seen.
+        among these that get no gradient have zeros there, as in PyTorch. Only results that are tensors, or tuples or
+        lists of them, count.
         """
         return _add_hook(self._backward_hooks, hook, prepend)
 
@@ -169,7 +169,7 @@ class ModuleCalls:
         return _add_hook(self._backward_pre_hooks, hook, prepend)
 
 
-# Hooks that take no kwargs; functions of their own, so that modules with hooks can be pickled.
+# Wrappers of hooks that take no kwargs; module-level functions, so that modules with hooks can be pickled.
 def _call_before(hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     replaced = hook(module, args)
     return None if replaced is None else (replaced if isinstance(replaced, tuple) else (replaced,), kwargs)

@@ -5,7 +5,7 @@ from spillgrad.nn.registry_dict import RegistryDict
 
 
 class ModuleDict(RegistryDict[Module]):
-    """A dictionary whose modules are registered under their keys, in order of insertion; it is not called itself."""
+    """A dictionary whose modules are registered under their keys, in insertion order; it has no forward."""
 
     @property
     def _entries(self) -> dict[str, Module]:

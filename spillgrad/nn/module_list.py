@@ -9,7 +9,7 @@ from spillgrad.nn.module_sequence import ModuleSequence
 
 
 class ModuleList(ModuleSequence):
-    """A list whose modules are registered under their index; it is not called itself."""
+    """A list whose modules are registered under their index; it has no forward."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a list of modules and a chain of them share."""
+"""The base of `ModuleList` and `Sequential`."""
 
 import operator
 from collections.abc import Iterable, Iterator
@@ -9,9 +9,9 @@ from spillgrad.nn.module import Module
 
 
 class ModuleSequence(Module):
-    """Modules in order, with the methods of a list; they are registered under their index, or a name of their own.
+    """Modules in order, with the methods of a list; they are registered under their index or a name.
 
-    What moves modules gives all of them their index for a name.
+    A method that moves modules registers all of them under their index.
     """
 
     _modules: dict[str, Module]  # type: ignore[assignment]

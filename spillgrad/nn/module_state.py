@@ -13,7 +13,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 
-# The name of what `get_extra_state` returns in a state dict.
+# The key of the result of `get_extra_state` in a state dict.
 _EXTRA = "_extra_state"
 
 
@@ -47,11 +47,11 @@ class ModuleState:
     _optional: ClassVar[frozenset[str]] = frozenset()  # names that a state dict may lack
 
     def get_extra_state(self) -> Any:
-        """Return what else belongs to this module's state; `state_dict` holds it where a subclass defines this."""
+        """Return further state of this module; `state_dict` includes it if a subclass defines this method."""
         raise NotImplementedError(f"{type(self).__name__}: defines no get_extra_state; define it with set_extra_state")
 
     def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` returned; subclasses that define one define both."""
+        """Load what `get_extra_state` returned; a subclass defines both methods or neither."""
         raise NotImplementedError(f"{type(self).__name__}: defines no set_extra_state; define it with get_extra_state")
 
     def state_dict(
@@ -59,8 +59,8 @@ class ModuleState:
     ) -> dict[str, Any]:
         """Return parameters and persistent buffers by path, shared ones under each of their paths.
 
-        The tensors share memory with the module's; they carry no graph unless `keep_vars`. They go into `destination`,
-        if that is given, under names that begin with `prefix`.
+        The tensors share memory with the module's; they carry no graph unless `keep_vars`. If `destination` is given,
+        they are added to it. Names begin with `prefix`.
         """
         found = {} if destination is None else destination
         for hook in list(self._state_dict_pre_hooks.values()):
@@ -92,8 +92,8 @@ class ModuleState:
         """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
 
         Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
-        missing and unexpected ones; OperandError for what is no dictionary. Hooks after loading may change which keys
-        are missing or unexpected: where there are any, these are looked at when all is copied and the hooks have run.
+        missing and unexpected ones; OperandError for anything but a dictionary. Hooks after loading may change the
+        lists of missing and unexpected keys, so with such hooks these keys are checked after the copying.
         """
         if not isinstance(state_dict, Mapping):
             raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
@@ -124,7 +124,7 @@ class ModuleState:
         remedy = "give the state of the same model (strict=False skips missing and unexpected keys)"
         if errors or not hooks:
             self._require_loadable(errors, result, strict, f"Nothing was loaded; {remedy}")
-        loaded = set()  # what one value was copied into: shared tensors are not read twice from a file
+        loaded = set()  # (tensor, value) pairs already copied, so that shared tensors are read from a file once
         for key, (module, name) in found.items():
             pair = (None if name == _EXTRA else id(getattr(module, name)), id(state[key]))
             if assign or pair not in loaded:
@@ -183,7 +183,8 @@ class ModuleState:
     def register_load_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)` before loading.
 
-        It may change a copy of the dictionary, to rename keys say, and the lists, in place; the metadata are empty.
+        It may change the lists and a copy of the dictionary in place, for example to rename keys; the metadata are
+        empty.
         """
         return self._load_pre_hooks.add(hook)
 

@@ -13,7 +13,7 @@ from spillgrad.tensor import Tensor
 
 
 class MultiheadAttention(Module):
-    """Attend from queries to keys and values with several heads, each on its share of the embedding.
+    """Attend from queries to keys and values with several heads; each uses its share of the embedding.
 
     Shapes: query (T, N, embed_dim), key (S, N, kdim), value (S, N, vdim), result (T, N, embed_dim); with `batch_first`
     N comes first; without a batch N is left out.
@@ -86,7 +86,8 @@ class MultiheadAttention(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the result and, if needed, the attention weights, averaged over the heads or one matrix for each.
 
-        In masks True means "not attended"; numbers are added to the scores. With `attn_mask`, `is_causal` adds nothing.
+        True in a mask means "not attended"; a mask of numbers is added to the scores. With `attn_mask`, `is_causal`
+        changes nothing.
         Shapes: key_padding_mask (N, S), attn_mask (T, S) or (N · num_heads, T, S), weights (N, T, S) or
         (N, num_heads, T, S).
         """
@@ -103,7 +104,7 @@ class MultiheadAttention(Module):
                 f" {tuple(value.shape)} as (batch, length, width); batches must match, and the lengths of key and value"
             )
         q, k, v = self._project(query, key, value, self_attention)
-        # Attention takes the causal flag or a mask: beside a mask the flag becomes numbers like the others.
+        # Attention takes the causal flag or a mask, so beside a mask the flag becomes a mask of numbers too.
         flagged = not need_weights and key_padding_mask is None and attn_mask is None
         mask = None if flagged else self._mask(q, k, key_padding_mask, attn_mask, is_causal)
         dropout = self.dropout if self.training else 0.0

@@ -1,4 +1,4 @@
-"""Padding layers: of the last one, two or three dimensions, each by one width for all sides or by a list."""
+"""Padding layers for the last one, two or three dimensions, with one width for all sides or a list of widths."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ class _ConstantPad(_Pad):
 
 
 class CircularPad1d(_Pad):
-    """Pad the last dimension with what stands at the other end."""
+    """Pad the last dimension with elements of its other end."""
 
     _dims, _mode = 1, "circular"
 
@@ -75,7 +75,7 @@ class ConstantPad1d(_ConstantPad):
 
 
 class CircularPad2d(_Pad):
-    """Pad the last two dimensions with what stands at the other end."""
+    """Pad the last two dimensions with elements of their other end."""
 
     _dims, _mode = 2, "circular"
 
@@ -105,7 +105,7 @@ class ConstantPad2d(_ConstantPad):
 
 
 class CircularPad3d(_Pad):
-    """Pad the last three dimensions with what stands at the other end."""
+    """Pad the last three dimensions with elements of their other end."""
 
     _dims, _mode = 3, "circular"
 

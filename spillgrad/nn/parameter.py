@@ -1,4 +1,4 @@
-"""Tensors that a module keeps: those it learns, and its other state."""
+"""Tensors that a module registers: parameters, which it learns, and buffers."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Parameter(Tensor):
 class Buffer(Tensor):
     """A tensor that modules register as a buffer when it is assigned to one of their attributes.
 
-    It shares memory with `data`; one that is not `persistent` stays out of state dicts.
+    It shares memory with `data`. State dicts leave it out unless it is `persistent`.
     """
 
     persistent = True

@@ -11,7 +11,7 @@ from spillgrad.tensor import Tensor
 
 
 def _as_parameter(name: str, value: Any) -> Parameter:
-    """Return a parameter over a tensor's memory. Raises OperandError for what is no tensor."""
+    """Return a parameter over a tensor's memory. Raises OperandError for anything but a tensor."""
     if isinstance(value, Parameter):
         return value
     if not isinstance(value, Tensor):
@@ -35,7 +35,7 @@ class ParameterList(Module):
 
     def extend(self, values: Iterable[Tensor]) -> Self:
         """Add parameters at the end. Raises OperandError for a tensor."""
-        if isinstance(values, Tensor):  # it would be taken apart
+        if isinstance(values, Tensor):  # iterating over it would split it
             raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
         for value in list(values):  # they may be this list's own
             self.append(value)
@@ -74,17 +74,17 @@ class ParameterDict(RegistryDict[Parameter]):
         self.register_parameter(key, _as_parameter("ParameterDict", value))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a parameter, or the default where there is none of that key."""
+        """Return the parameter of a key, or the default if there is none."""
         return self._entries.get(key, default)
 
     def setdefault(self, key: str, default: Tensor) -> Parameter:
-        """Return a parameter, first adding `default` where there is none of that key."""
+        """Return the parameter of a key; add `default` first if there is none."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def popitem(self) -> tuple[str, Parameter]:
-        """Remove the last parameter and return its key and itself. Raises KeyError where there is none."""
+        """Remove the last parameter; return its key and the parameter. Raises KeyError if there is none."""
         if not self._entries:
             raise KeyError("ParameterDict: popitem of an empty dictionary")
         key = next(reversed(self._entries))

@@ -1,4 +1,4 @@
-"""Hooks that see what any module registers: its parameters, buffers and sub-modules.
+"""Hooks on the registration of parameters, buffers and sub-modules in any module.
 
 Source: torch.nn.modules.module.register_module_parameter_registration_hook and its siblings.
 """
@@ -39,9 +39,9 @@ def register_module_module_registration_hook(hook: Hook) -> RemovableHandle:
 
 
 def to_register(kind: str, wanted: type, module: Any, name: str, value: Any) -> Any:
-    """Return what a module is to register: `value`, or what hooks on that kind make of it.
+    """Return the object that a module must register: `value`, or its replacement by the hooks of that kind.
 
-    Raises HookTypeError for what is of another type than wanted.
+    Raises HookTypeError for a replacement of another type than `wanted`.
     """
     for hook in list(_hooks[kind].values()):
         replaced = hook(module, name, value)

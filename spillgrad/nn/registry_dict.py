@@ -1,4 +1,4 @@
-"""What dictionaries of modules and of parameters share."""
+"""The base of `ModuleDict` and `ParameterDict`."""
 
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any, Generic, TypeVar
@@ -9,7 +9,7 @@ Entry = TypeVar("Entry")
 
 
 class RegistryDict(Module, Generic[Entry]):
-    """A dictionary of what a module registers, in order of insertion, with the methods that both have."""
+    """A dictionary of registered modules or parameters, in insertion order."""
 
     def __init__(self, entries: Any = None) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class RegistryDict(Module, Generic[Entry]):
         raise NotImplementedError(f"{type(self).__name__}: defines no __setitem__")
 
     def update(self, entries: Any) -> None:
-        """Add or replace entries by key; of a mapping, or of pairs."""
+        """Add or replace entries, given a mapping or pairs."""
         for key, value in dict(entries).items():
             self[key] = value
 
     def pop(self, key: str) -> Entry:
-        """Remove an entry and return it. Raises KeyError where there is none of that key."""
+        """Remove an entry and return it. Raises KeyError if the key does not exist."""
         value = self[key]
         delattr(self, key)
         return value

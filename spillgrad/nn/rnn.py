@@ -16,7 +16,7 @@ from spillgrad.tensor import Tensor
 
 
 class RNNBase(Module):
-    """What recurrent networks share: layers, directions, and running over padded or packed sequences."""
+    """The base of recurrent networks: layers, directions, and running over padded or packed sequences."""
 
     def __init__(
         self, mode: str, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
@@ -84,10 +84,10 @@ class RNNBase(Module):
             init.uniform_(parameter, -bound, bound)
 
     def flatten_parameters(self) -> None:
-        """Do nothing: there is no layout of the parameters that would be faster (PyTorch's name)."""
+        """Do nothing (PyTorch's name): no other layout of the parameters would be faster."""
 
     def _weights(self, suffix: str) -> list[Any]:
-        """Return weight_ih, weight_hh, bias_ih, bias_hh, weight_hr of one direction of one layer, None for no such."""
+        """Return weight_ih, weight_hh, bias_ih, bias_hh and weight_hr (or None) of one direction of one layer."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
         return [self._parameters.get(name + suffix) for name in names]
 
@@ -246,7 +246,7 @@ class GRU(RNNBase):
 
 
 class RNNCellBase(Module):
-    """What the cells share: parameters and the state they begin with."""
+    """The base of the cells: parameters and the initial state."""
 
     weight_ih: Parameter
     weight_hh: Parameter

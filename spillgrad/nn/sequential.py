@@ -8,7 +8,7 @@ from spillgrad.nn.module_sequence import ModuleSequence
 
 
 class Sequential(ModuleSequence):
-    """Feed each module's result to the next; give the modules, or one dict of them by name."""
+    """Feed each module's result to the next. Takes the modules, or one dict of modules by name."""
 
     def __init__(self, *modules: Module | dict[str, Module]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Sequential(ModuleSequence):
     __rmul__ = __mul__
 
     def __imul__(self, count: int) -> Self:
-        """Repeat the modules, each the same object every time."""
+        """Repeat the modules; every repetition holds the same objects."""
         if not isinstance(count, int):
             raise TypeError(f"Sequential: unsupported operand type(s) for *: {type(self)} and {type(count)}")
         if count < 1:

@@ -43,7 +43,7 @@ def _attended(
 
 
 class _Layer(Module):
-    """What both layers share: the feed-forward part, and adding each part's result to its input."""
+    """The base of both layers: the feed-forward part, and the residual connection around each part."""
 
     def __init__(
         self, attentions: tuple[str, ...], d_model: int, nhead: int, dim_feedforward: int, dropout: float,
@@ -66,7 +66,7 @@ class _Layer(Module):
         self.activation = _activation(type(self).__name__, activation)
 
     def _with(self, number: int, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return x plus a part of it, normalised before or after."""
+        """Return x plus the result of a part, normalised before or after."""
         norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
             return arithmetic.add(x, dropout(part(norm(x))))
@@ -224,5 +224,5 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
-        """Return a mask to add to scores that hides later places: minus infinity above the diagonal, 0 elsewhere."""
+        """Return a mask to add to scores that hides later positions: minus infinity above the diagonal, 0 elsewhere."""
         return creation.full((sz, sz), float("-inf"), dtype=dtype, device=device).triu(1)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Layers that make images of another size."""
+"""Layers that resize images."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from spillgrad.tensor import Tensor
 
 
 class Upsample(Module):
-    """Make images of a given size, or a given number of times as large (see `functional.interpolate`).
+    """Resize images to a given size or by a given factor (see `functional.interpolate`).
 
     Shapes: x (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
     """
@@ -35,7 +35,7 @@ class Upsample(Module):
 
 
 class UpsamplingNearest2d(Upsample):
-    """Make larger images by repeating elements."""
+    """Enlarge images by repeating elements."""
 
     def __init__(
         self, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None
@@ -44,7 +44,7 @@ class UpsamplingNearest2d(Upsample):
 
 
 class UpsamplingBilinear2d(Upsample):
-    """Make larger images by linear interpolation between the centres of the corner elements."""
+    """Enlarge images by linear interpolation between the centres of the corner elements."""
 
     def __init__(
         self, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None

@@ -1,4 +1,4 @@
-"""Tensors as the arrays that update kernels work on."""
+"""Running update kernels on the memory of tensors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
 
-# Updates that work on copies wait together until the copies take this much memory.
+# Updates that need copies are collected until the copies take this much memory.
 _COPIES_BYTES = 16 << 20
 
 
 class Pending(NamedTuple):
-    """An update `kernel(param, grad, *state, *options)` that is to run on the tensors' memory; a state may be None."""
+    """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None."""
 
     kernel: Callable[..., kernels.Update]
     param: Tensor
@@ -31,15 +31,15 @@ def pending(
     state: Sequence[Tensor | None],
     *options: float,
 ) -> Pending:
-    """Return the update `kernel(param, grad, *state, *options)`, to be run.
+    """Return a pending update `kernel(param, grad, *state, *options)`.
 
-    Half precision, and memory that is not contiguous, is updated in a copy (float32 at least) and rounded back.
+    Half precision and non-contiguous memory are updated in a copy (of at least float32) and rounded back.
     """
     return Pending(kernel, param, grad, state, options)
 
 
 class _Batch:
-    """Updates that run in one launch."""
+    """Pending updates that run in one launch."""
 
     def __init__(self) -> None:
         self._updates: list[tuple[kernels.Update, list[Tensor]]] = []
@@ -47,7 +47,7 @@ class _Batch:
         self._copied_bytes = 0
 
     def add(self, update: Pending) -> None:
-        """Add an update, after running the others if they change the same memory, or copies would take too much."""
+        """Add an update; first run the others if they change the same memory or if the copies would be too large."""
         kernel, param, grad, state, options = update
         tensors = [param, *[tensor for tensor in state if tensor is not None]]
         storages = [tensor._storage for tensor in tensors]
@@ -68,13 +68,13 @@ class _Batch:
         for given, array in zip((param, grad, *state), arrays, strict=True):
             if array is not None and given is not None and array is not given._array:
                 self._copied_bytes += array.nbytes
-        if any(storage.offloaded for storage in storages):  # it is in RAM for this update only
+        if any(storage.offloaded for storage in storages):  # it is in RAM only during this update
             self.run()
 
     def run(self) -> None:
-        """Run what was added; the tensors then count as modified."""
+        """Run the pending updates, and count a change of each tensor."""
         updates, self._updates, self._changed, self._copied_bytes = self._updates, [], set(), 0
-        # The memory of an offloaded tensor is stored again as soon as nobody holds it.
+        # The memory of an offloaded tensor is stored again as soon as nothing refers to it.
         held = [tensor._array for _, tensors in updates for tensor in tensors]
         for _, tensors in updates:
             for tensor in tensors:
@@ -88,17 +88,17 @@ class _Batch:
 
 
 def run(updates: Iterable[Pending | None]) -> None:
-    """Run updates, together as far as no two change the same memory; where one fails, those before it are done."""
+    """Run updates, in groups that do not change the same memory; if one fails, those before it have run."""
     batch = _Batch()
     try:
         for update in updates:
             if update is not None:
                 batch.add(update)
-            del update  # what it made may not be there any more while the next one is
+            del update  # its results must be freed before the next update is made
     finally:
         batch.run()
 
 
 def _as_computed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return an array itself if a kernel for `dtype` can take it, else a copy."""
+    """Return the array if a kernel for `dtype` accepts it, else a copy."""
     return array if array.dtype == dtype and array.flags.c_contiguous else array.astype(dtype, order="C")

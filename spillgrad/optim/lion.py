@@ -11,7 +11,7 @@ from spillgrad_kernels.cpu import optim as kernels
 class Lion(Optimizer):
     """Move each element by the learning rate, in the direction of its momentum; weights decay apart from the gradient.
 
-    It keeps half of Adam's state, and wants about a tenth of its learning rate and ten times its weight decay.
+    Its state is half of Adam's. It needs about a tenth of Adam's learning rate and ten times its weight decay.
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
 

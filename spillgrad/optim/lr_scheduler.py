@@ -9,9 +9,9 @@ from spillgrad.optim.optimizer import Optimizer
 
 
 class LRScheduler:
-    """Sets each group's learning rate from its first one and the count of steps: at construction and on `step()`.
+    """Sets each group's learning rate from its initial rate and the number of steps, on construction and `step()`.
 
-    Rates are closed functions of the step, so a resumed run gets the same ones bit for bit.
+    Rates are functions of the step alone, so a resumed run gets the same rates bit for bit.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
@@ -36,11 +36,11 @@ class LRScheduler:
             group["lr"] = self.rate(index, self.base_lrs[index], self.last_epoch)
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rates now set."""
+        """Return the current learning rates."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers that fix where the schedule stands; functions are left out."""
+        """Return the numbers that determine the schedule's position; functions are left out."""
         return {key: value for key, value in vars(self).items() if key != "optimizer" and not _is_code(value)}
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class LRScheduler:
             )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, and set the learning rates.
+        """Continue from a state that `state_dict` returned, and set the learning rates.
 
         Raises StateDictError when it is of another schedule.
         """
@@ -67,7 +67,7 @@ def _is_code(value: object) -> bool:
 
 
 class LambdaLR(LRScheduler):
-    """Multiply the initial learning rate by a function of the step; one function, or one for each group."""
+    """Multiply the initial learning rate by a function of the step: one for all groups, or one for each."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineWithWarmup(LRScheduler):
-    """Rise linearly over `warmup_steps`, fall along a half cosine to `min_ratio` of the peak at `total_steps`; stay."""
+    """Rise linearly over `warmup_steps`, then fall along a half cosine to `min_ratio` of the peak at `total_steps`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The base of optimizers: groups of parameters, and state of each."""
+"""The base of optimizers: groups of parameters, and a state for each parameter."""
 
 import copy
 from collections import defaultdict
@@ -23,8 +23,9 @@ REPLACEABLE = ("around_step", "around_update", "gradient")
 class Optimizer:
     """Updates parameters from their gradients.
 
-    Subclasses say how for one parameter, in `update`, and how many tensors of its size they keep, in `state_tensors`.
-    `param_groups` are dicts of "params" and options; `state` maps a parameter to a dict of what its updates remember.
+    Subclasses define `update`, which updates one parameter, and `state_tensors`, the number of tensors of its size that
+    they keep. `param_groups` are dicts of "params" and options. `state` maps each parameter to a dict that its updates
+    use.
     """
 
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
@@ -54,14 +55,14 @@ class Optimizer:
         self.param_groups.append({**self.defaults, **param_group, "params": params})
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
-        """Update one parameter in place, or return the update, to be run with others.
+        """Update one parameter in place, or return a pending update that runs together with others.
 
-        `state` is empty at a parameter's first time.
+        `state` is empty at a parameter's first update.
         """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
 
     def state_tensors(self, group: Group) -> int:
-        """Return how many tensors of a parameter's size the state of each parameter of a group comes to hold."""
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold."""
         return 0
 
     def around_step(self) -> AbstractContextManager[None]:
@@ -69,15 +70,15 @@ class Optimizer:
         return nullcontext()
 
     def around_update(self, param: Tensor) -> AbstractContextManager[None]:
-        """Return the context in which a parameter is updated, or passed over where it has no gradient."""
+        """Return the context in which a parameter is updated, or skipped if it has no gradient."""
         return nullcontext()
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """Return the gradient that a parameter is updated by."""
+        """Return the gradient for the update of a parameter."""
         return param.grad
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; return what `closure`, called before, returned."""
+        """Call `closure`, if given; update every parameter that has a gradient; return the closure's result."""
         result = None
         if closure is not None:
             with enable_grad():
@@ -102,7 +103,7 @@ class Optimizer:
         return None if grad is None else self.update(param, grad, self.state[param], group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or fill them with zeros."""
+        """Set all gradients to None, or fill them with zeros."""
         for group in self.param_groups:
             for param in group["params"]:
                 param.clear_grad(set_to_zero=not set_to_none)
@@ -128,7 +129,7 @@ class Optimizer:
                 f"{name}: got groups of {saved_sizes} parameters, wanted {sizes}; give the state of the same model"
             )
         missing = sorted({key for group in state_dict["param_groups"] for key in self.defaults.keys() - group.keys()})
-        if missing:  # the state would lack what updates read
+        if missing:  # the state would lack entries that updates read
             raise StateDictError(
                 f"{name}: got groups without {', '.join(missing)}, as of another kind of optimizer; give the state of "
                 "the same kind"
@@ -153,7 +154,7 @@ class Optimizer:
         return dict(zip(numbers, params, strict=True))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over state and options, as `state_dict` returned them, by the parameters' order; tensors are copied.
+        """Load the state and options that `state_dict` returned, by the order of parameters; tensors are copied.
 
         Raises StateDictError, before anything changes, when groups, options or shapes are not this optimizer's.
         """
@@ -172,7 +173,7 @@ class Optimizer:
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles have: all but what `disk_offload` put around the updates of this one."""
+        """Return the attributes for copies and pickles, without the methods that `disk_offload` replaced."""
         return {key: value for key, value in vars(self).items() if key not in REPLACEABLE}
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from spillgrad_kernels.cpu import optim as kernels
 
 
 class SGD(Optimizer):
-    """Step against the gradient, or against its running sum with `momentum`.
+    """Step against the gradient; with `momentum`, against its running sum.
 
     Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in PyTorch's
     form: the velocity is a sum of gradients, scaled by the learning rate when it is used.

@@ -1,1 +1,1 @@
-"""What records operations and runs backward; it knows tensors only as objects registered with it."""
+"""The core of autograd records operations and runs backward. It imports no tensors."""

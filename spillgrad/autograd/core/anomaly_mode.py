@@ -1,4 +1,4 @@
-"""Anomaly detection: errors and NaNs in backward name the line of the forward that they come from.
+"""Anomaly detection: an error or a NaN in backward names the line of the forward pass that it comes from.
 
 Source: torch.autograd.anomaly_mode.
 """
@@ -38,7 +38,7 @@ class _Running(threading.local):
     node: _Node | None = None
 
 
-_mode = _Mode()  # of the process, as in PyTorch: backward may run in another thread than what asks for detection
+_mode = _Mode()  # one for the whole process, as in PyTorch: backward may run in another thread
 running = _Running()
 
 
@@ -48,7 +48,7 @@ def is_anomaly_enabled() -> bool:
 
 
 def is_anomaly_check_nan_enabled() -> bool:
-    """Return whether anomaly detection, where it is on, looks for NaNs."""
+    """Return whether anomaly detection looks for NaNs when it is on."""
     return _mode.check_nan
 
 
@@ -58,10 +58,11 @@ def _set(enabled: bool, check_nan: bool) -> None:
 
 
 class set_detect_anomaly:
-    """Switch anomaly detection on or off, in all threads; as a context manager, until its end.
+    """Switch anomaly detection on or off in all threads; as a context manager, until the block ends.
 
-    While it is on, each operation notes where it was called (some 10 microseconds), an error in its backward tells so,
-    and with `check_nan` a backward that gives NaN raises GraphError with the line of the forward.
+    While it is on, each operation notes where it was called, which takes some 10 microseconds. An error in its backward
+    then shows that place. With `check_nan`, a backward that computes NaN raises GraphError with the line of the forward
+    pass.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
@@ -76,11 +77,12 @@ class set_detect_anomaly:
 
 
 class detect_anomaly:
-    """Within this context, name the line of the forward where backward gives NaN or fails.
+    """Name the line of the forward pass whose backward fails or computes NaN, within this context.
 
-    Forward and backward both belong inside: the forward notes where each operation was called. Slow; for debugging.
+    Run both the forward and the backward pass inside, because the forward pass notes where each operation was called.
+    This is slow and meant for debugging.
     Raises GraphError from a backward that gives NaN, unless `check_nan` is False; other errors get a note with the
-    forward's traceback. Nothing is warned of, where PyTorch warns; the error itself carries what its warning says.
+    forward's traceback. PyTorch prints a warning instead; here the error itself carries that text.
     """
 
     def __init__(self, check_nan: bool = True) -> None:
@@ -96,7 +98,7 @@ class detect_anomaly:
 
 
 def note(node: _Node) -> None:
-    """Note on a node, where detection is on, the line that records it and the node in whose backward that happens."""
+    """Store in a node, if detection is on, the line that records it and the node whose backward records it."""
     if _mode.enabled:
         frames = traceback.extract_stack()
         mine = len(frames)
@@ -108,7 +110,7 @@ def note(node: _Node) -> None:
 
 
 def run(node: _Node, grads: list[Any], check: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """Run a node and check its results; an error gets a note about the forward, and so does a NaN."""
+    """Run a node and check its results; add a note about the forward pass to any error."""
     outer, running.node = running.node, node
     try:
         results = check(node, node.run(grads))

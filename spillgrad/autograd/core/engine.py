@@ -14,12 +14,12 @@ from spillgrad.autograd.core.node import NO_EDGE, Edge, Node, accumulate_gradien
 from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError
 
-# A custom backward that runs backward itself takes a dozen Python frames a level, of the thousand a thread has.
+# A custom backward that runs backward itself takes a dozen Python frames per level; a thread has a thousand.
 _LEVELS_PER_THREAD = 16
 
 
 class Run:
-    """One backward while it goes on: what it visits, and what is to be called at its end."""
+    """One running backward: the nodes it visits, and the callbacks for its end."""
 
     __slots__ = ("__weakref__", "_needed", "_outer", "_targets", "_waiting", "at_end")
 
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def outermost(self) -> "Run":
-        """The backward that runs this one, in the derivative of an operation say; itself where none does."""
+        """The outermost backward around this one: a derivative may itself run backward."""
         run = self
         while run._outer is not None:
             run = run._outer
@@ -56,19 +56,19 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# What a thread takes over from the one that waits for it.
+# The state that a thread takes over from the thread that waits for it.
 _INHERITED: tuple[threading.local, ...] = (state, hooks.stack, labels.current, anomaly_mode.running)
 
 
 def current_run() -> Run:
-    """Return the backward that this thread is in. Raises GraphError outside one."""
+    """Return the backward that this thread is running. Raises GraphError when there is none."""
     if _thread.run is None:
         raise GraphError("backward: none goes on in this thread; a gradient's hook is called by backward alone")
     return _thread.run
 
 
 def outermost_run() -> Run | None:
-    """Return the backward that this thread's is part of, or None where none goes on."""
+    """Return the outermost backward that this thread takes part in, or None when there is none."""
     return None if _thread.run is None else _thread.run.outermost
 
 
@@ -84,9 +84,9 @@ def run_backward(
 ) -> list[Any]:
     """Send `root_grads` backward from `roots`; None sends nothing, but the root's node runs.
 
-    With `inputs`, only what leads to them is computed; with `accumulate=False` their gradients are returned (None where
-    none arrived) instead of being added to `.grad`. A node runs when all gradients of its outputs have come together,
-    with None for those that nothing computed. Nothing flows along the edges in `stopped`.
+    With `inputs`, only the nodes that lead to them run. With `accumulate=False`, the gradients of `inputs` are returned
+    (None where none arrived) instead of being added to `.grad`. A node runs when the gradients of all its outputs have
+    arrived; outputs without a gradient get None. No gradient flows along the edges in `stopped`.
 
     Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
     """
@@ -130,7 +130,7 @@ def run_backward(
             tensor_hooks = node.tensor_hooks()
             if tensor_hooks is not None or node._retain_hooks is not None:
                 node.run_tensor_hooks(tensor_hooks, grads)
-                state.enabled = create_graph  # a hook may have switched it, and what runs next must not notice
+                state.enabled = create_graph  # a hook may have switched it, which must not affect the next node
             for position in wanted.get(node, ()) if wanted else ():
                 captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             results: Sequence[Any] | None = None
@@ -163,17 +163,17 @@ def run_backward(
         for end in run.at_end:
             end()
     finally:
-        # Before anything is called: a signal's handler may raise after each call.
+        # This comes before any call, because a signal handler may raise after each call.
         _thread.run, _thread.level = outer, level
         state.enabled, state.autocast = grad_mode, autocast
-        run.at_end.clear()  # they refer to the run
-        if hooks.stack.pairs is not pairs:  # a hook has entered or left a context, and forgot it
+        run.at_end.clear()  # they hold a reference to the run
+        if hooks.stack.pairs is not pairs:  # a hook has entered a context without leaving it, or the reverse
             hooks.restore(pairs)
     return captured
 
 
 def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
-    """Return what `work` returns in a thread with a stack of its own, but this one's modes and hooks."""
+    """Run `work` in a new thread, for its fresh call stack, with this thread's modes and hooks; return its result."""
     inherited = [(local, dict(local.__dict__)) for local in _INHERITED]
     outer = _thread.run
     results: list[list[Any]] = []
@@ -192,12 +192,12 @@ def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
     thread.start()
     thread.join()
     if errors:
-        raise errors.pop()  # popped: a list that a frame of its traceback refers to would keep it
+        raise errors.pop()  # popped, because a frame of its traceback refers to this list and would keep it alive
     return results.pop()
 
 
 def _flowing(edges: Sequence[Edge], stopped: Collection[Edge]) -> Sequence[Edge]:
-    """Return edges with no node in place of those in `stopped`."""
+    """Return the edges, with those in `stopped` replaced by edges to no node."""
     return [NO_EDGE if edge in stopped else edge for edge in edges]
 
 

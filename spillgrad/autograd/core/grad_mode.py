@@ -1,4 +1,4 @@
-"""Whether operations are recorded: per thread, switched by context managers that are decorators too."""
+"""Whether this thread records operations, and the context managers and decorators that switch it."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ _Mode = Callable[[], Any]  # makes a context manager
 class _GradMode(threading.local):
     enabled = True
     inference = False
-    autocast: Any = None  # what products convert their operands to; see `spillgrad.ops.autocast`
+    autocast: Any = None  # the mixed-precision mode; see `spillgrad.ops.autocast`
 
 
 state = _GradMode()
@@ -41,16 +41,16 @@ def is_inference_mode_enabled() -> bool:
 
 
 class _Context:
-    """A re-enterable context manager that changes the mode, and decorates.
+    """A context manager and decorator that changes the mode; it can be entered again while it is active.
 
-    A decorated generator or coroutine runs in the mode whenever it runs, and whoever it waits for in theirs.
+    A decorated generator or coroutine runs in the mode each time it resumes; its caller keeps its own mode.
     """
 
     def __init__(self) -> None:
         self._before: list[tuple[bool, bool]] = []
 
     def _again(self) -> Any:
-        """Return another such context: a decorated function may run in several threads at once."""
+        """Return a new context of this kind, because a decorated function may run in several threads at once."""
         return type(self)()
 
     def _change(self) -> None:
@@ -70,7 +70,7 @@ class _Context:
 
 
 class set_grad_enabled(_Context):
-    """Record operations, or not, from now on; as a context manager, until its end; as a decorator, in its function."""
+    """Switch recording on or off: from now on, until the end of a `with` block, or within a decorated function."""
 
     def __init__(self, mode: bool) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class set_grad_enabled(_Context):
 
 
 class _Parameterless(_Context):
-    """Decorates a function with or without parentheses."""
+    """A context whose decorator works with and without parentheses."""
 
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
         return super().__new__(cls) if function is None else cls()(function)
@@ -114,8 +114,8 @@ class enable_grad(_Parameterless):
 class inference_mode(_Context):
     """Do not record operations inside; `inference_mode(False)` records them, also within another `inference_mode`.
 
-    What is computed inside is a tensor like any other: it may be used in a recorded operation, saved for backward and
-    changed in place later, which PyTorch refuses. Versions count here too, so that no gradient can become wrong.
+    Results are ordinary tensors: unlike PyTorch's, they may later be used in a recorded operation, saved for backward
+    and changed in place. Their versions are counted, so that no gradient can become wrong.
     Source: torch.inference_mode.
     """
 
@@ -134,7 +134,7 @@ class inference_mode(_Context):
 
 
 def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
-    """Return a function that runs in a new context `mode()`, a generator or coroutine whenever it runs."""
+    """Wrap a function to run in a new context `mode()`; a generator or coroutine enters it at each resumption."""
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
@@ -166,7 +166,7 @@ def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
 
 
 def _steps(generator: Any, mode: _Mode) -> Generator[Any, Any, Any]:
-    """Drive a generator, or what a coroutine awaits, in the mode; leave the mode while it waits."""
+    """Drive a generator or a coroutine's awaitable in the mode; leave the mode while it is suspended."""
     try:
         with mode():
             value = next(generator)

@@ -11,11 +11,11 @@ from spillgrad.errors import GraphError, HookTypeError
 
 
 class SavedValue(NamedTuple):
-    """What `only` decides on: a tensor that an operation saves for backward, and where it is saved.
+    """A tensor that an operation saves for backward, and where it is saved; `only` decides about it.
 
-    `op` is the operation's name, such as "mul" (of a custom function its node's, "ScaleBackward"); `slot` what the
-    operation calls the value ("self", "result"; of a custom function its number); `module` the path of the module that
-    runs, such as "blocks.3.mlp", empty outside of one.
+    `op` is the operation's name, such as "mul"; for a custom function it is the node's name, "ScaleBackward". `slot` is
+    the operation's name for the value ("self", "result"); for a custom function it is a number. `module` is the path of
+    the running module, such as "blocks.3.mlp", and empty outside of modules.
     """
 
     tensor: Any
@@ -35,7 +35,7 @@ Predicate = Callable[[SavedValue], Any]
 class HookPair(NamedTuple):
     """A pack hook, tensor → anything, and the unpack hook that turns its result back into an equal tensor.
 
-    `only` says which values the pair takes, None all; `owner` is the context that entered it.
+    `only` chooses the values that the pair takes; None takes all. `owner` is the context that entered the pair.
     """
 
     pack: Callable[[Any], Any]
@@ -45,8 +45,8 @@ class HookPair(NamedTuple):
 
 
 class _HookStack(threading.local):
-    # Whether somebody looks at what this thread records: pairs of its own, `watch`, or anomaly detection, which says so
-    # on the class. Every recorded operation asks.
+    # Whether each recorded operation must be examined: for active pairs of this thread, for `watch`, or for anomaly
+    # detection, which sets it on the class. Every recorded operation reads this flag.
     watched = False
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ stack = _HookStack()
 
 
 def watch_every_thread(watch: bool) -> None:
-    """Say whether operations are looked at where no hooks are active either."""
+    """Set whether recorded operations are examined in every thread, even without active hooks."""
     _HookStack.watched = watch
 
 
 def watch(by: int) -> None:
-    """Say that so many more, or with a minus less, want what this thread saves packed as its storage does itself."""
+    """Add to the number of users that need this thread's saved values examined even without active hooks."""
     stack.watchers += by
     restore(stack.pairs)
 
@@ -76,7 +76,7 @@ def depth() -> int:
 
 
 def see_gradients() -> bool:
-    """Return whether hooks that are active here would see gradients that an operation makes ahead, in its forward."""
+    """Return whether an active hook packs gradients that an operation computes in advance, in its forward."""
     return any(pair.owner is None or pair.owner.sees_gradients for pair in stack.pairs)
 
 
@@ -92,9 +92,9 @@ def restore(pairs: list[HookPair]) -> None:
 def chosen(
     alias: Callable[[], Any], operation: str, slot: str, pairs: list[HookPair] | None = None
 ) -> HookPair | None:  # fmt: skip
-    """Return the innermost of some pairs that takes a value which this thread saves now, or None.
+    """Return the innermost pair that takes the value that this thread is saving, or None.
 
-    `alias` returns the value; `pairs` are by default those that are active.
+    `alias` returns the value; `pairs` defaults to the active pairs.
     """
     pair: HookPair
     for pair in reversed(stack.pairs if pairs is None else pairs):
@@ -109,7 +109,7 @@ def packing() -> tuple[str, str]:
 
 
 def set_packing(operation: str, slot: str) -> None:
-    """Say which value the pack hook called next is about."""
+    """Set the operation and slot of the value that the next pack hook gets."""
     stack.packing = (operation, slot)
 
 
@@ -120,8 +120,8 @@ class saved_tensors_hooks:
     It must not change its input. `unpack_hook(packed)` runs when backward needs the value and must return a tensor
     equal to the packed one in shape, dtype and device. `only(saved)` says, of a `SavedValue`, whether the pair takes
     it: by `saved.op`, `saved.slot`, `saved.module`, `saved.nbytes` or `saved.tensor`. Contexts nest: the innermost pair
-    that takes a value packs it; what none takes is saved as without hooks. Re-enterable. What was entered inside and
-    not left is left with it.
+    that takes a value packs it. A value that no pair takes is saved as without hooks. The context can be entered again.
+    Leaving it also leaves the contexts that were entered inside and not left.
 
         with saved_tensors_hooks(pack, unpack, only=lambda saved: saved.op == "softmax" and saved.nbytes > 1 << 20):
             loss = model(x)
@@ -131,7 +131,7 @@ class saved_tensors_hooks:
     """
 
     only: Predicate | None = None
-    # Whether a gradient that an operation made ahead is packed as any saved tensor.
+    # Whether a gradient that an operation computed in advance is packed like any saved tensor.
     sees_gradients = True
 
     def __init__(
@@ -173,7 +173,7 @@ def checked_predicate(who: str, only: Any) -> Predicate | None:
 
 
 class disable_saved_tensors_hooks(contextlib.ContextDecorator):
-    """Make entering `saved_tensors_hooks` inside an error that says `error_message`. A decorator too.
+    """Refuse `saved_tensors_hooks` inside this context, with the error `error_message`; also a decorator.
 
     Raises GraphError with that message when hooks are already active here.
     """

@@ -1,7 +1,7 @@
-"""Nodes of the recorded graph: what backward walks.
+"""The nodes of the recorded graph, which backward visits.
 
-A node knows its inputs' nodes (edges), never its outputs: the graph has no reference cycles, so that it is freed the
-moment the last tensor that needs it dies.
+A node refers to the nodes of its inputs (its edges) and never to its outputs. The graph therefore has no reference
+cycles, and Python frees it as soon as the last tensor that needs it dies.
 """
 
 import functools
@@ -18,7 +18,7 @@ from spillgrad.autograd.core.hooks import stack as hook_stack
 from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError, HookTypeError
 
-# Registered once by `spillgrad.tensor`, so that this core needs to import no tensor.
+# Registered once by `spillgrad.ops`, so that the core does not import tensors.
 _tensor_type: Any = None
 _add: Callable[[Any, Any], Any] = NotImplemented
 _add_in_place: Callable[[Any, Any], Any] = NotImplemented
@@ -47,8 +47,8 @@ def accumulate_gradients(total: Any, gradient: Any) -> None:
     _add_in_place(total, gradient)
 
 
-# Where a gradient flows: a node and the number of one of its outputs; no node where no gradient is wanted. Recording
-# makes so many that a class of their own would show.
+# The place a gradient flows to: a node and the number of one of its outputs; the node is None where no gradient is
+# wanted. A plain tuple, because recording makes so many that a class would cost measurable time.
 Edge: TypeAlias = "tuple[Node | None, int]"
 NO_EDGE: Edge = (None, 0)
 
@@ -75,14 +75,14 @@ next_sequence = _sequence.__next__
 
 
 class HookDict(dict[int, Any]):
-    """Hooks in the order they were added; can be referenced weakly, so that a handle keeps no node alive."""
+    """Hooks in the order they were added. Handles refer to it weakly, so that they keep no node alive."""
 
     __slots__ = ("__weakref__",)
 
     def add(self, hook: Callable[..., Any]) -> "RemovableHandle":
         """Put `hook` last; return the handle that removes it."""
         handle = RemovableHandle(self)
-        while handle.id in self:  # what was pickled in another process has numbers of its own
+        while handle.id in self:  # hooks that were unpickled keep the numbers of the process that pickled them
             handle.id = next(_sequence)
         self[handle.id] = hook
         return handle
@@ -92,7 +92,7 @@ class HookDict(dict[int, Any]):
 
 
 class OwnHook:
-    """A hook of one object alone: copies and pickles of what it is registered with are without it."""
+    """A hook that belongs to one object alone: copies and pickles of the object do not have it."""
 
     __slots__ = ("_hook",)
 
@@ -134,10 +134,10 @@ class Node:
     outputs: tuple[OutputMeta, ...] = ()
     sequence: int
     rank = 1  # of the nodes that are ready, those of the lowest rank run first
-    # Numbers of outputs that look at an input's memory while the user's own backward gives their gradient: no in-place
-    # change of one side can be recorded for the other.
+    # Numbers of outputs of a custom function that are views of an input. An in-place change of one side cannot be
+    # recorded for the other, because only the user's backward knows their gradient.
     custom_views: frozenset[int] = frozenset()
-    # Few nodes have any of these: defaults on the class make recording cheaper.
+    # Few nodes set any of these; defaults on the class make recording cheaper.
     _tensor_hooks: dict[int, HookDict] | None = None
     _retain_hooks: dict[int, Callable[[Any], None]] | None = None
     _prehooks: HookDict | None = None
@@ -166,11 +166,11 @@ class Node:
         return self._metadata
 
     def apply(self, grads: list[Any]) -> list[Any]:
-        """Return the gradient of each edge from the gradient of each output, None where none arrived."""
+        """Return the gradient of each edge, given the gradient of each output (None where none arrived)."""
         raise NotImplementedError
 
     def __call__(self, *grads: Any) -> Any:
-        """Return the inputs' gradients for these of the outputs: a tuple, or the one there is. Nothing accumulates."""
+        """Return the gradients of the inputs, one or a tuple, for gradients of the outputs. Nothing accumulates."""
         if len(grads) != self.output_count:
             raise GraphError(
                 f"{self.name()}: got {len(grads)} gradients; it has {self.output_count} outputs, give one for each"
@@ -179,7 +179,7 @@ class Node:
         return results[0] if len(results) == 1 else tuple(results)
 
     def release(self) -> None:
-        """Free what was saved for backward; applying the node again is then an error."""
+        """Free the values saved for backward; the node cannot be applied afterwards."""
 
     def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> RemovableHandle:
         """Call `hook(grad_outputs)` before the node runs; a tuple it returns replaces them."""
@@ -206,7 +206,7 @@ class Node:
         self._retain_hooks[output_nr] = store
 
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
-        """Retain the gradient of another edge instead: an in-place change moved the tensor there."""
+        """Retain the gradient of another edge instead, because an in-place change moved the tensor there."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
         node, number = edge
         if store is not None and node is not None:
@@ -238,7 +238,7 @@ class Node:
         return results
 
     def run_tensor_hooks(self, tensor_hooks: dict[int, HookDict] | None, grads: list[Any]) -> None:
-        """Let the hooks of the output tensors see, and replace in place, the gradients in `grads`."""
+        """Pass the gradients in `grads` to the hooks of the output tensors, which may replace them in the list."""
         for output_nr, hooks in list((tensor_hooks or {}).items()):
             for hook in list(hooks.values()):
                 grad = grads[output_nr]
@@ -277,9 +277,9 @@ def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any
 
 
 def _like(hook: Any, new: Any, old: Any) -> Any:
-    """Return what a hook made of a gradient.
+    """Return the gradient that a hook returned, after checking it.
 
-    Raises HookTypeError for no tensor, GraphError for another shape or dtype.
+    Raises HookTypeError unless it is a tensor, GraphError if its shape or dtype differs.
     """
     if not isinstance(new, _tensor_type):
         raise HookTypeError(
@@ -297,13 +297,13 @@ def _hook_name(hook: Any) -> str:
     return f"'{getattr(hook, '__name__', type(hook).__name__)}'"
 
 
-# Two threads may finish backward into the same leaf at once. Each leaf has a lock of its own, under this name: its
-# gradient may have to come from disk, for which no other leaf need wait.
+# Two threads may add a gradient to the same leaf at once, so each leaf has a lock, stored under this name. One lock for
+# all leaves would make them wait while one leaf's gradient is read from disk.
 _lock_name = "_accumulating"
 
 
 def _lock_of(leaf: Any) -> Any:
-    """Return the lock for adding to a leaf's gradient; a finalizer or a signal's handler may take it again inside."""
+    """Return the lock for a leaf's gradient; it is reentrant, for finalizers and signal handlers that run inside."""
     lock = leaf.__dict__.get(_lock_name)
     return leaf.__dict__.setdefault(_lock_name, threading.RLock()) if lock is None else lock
 
@@ -314,7 +314,7 @@ accumulator_lock = threading.RLock()
 
 
 def _leave_parents_locks() -> None:
-    # Who held them is not in the child.
+    # The threads that held the locks do not exist in the child.
     global _lock_name
     _lock_name = f"_accumulating_in_{os.getpid()}"
     if not accumulator_lock._is_owned():  # type: ignore[attr-defined]
@@ -325,9 +325,10 @@ os.register_at_fork(after_in_child=_leave_parents_locks)
 
 
 class AccumulateGrad(Node):
-    """Adds what arrives to a leaf's `.grad`.
+    """The node of a leaf: it adds the gradient that arrives to the leaf's `.grad`.
 
-    The leaf holds its accumulator weakly, the graph strongly; so the leaf's hooks live with the leaf.
+    The leaf refers to its accumulator weakly and the graph refers to it strongly. Hooks are therefore stored in the
+    leaf.
     """
 
     variable: Any  # the leaf, which makes its accumulator
@@ -335,7 +336,7 @@ class AccumulateGrad(Node):
     output_count = 1
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return what a gradient must look like; made when asked for, far less often than accumulators are."""
+        """Return the required form of a gradient; made on demand, because few accumulators are ever asked."""
         variable = self.variable
         return new_output((variable.shape, variable.dtype, variable.device))
 
@@ -344,7 +345,7 @@ class AccumulateGrad(Node):
         return None if hooks is None else {0: hooks}
 
     def put_away(self, grads: list[Any]) -> None:
-        """Have a gradient that waits for others leave RAM, if its variable's memory does too."""
+        """Move a gradient that waits for others out of RAM, if its variable's memory also leaves RAM."""
         storage = self.variable._storage
         if storage.offloaded and is_unshared(grads, 0):
             storage.put_away(grads[0])

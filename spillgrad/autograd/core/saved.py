@@ -18,13 +18,13 @@ FREED = (
 
 
 class SavedTensor:
-    """One saved value: an alias without graph, or what a pack hook made of it, and how to connect it again.
+    """One saved value: an alias without graph or a packed object, and the place in the graph to reconnect it to.
 
     Invariant: holds its node only weakly and never a tensor that keeps its own graph alive, so no reference cycle can
     form. A leaf is kept as the object it is.
     """
 
-    # Few values have any of these: defaults on the class make saving cheaper.
+    # Few values set any of these; defaults on the class make saving cheaper.
     _freed = False
     _leaf: Any = None
     _node: Any = None
@@ -54,9 +54,9 @@ class SavedTensor:
             self._edge = edge
 
     def pack(self, pairs: list[hooks.HookPair] | None = None) -> None:
-        """Let the innermost hooks that take the value, if there are any, pack it: of some pairs, or the active ones.
+        """Pack the value with the innermost of `pairs` (default: the active ones) that takes it; else keep it.
 
-        What none takes is kept, but for memory that lives elsewhere: its storage says where to find it again.
+        A value whose memory is in a store is not kept either: its storage returns an object that finds it again.
         """
         pair = hooks.chosen(self._alias, self.operation, self.slot, pairs)
         if pair is not None:
@@ -84,7 +84,7 @@ class SavedTensor:
             )
         value, storage = self._value, self._storage
         version = storage.version
-        if version != self._version:  # nobody could tell from what the hook makes of it
+        if version != self._version:  # the change could not be detected later, in the packed object
             raise self._changed(storage, value.shape, value.dtype)
         outer = hooks.packing()
         hooks.set_packing(self.operation, self.slot)
@@ -114,13 +114,13 @@ class SavedTensor:
 
     @property
     def _is_leaf(self) -> bool:
-        """Whether the value is a leaf that still has the memory it had."""
+        """Whether the value is a leaf whose memory has not been replaced."""
         return self._leaf is not None and self._has_its_memory(self._leaf)
 
     def _has_its_memory(self, original: Any) -> bool:
-        """Return whether the tensor that was saved still has the memory it had: its `data` may have been replaced.
+        """Return whether the saved tensor still has its memory; assigning to its `data` replaces it.
 
-        Or those of what it views, whose place in the graph then tells nothing of its own.
+        If the memory of its base was replaced, its place in the graph no longer belongs to these values.
         """
         base = original._base
         return original._array is self._array and (base is None or base._storage is self._storage)
@@ -165,7 +165,7 @@ class SavedTensor:
             return self._connected(self._value)
         mode = state.enabled
         value = self._unpack(self._packed)
-        state.enabled = mode  # the hook may have switched it, and the derivative must not notice
+        state.enabled = mode  # the hook may have switched it, which must not affect the derivative
         if not isinstance(value, tensor_type()):
             raise HookTypeError(
                 f"{self.operation}: Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
@@ -178,7 +178,7 @@ class SavedTensor:
                 f"{value.shape} {value.dtype} on {value.device}; the unpack hook must return what was packed"
             )
         storage = self._storage()
-        # A hook that copied may outlive a change of the original; one that looks at the same memory may not.
+        # A copy stays valid when the original changes; a tensor over the same memory does not.
         if storage is not None and storage.version != self._version and np.may_share_memory(value.array, storage.array):
             raise self._changed(storage, shape, dtype)
         return self._connected(value)
@@ -208,7 +208,7 @@ class SavedTensor:
 
 
 class SavedNone(SavedTensor):
-    """What a node shows where None was given for an optional tensor: nothing to pack."""
+    """The placeholder for an optional tensor that was not given; there is nothing to pack."""
 
     data = None
     unpack_hook = None
@@ -228,4 +228,4 @@ class SavedNone(SavedTensor):
         """Return None."""
 
     def release(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""

@@ -1,4 +1,4 @@
-"""Whether a gradient on its way is backward's alone: then others may be added to it in place, as PyTorch does."""
+"""Whether only backward refers to a gradient; other gradients may then be added to it in place, as in PyTorch."""
 
 import sys
 from types import SimpleNamespace
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-# A sum of smaller ones, in new memory, costs less than to look who holds the first.
+# For smaller gradients, a sum in new memory costs less than counting references.
 _LEAST_BYTES = 1 << 16
 
 
 def is_unshared(grads: list[Any], place: int) -> bool:
-    """Return whether nobody else can see a large gradient, at a place of a list, change or move."""
+    """Return whether a gradient is large and nothing but its place in the list refers to it or its memory."""
     grad = grads[place]
     if grad is None or grad.nbytes < _LEAST_BYTES or grad._grad_fn is not None or grad._requires_grad:
         return False
@@ -29,11 +29,11 @@ def is_unshared(grads: list[Any], place: int) -> bool:
 
 
 def _is_view(array: Any) -> bool:
-    return hasattr(array.base, "strides")  # another array's, of the host or of a device
+    return hasattr(array.base, "strides")  # a view of another array, on the host or on a device
 
 
 def _holders(grads: list[Any], place: int, offloaded: bool) -> list[int]:
-    """Return how many refer to the gradient, to its storage and, unless that is in a store, to the array."""
+    """Return the reference counts of the gradient, its storage and, unless it is in a store, its array."""
     counts = [sys.getrefcount(grads[place]), sys.getrefcount(grads[place]._storage)]
     return counts if offloaded else [*counts, sys.getrefcount(grads[place]._storage.array)]
 
@@ -45,5 +45,5 @@ def _of_one_alone() -> list[int]:
     return _holders(grads, 0, offloaded=False)
 
 
-# What Python counts where only the list holds the gradient.
+# The reference counts when only the list holds the gradient.
 _ALONE = _of_one_alone()

@@ -1,7 +1,7 @@
-"""Recompute instead of keep: run a function again in backward, for what its operations would have saved.
+"""Recompute saved values: run a function again in backward instead of keeping what its operations save.
 
-A checkpointed function is a region of the graph whose saved values are packed as empty slots, by a pair of saved-tensor
-hooks like any other. The first slot that backward unpacks runs the function again, under hooks that fill the slots.
+A recomputed function is a region of the graph. An ordinary pair of saved-tensor hooks packs its saved values as empty
+slots. When backward unpacks the first slot, the function runs again, under hooks that fill the slots.
 
 Source: Chen et al. 2016, "Training deep nets with sublinear memory cost"; torch.utils.checkpoint (use_reentrant=False).
 """
@@ -33,7 +33,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 class _Override(threading.local):
-    """What this thread's context managers say of all checkpoints; None leaves it to each."""
+    """Settings of this thread's context managers for all regions; None leaves the choice to each."""
 
     early_stop: bool | None = None
     debug: bool | None = None
@@ -43,7 +43,7 @@ _override = _Override()
 
 
 class _Description(NamedTuple):
-    """What must be the same of a saved value when it is computed again."""
+    """The properties of a saved value that must be the same when it is recomputed."""
 
     operation: str
     slot: str
@@ -74,14 +74,14 @@ _CHECKS: dict[str, Callable[[Tensor], _Description]] = {
 
 
 class _Stop(BaseException):
-    """All that backward needs is computed; a BaseException, for the function may catch Exception.
+    """Ends a recomputation that has all values; a BaseException, because the function may catch Exception.
 
-    Its argument is the recomputation that ends.
+    Its argument is the recomputation that it ends.
     """
 
 
 class _Slot:
-    """The place of one value that the region's operations saved: empty, or computed again and not yet used."""
+    """The place of one value that the region's operations saved: empty, or recomputed and not yet used."""
 
     __slots__ = ("__weakref__", "region", "value")
 
@@ -91,7 +91,7 @@ class _Slot:
 
 
 class _Region:
-    """One call of a checkpointed function.
+    """One call of a recomputed function.
 
     Invariant: the graph's saved values hold their slots, and these the region; the region holds its slots weakly, and
     no node but through the edges of its arguments. So it dies when backward has released the last saved value.
@@ -109,7 +109,7 @@ class _Region:
         is_verbose: bool,
     ) -> None:
         self._function = function
-        # Outside the region's own hooks: what is active there packs the arguments.
+        # This runs outside the region's own hooks, so that the surrounding hooks pack the arguments.
         self._arguments = _mapped((arguments, keywords), Tensor, _save)
         self._context = context
         self._state = state
@@ -123,18 +123,18 @@ class _Region:
         self.is_complete = False
 
     def pack(self, tensor: Tensor) -> _Slot:
-        """Keep nothing of a value that an operation saves but a description."""
+        """Return an empty slot for a value that an operation saves; only its description is kept."""
         slot = _Slot(self)
         self._slots.append(weakref.ref(slot))
         self._described.append(self._describe(tensor))
         return slot
 
     def value(self, slot: _Slot) -> Any:
-        """Return a slot's value, computed again unless that has been done for this use.
+        """Return a slot's value; run the function again if the slot is empty.
 
         Raises RecomputationError when the function saves other values than at first.
         """
-        with self._lock:  # another thread may go backward through the region too, and take what this one computed
+        with self._lock:  # another thread may run backward through the region too, and take the values
             if slot.value is None:
                 self._recompute()
             value, slot.value = slot.value, None
@@ -163,7 +163,7 @@ class _Region:
 
 
 class _Filling:
-    """One recomputation: the values it saves go into the slots, in order."""
+    """One recomputation, which puts the values it saves into the slots, in order."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Filling:
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Fill the next slot, if it is in use; the graph of the recomputation itself keeps the value as it is."""
+        """Fill the next slot, if it is in use; the recomputation's own graph keeps the value unpacked."""
         number = len(self._found)
         self._found.append(self._describe(tensor))
         if number < len(self._slots):
@@ -190,7 +190,7 @@ class _Filling:
                 )
             slot = self._slots[number]
             if slot is not None:
-                # Like any saved value: what changes it before it is used is noticed.
+                # A SavedTensor, so that a change before its use is noticed.
                 slot.value = SavedTensor(tensor, *hooks.packing(), NO_EDGE)
                 slot.value.pack([])
             if number == self._stop:
@@ -200,7 +200,7 @@ class _Filling:
     def check_count(self, is_complete: bool) -> None:
         """Raise RecomputationError unless as many values were saved as before.
 
-        A backward within the function itself recomputes before all of them are: then there may be more.
+        If the function itself runs backward, it recomputes before all values are saved; there may then be more.
         """
         wanted, got = len(self._expected), len(self._found)
         if got < wanted or (is_complete and got > wanted):
@@ -234,7 +234,7 @@ def _save(tensor: Tensor) -> SavedTensor:
 
 
 def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """Return lists, tuples and dicts with `function` of every object of a kind within; other objects as they are."""
+    """Apply `function` to every object of a kind in nested lists, tuples and dicts; keep other objects."""
     if isinstance(value, kind):
         return function(value)
     if type(value) is list:
@@ -263,22 +263,22 @@ def checkpoint(
     preserve_rng_state: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Return function(*args, **kwargs), of which nothing but the arguments is kept for backward: it runs again there.
+    """Call `function` and keep only its arguments for backward, which calls it again for the values it saves.
 
-    The gradients are those without checkpoint, also of several backwards, of their gradients, and of regions within
-    regions. Tensors among the arguments, in lists, tuples and dicts too, are packed by the hooks active outside: within
-    `save_on_disk` they go to disk. A tensor that the function takes from elsewhere must not change before backward.
-    In `no_grad` the function just runs.
+    The gradients are the same as without checkpoint, also for repeated backwards, higher derivatives and nested
+    checkpoints. Tensors among the arguments, also in lists, tuples and dicts, are packed by the hooks that are active
+    outside; within `save_on_disk` they go to disk. A tensor that the function takes from elsewhere must not change
+    before backward. In `no_grad` the function just runs.
 
-    The recomputation draws the same random numbers from the default generator, unless not `preserve_rng_state`, in the
-    forward's mode of `autocast`; with `early_stop` it ends with the last value that backward needs. `context_fn`
-    returns two context managers, for the function and for its recomputations: see
-    `create_selective_checkpoint_contexts`. Running statistics of `batch_norm` move once, unlike PyTorch's; what else
-    the function changes outside, it changes again.
+    The recomputation runs in the forward's mode of `autocast` and, with `preserve_rng_state`, draws the same random
+    numbers from the default generator. With `early_stop` it ends after the last value that backward needs. `context_fn`
+    returns two context managers, one for the function and one for its recomputations: see
+    `create_selective_checkpoint_contexts`. Running statistics of `batch_norm` are updated once, unlike PyTorch's. Other
+    side effects of the function happen again.
 
-    `determinism_check`: "default" compares operation, shape, dtype and device of everything saved; "values" also a
-    checksum of each, which finds a function that computes something else from values that changed; "none" nothing.
-    With `debug`, errors list all that was saved.
+    `determinism_check`: "default" compares the operation, shape, dtype and device of every saved value. "values" also
+    compares checksums, which finds a function whose results changed. "none" compares nothing. With `debug`, errors list
+    all saved values.
 
     Raises RecomputationError (here also `CheckpointError`) in backward when the recomputation saves other values;
     SavedTensorError when an argument was changed in place; ArgumentError for `use_reentrant=True`.
@@ -324,7 +324,7 @@ def checkpoint_sequential(
     *,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Return what functions give one after the other, all but the last of so many `segments` of them checkpointed.
+    """Call functions one after the other, in `segments` of which all but the last are recomputed in backward.
 
     Raises ArgumentError for more segments than functions, or none.
     """
@@ -341,7 +341,7 @@ def checkpoint_sequential(
 
 
 class _Chain:
-    """Functions of one argument, as one function."""
+    """Several functions of one argument, called one after the other."""
 
     def __init__(self, steps: Sequence[Callable[[Any], Any]]) -> None:
         self._steps = steps
@@ -354,7 +354,7 @@ class _Chain:
 
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
-    """Let all checkpoints made within the block, in this thread, stop early or not, whatever they were told."""
+    """Override `early_stop` of all checkpoints made in this thread within the block."""
     before, _override.early_stop = _override.early_stop, enable
     try:
         yield
@@ -364,7 +364,7 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
-    """Let the errors of all checkpoints made within the block, in this thread, list all that was saved, or not.
+    """Override `debug` of all checkpoints made in this thread within the block.
 
     None leaves it to each checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints that keep the results of chosen operations, and do not compute those again.
+"""Recomputation that keeps the results of chosen operations and does not compute those again.
 
 Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
 """
@@ -31,9 +31,9 @@ class CheckpointPolicy(enum.Enum):
 
 
 class SelectiveCheckpointContext:
-    """What a policy is told besides the operation's name and arguments: its output.
+    """The argument of a policy that holds the operation's output.
 
-    `is_recompute` is always False: policies are asked in the forward alone.
+    `is_recompute` is always False, because policies are called only in the forward.
     """
 
     def __init__(self, *, is_recompute: bool, op_output: Any = None) -> None:
@@ -44,7 +44,7 @@ class SelectiveCheckpointContext:
 Policy = Callable[..., CheckpointPolicy | bool]
 _SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
-# Operations made for a number of tensors, when first called with so many.
+# Operations that are created when first called with a given number of tensors.
 _MADE_ON_DEMAND = frozenset(("cat", "stack"))
 
 # One call's kept results, as SavedTensors or aliases.
@@ -58,9 +58,9 @@ def create_selective_checkpoint_contexts(
 
     Operations are chosen by a list of names ("mm", "matmul", "linear", "scaled_dot_product_attention", …: those of
     their nodes) or of functions of that name, or by a policy(context, name, *arguments) that returns a
-    `CheckpointPolicy` or a bool. Views are never asked about; they cost nothing. What is kept stays until the graph is
-    freed, so that several backwards are possible; the hooks that are active around the checkpoint pack it, unlike in
-    PyTorch, so that within `save_on_disk` it goes to disk:
+    `CheckpointPolicy` or a bool. The policy is never called for views, which cost nothing. Kept results stay until the
+    graph is freed, so that several backwards are possible. Unlike in PyTorch, the hooks that are active around the
+    checkpoint pack them; within `save_on_disk` they go to disk:
 
         keep = functools.partial(create_selective_checkpoint_contexts, ["linear", "scaled_dot_product_attention"])
         y = checkpoint(block, x, context_fn=keep)
@@ -97,7 +97,7 @@ def create_selective_checkpoint_contexts(
 
 
 def _kept(tensor: Tensor, operation: Operation, pairs: list[hooks.HookPair] | None) -> Any:
-    """Return a result as it is kept: packed by one of these pairs of hooks, if one takes it; None: it may change."""
+    """Return a result in its kept form: packed by one of `pairs`; for None an alias, which may change."""
     if pairs is None:
         return tensor.alias()
     saved = SavedTensor(tensor.alias(), operation.name, "kept result", NO_EDGE)
@@ -115,7 +115,7 @@ def _array_of(kept: Any) -> np.ndarray:
 
 
 class _Reader:
-    """In a recomputation, gives the n-th call of an operation what its n-th call in the forward kept."""
+    """In a recomputation, returns for an operation's n-th call what its n-th call in the forward kept."""
 
     def __init__(self, kept: dict[Operation, list[_Kept | None]]) -> None:
         self._kept = kept
@@ -131,12 +131,12 @@ class _Reader:
         results = list(map(_array_of, entry))
         output = operation.again(operation.promoted(arguments), results)
         for tensor in output if isinstance(output, tuple) else [output]:
-            tensor.mark_shared()  # with what is kept, for the next time
+            tensor.mark_shared()  # its memory belongs to the kept result, which the next recomputation needs
         return output
 
 
 class _Reuse(intercept):
-    """Each recomputation reads from the beginning."""
+    """The context of a recomputation; each one reads the kept results from the beginning."""
 
     def __init__(self, reader: _Reader, names: Collection[str] | None) -> None:
         self._reader = reader

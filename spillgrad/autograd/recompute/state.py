@@ -1,6 +1,6 @@
-"""Whether this thread computes again what it has computed before, as checkpointed functions do in backward.
+"""Whether this thread is recomputing a function in backward.
 
-State that moves with each forward, such as running statistics, does not move then.
+State that changes in each forward, such as running statistics, must not change then.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ _state = _Recomputation()
 
 
 def is_recomputing() -> bool:
-    """Return whether what this thread computes was computed before."""
+    """Return whether this thread is recomputing."""
     return _state.is_running
 
 
 @contextlib.contextmanager
 def recomputing() -> Iterator[None]:
-    """Say that what this thread computes within the block was computed before."""
+    """Mark this thread as recomputing within the block."""
     before, _state.is_running = _state.is_running, True
     try:
         yield

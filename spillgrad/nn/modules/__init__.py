@@ -1,4 +1,4 @@
-"""PyTorch's place of layers' base class and of hooks on all of them."""
+"""PyTorch's package of the base class of layers and of registration hooks."""
 
 from spillgrad.nn.modules import module
 

@@ -1,4 +1,4 @@
-"""PyTorch's module of the base class of layers, and of hooks on what any of them registers."""
+"""PyTorch's module of the base class of layers and of registration hooks."""
 
 from spillgrad.nn.module import Module
 from spillgrad.nn.registration import (

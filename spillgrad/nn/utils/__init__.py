@@ -1,4 +1,4 @@
-"""What training scripts do with parameters and gradients as a whole, and sequences of different lengths (`rnn`)."""
+"""Helpers for all parameters and gradients of a model, and for sequences of different lengths (`rnn`)."""
 
 from spillgrad.nn.utils import clip_grad, convert_parameters, rnn
 from spillgrad.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_

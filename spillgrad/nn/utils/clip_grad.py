@@ -1,4 +1,4 @@
-"""The gradients of many parameters, made smaller."""
+"""Clipping the gradients of many parameters."""
 
 import math
 from collections.abc import Iterable
@@ -31,16 +31,16 @@ def norm(gradient: Tensor, norm_type: float = 2.0) -> float:
 
 
 def total_norm(norms: list[float], norm_type: float = 2.0) -> float:
-    """Return the common norm of gradients of these norms."""
+    """Return the joint norm of gradients, given the norm of each."""
     if norm_type == 2:
         return math.sqrt(math.fsum(norm * norm for norm in norms))
     return _norms([np.array(norms)], norm_type)[0]
 
 
 def factor(total: float, max_norm: float) -> float | None:
-    """Return what to scale gradients of a common norm by, None where they stay as they are."""
+    """Return the factor for gradients of a joint norm, or None if they stay unchanged."""
     by = max_norm / (total + 1e-6)
-    return None if by >= 1 else by  # NaN too: it must reach the weights, not hide
+    return None if by >= 1 else by  # also for NaN, which must reach the weights instead of being hidden
 
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
@@ -50,7 +50,7 @@ def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
     norms = [0.0] * len(arrays)
     dense = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]
     together = [[i for i in dense if is_on_device(arrays[i]) is there] for there in (False, True)]
-    # Of the others, each is copied only for as long as it takes.
+    # The others are copied one at a time.
     alone = [[i] for i in sorted(set(range(len(arrays))).difference(dense))]
     for places in (*together, *alone):
         values = [
@@ -69,10 +69,10 @@ def _in_ram_at_once(gradients: list[Tensor]) -> list[list[Tensor]]:
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale all gradients in place so that their common norm is at most `max_norm`; return the norm they had.
+    """Scale all gradients in place so that their joint norm is at most `max_norm`; return the former norm.
 
-    Raises ArgumentError for a norm that is not finite, if asked to; gradients are then left as they are. GraphError for
-    parameters that are updated in backward.
+    Raises ArgumentError, with `error_if_nonfinite`, for a norm that is not finite, before any gradient changes;
+    GraphError for parameters that are updated in backward.
     """
     gradients = _gradients("clip_grad_norm_", parameters)
     norms = [norm for some in _in_ram_at_once(gradients) for norm in _norms([g.array for g in some], norm_type)]

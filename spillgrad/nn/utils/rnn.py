@@ -20,8 +20,8 @@ class PackedSequence(NamedTuple):
 
     Shapes: data (sum of lengths, ...); batch_sizes (longest length,), int64: how many sequences still run at each step,
     in the host's memory whatever the data's device.
-    `sorted_indices` says which of the user's sequences stands where, `unsorted_indices` the other way round; None where
-    the order is the user's.
+    `sorted_indices` gives the user's index of each packed sequence, `unsorted_indices` the inverse; both are None if
+    the sequences are in the user's order.
     """
 
     data: Tensor
@@ -55,7 +55,7 @@ class PackedSequence(NamedTuple):
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
-    """Return the permutation that undoes one."""
+    """Return the inverse of a permutation."""
     return None if permutation is None else Tensor.wrap(np.argsort(permutation.array, kind="stable"))
 
 
@@ -69,7 +69,7 @@ def _as_lengths(lengths: Any) -> np.ndarray:
 def pack_padded_sequence(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> PackedSequence:
-    """Return padded sequences without their padding; of another order than by length unless `enforce_sorted`.
+    """Pack padded sequences; without `enforce_sorted` they may be in any order of length.
 
     Shapes: input (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,) from 1 to T. Raises ArgumentError.
     """
@@ -118,7 +118,7 @@ def pad_packed_sequence(
             f"but got total_length={total_length} and max sequence length being {steps}"
         )
     data = sequence.data
-    # One more row, of padding, stands for all that is not there.
+    # One extra row holds the padding value; all missing elements are taken from it.
     places = np.full((steps if total_length is None else total_length, batch), data.shape[0], np.int64)
     runs = np.arange(batch) < counts[:, None]
     places[:steps][runs] = np.arange(data.shape[0])
@@ -160,7 +160,7 @@ def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = F
 
 
 def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
-    """Return sequences of different lengths packed; in any order unless `enforce_sorted`."""
+    """Pack sequences of different lengths; without `enforce_sorted` they may be in any order of length."""
     lengths = [x.shape[0] for x in sequences]
     return pack_padded_sequence(pad_sequence(sequences), lengths, enforce_sorted=enforce_sorted)
 
