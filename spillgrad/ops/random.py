@@ -13,6 +13,7 @@ from spillgrad.ops.inplace import change
 from spillgrad.ops.numeric import on_floats, require_floats
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import random as kernels
+from spillgrad_kernels.tables.random import counters_needed
 
 
 def _dropped(self: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
@@ -46,7 +47,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     require_floats("dropout", input.dtype)
     if not training or p == 0:
         return input
-    seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
+    seed, offset = default_generator.take(counters_needed(input.numel()))
     if inplace:
         return change(input, "dropout", lambda tensor: _dropout(tensor, float(p), seed, offset))
     return _dropout(input, float(p), seed, offset)
@@ -61,7 +62,7 @@ def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool 
     if not training or not alike:
         return add(residual, dropout(input, p, training))
     require_floats("dropout_add", input.dtype)
-    seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
+    seed, offset = default_generator.take(counters_needed(input.numel()))
     return _dropout_add(input, residual, float(p), seed, offset)
 
 
