@@ -24,8 +24,8 @@ from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import attention as kernels
-from spillgrad_kernels.cpu.random import counters_needed
 from spillgrad_kernels.cpu.random import dropout as zero_some
+from spillgrad_kernels.tables.random import counters_needed
 
 __all__ = ["scaled_dot_product_attention"]
 

@@ -22,6 +22,7 @@ from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
 from spillgrad_kernels.cpu import random as kernels
 from spillgrad_kernels.device_array import device_kernel
+from spillgrad_kernels.tables.random import counters_needed
 
 __all__ = [
     "arange", "as_tensor", "empty", "empty_like", "eye", "from_dlpack", "from_numpy", "full", "full_like", "linspace",
@@ -291,7 +292,7 @@ def draw(
     wanted = _dtype_or_default(dtype)
     if not dtypes.is_floating_point(wanted):
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
-    seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(shape)))
+    seed, offset = (generator or default_generator).take(counters_needed(math.prod(shape)))
     drawn = wanted if wanted == dtypes.float64 else dtypes.float32
     array = (device_kernel(kernel) if as_device(device) is CUDA else kernel)(shape, drawn, seed, offset)
     return array if drawn == wanted else cast(array, wanted)
@@ -363,7 +364,7 @@ def randint(
     if high <= low:
         raise ArgumentError(f"randint: got [{low}, {high}); high must exceed low")
     sizes = _sizes("randint", (shape,) if size is None else (size,))
-    seed, offset = (generator or default_generator).take(kernels.counters_needed(math.prod(sizes)))
+    seed, offset = (generator or default_generator).take(counters_needed(math.prod(sizes)))
     wanted = dtypes.int64 if dtype is None else dtypes.as_dtype(dtype)
     randint = device_kernel(kernels.randint) if as_device(device) is CUDA else kernels.randint
     return _finish(cast(randint(low, high, sizes, seed, offset), wanted), False, device)
@@ -372,6 +373,6 @@ def randint(
 def randperm(n: int, generator: Generator | None = None, *, device: Any = None) -> Tensor:
     """Return the integers 0 to n - 1 in random order."""
     (n,) = _sizes("randperm", (n,))
-    seed, offset = (generator or default_generator).take(kernels.counters_needed(n))
+    seed, offset = (generator or default_generator).take(counters_needed(n))
     permutation = device_kernel(kernels.permutation) if as_device(device) is CUDA else kernels.permutation
     return Tensor.wrap(permutation(n, seed, offset))

@@ -13,6 +13,7 @@ from spillgrad.ops.inplace import change
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import random as kernels
+from spillgrad_kernels.tables.random import counters_needed
 
 __all__ = ["alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_add", "feature_alpha_dropout"]
 
@@ -48,7 +49,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     require_floats("dropout", input.dtype)
     if not training or p == 0:
         return input
-    seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
+    seed, offset = default_generator.take(counters_needed(input.numel()))
     if inplace:
         return change(input, "dropout", lambda tensor: _dropout(tensor, float(p), seed, offset))
     return _dropout(input, float(p), seed, offset)
@@ -63,7 +64,7 @@ def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool 
     if not training or not alike:
         return add(residual, dropout(input, p, training))
     require_floats("dropout_add", input.dtype)
-    seed, offset = default_generator.take(kernels.counters_needed(input.numel()))
+    seed, offset = default_generator.take(counters_needed(input.numel()))
     return _dropout_add(input, residual, float(p), seed, offset)
 
 

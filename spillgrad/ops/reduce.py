@@ -33,6 +33,7 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions as kernels
 from spillgrad_kernels.device_array import device_kernel
 from spillgrad_kernels.layout import Layout
+from spillgrad_kernels.tables.reductions import reduced_shape
 
 __all__ = [
     "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
@@ -93,7 +94,7 @@ class _Folded(Planned):
 
     def plan_on_device(self, operands: Any, out: Any, is_aligned: bool, dims: Shape, keepdim: bool) -> Any:
         fold = device_kernel(getattr(kernels, self.name))
-        shape = kernels.reduced_shape(operands[0].shape, dims, keepdim)
+        shape = reduced_shape(operands[0].shape, dims, keepdim)
         return CallOnDevice(lambda array: fold(array, dims, keepdim)), shape, operands[0].dtype
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:

@@ -20,6 +20,7 @@ from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import random as kernels
 from spillgrad_kernels.device_array import is_on_device
+from spillgrad_kernels.tables.random import counters_needed
 
 __all__ = ["bernoulli", "multinomial", "normal", "poisson", "randint_like"]
 
@@ -139,7 +140,7 @@ def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     rates = input.array.astype(np.float64)
     if not bool((rates >= 0).all()):
         raise ArgumentError("poisson: got a negative rate; wanted numbers from 0 on")
-    seed, offset = (generator or default_generator).take(kernels.counters_needed(4 * max(input.numel(), 1)))
+    seed, offset = (generator or default_generator).take(counters_needed(4 * max(input.numel(), 1)))
     words = kernels.words64((2,), seed, offset)
     return Tensor.wrap(np.asarray(np.random.default_rng(words).poisson(rates)).astype(input.dtype))
 

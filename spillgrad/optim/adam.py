@@ -9,6 +9,7 @@ from spillgrad.optim.arrays import Pending, pending
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
+from spillgrad_kernels.tables.optim import Update
 
 
 class Adam(Optimizer):
@@ -17,7 +18,7 @@ class Adam(Optimizer):
     Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1.
     """
 
-    _kernel: ClassVar[Callable[..., kernels.Update]] = staticmethod(kernels.adam)
+    _kernel: ClassVar[Callable[..., Update]] = staticmethod(kernels.adam)
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class AdamW(Adam):
     Source: Loshchilov, Hutter 2017, "Decoupled weight decay regularization", algorithm 2.
     """
 
-    _kernel: ClassVar[Callable[..., kernels.Update]] = staticmethod(kernels.adamw)
+    _kernel: ClassVar[Callable[..., Update]] = staticmethod(kernels.adamw)
 
     def __init__(
         self,

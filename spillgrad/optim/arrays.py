@@ -9,6 +9,7 @@ from spillgrad.errors import GraphError, ShapeError
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
+from spillgrad_kernels.tables.optim import Update
 
 # Updates that need copies are collected until the copies take this much memory.
 _COPIES_BYTES = 16 << 20
@@ -17,7 +18,7 @@ _COPIES_BYTES = 16 << 20
 class Pending(NamedTuple):
     """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None."""
 
-    kernel: Callable[..., kernels.Update]
+    kernel: Callable[..., Update]
     param: Tensor
     grad: Tensor
     state: Sequence[Tensor | None]
@@ -25,7 +26,7 @@ class Pending(NamedTuple):
 
 
 def pending(
-    kernel: Callable[..., kernels.Update],
+    kernel: Callable[..., Update],
     param: Tensor,
     grad: Tensor,
     state: Sequence[Tensor | None],
@@ -42,7 +43,7 @@ class _Batch:
     """Pending updates that run in one launch."""
 
     def __init__(self) -> None:
-        self._updates: list[tuple[kernels.Update, list[Tensor]]] = []
+        self._updates: list[tuple[Update, list[Tensor]]] = []
         self._changed: set[Any] = set()
         self._copied_bytes = 0
 

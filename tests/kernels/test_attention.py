@@ -10,6 +10,7 @@ import pytest
 from spillgrad_kernels.cpu import random as random_kernels
 from spillgrad_kernels.cpu.attention import Dropout, attention_backward, attention_forward, exp2_below
 from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.threads import dispatch
 
 # (B, H, T, S, D, E): less than a tile, odd, several tiles of queries and of keys, more or fewer keys than queries.
@@ -95,7 +96,7 @@ def random_mask(kind, shape, dtype=np.float32):
 
 def dropout_factors(shape, dropout):
     """Return what weights are multiplied by; every row starts at a counter of its own."""
-    row = 4 * random_kernels.counters_needed(shape[-1])
+    row = 4 * counters_needed(shape[-1])
     return random_kernels.dropout(np.ones((*shape[:-1], row)), *dropout)[..., : shape[-1]]
 
 

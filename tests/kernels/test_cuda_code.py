@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cuda.bindings import nvjitlink
 
-from spillgrad_kernels.cpu.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 from spillgrad_kernels.cuda import (
     attention,
     channel_norm,
@@ -33,6 +32,7 @@ from spillgrad_kernels.cuda import (
 from spillgrad_kernels.layout import dense
 from spillgrad_kernels.tables.elementwise import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
+from spillgrad_kernels.tables.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]

@@ -13,6 +13,7 @@ from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.offload.needs import largest_need
 from spillgrad_kernels.cpu import optim as kernels
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.optim import Update
 
 MAX_NORM = 0.05
 TOKENS = np.random.default_rng(0).integers(0, 12, (6, 4, 9))
@@ -342,7 +343,7 @@ def test_clipped_updates_have_no_more_in_ram_than_the_budget(
     held_bytes: list[int] = []
     run = kernels.run
 
-    def watched(updates: Iterable[kernels.Update]) -> None:
+    def watched(updates: Iterable[Update]) -> None:
         held_bytes.append(buffers.memory_stats().live_bytes - others_bytes)
         run(updates)
 

@@ -15,8 +15,8 @@ from llvmlite import ir
 from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of, multiply_strided, prefetch, tile_columns
 from spillgrad_kernels.cpu.packing import pack, round_up
 from spillgrad_kernels.cpu.pointers import aligned, array_at
-from spillgrad_kernels.cpu.random import _draw
-from spillgrad_kernels.cpu.reductions import row_dot
+from spillgrad_kernels.cpu.random import draw
+from spillgrad_kernels.cpu.rows import row_dot
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import CONTRACT, FLOATS, REASSOCIATE, intrinsic, jit, overload
 from spillgrad_kernels.layout import batch_offsets, layout_of
@@ -283,7 +283,7 @@ def _apply_mask(
 @jit
 def _draw_words(words: np.ndarray, rows: int, columns: int, counter: int, row_counters: int, seed: int) -> None:
     for r in range(rows):
-        _draw(
+        draw(
             words[r * _KEYS : r * _KEYS + round_up(columns, 4)],
             counter + np.uint64(r * row_counters),
             np.uint64(0),

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu.matmul import matmul
-from spillgrad_kernels.cpu.reductions import RUN, row_dot, row_exponentials, row_max, row_sum
 from spillgrad_kernels.cpu.reductions import sum as sum_over
+from spillgrad_kernels.cpu.rows import RUN, row_dot, row_exponentials, row_max, row_sum
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers

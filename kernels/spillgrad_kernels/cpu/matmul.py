@@ -14,7 +14,7 @@ import numpy as np
 
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.cpu.epilogue import epilogue
-from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES
+from spillgrad_kernels.cpu.microkernel import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cpu.pointers import address_of, aligned
 from spillgrad_kernels.cpu.product import (
@@ -114,7 +114,7 @@ def linear(
     return result
 
 
-_SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (np.float32, np.float64, np.uint32)}
+_SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (np.float32, np.float64, BFLOAT16_PAIR)}
 _SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 
 
@@ -177,7 +177,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
         m, batch = m * math.prod(batch), ()
     steps = [layout.strides[-2:] for layout in layouts]
     in_batch = [_batch_strides(len(batch), layout) for layout in layouts] if batch else [[], [], [], []]
-    packed = np.dtype(np.uint32) if numbers == np.uint16 else dtype
+    packed = BFLOAT16_PAIR if numbers == np.uint16 else dtype
     plain = packed == numbers
     swapped = _is_better_swapped(m, n, plain, steps[1], steps[3], dtype.itemsize)
     if swapped:
@@ -190,7 +190,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     # Without elements there is nothing to plan, but what is added to may have some.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
     cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
-    head = (m, n, k, cut.rows, cut.columns, cut.blocks if cut.phases else cut.scratch, cut.phases)
+    head = (m, n, k, cut.rows, cut.columns, cut.scratch, cut.blocks, cut.phases)
     lengths = [*itertools.chain(*steps), out_row, out_row]  # of other and of the result as of C
     geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0

@@ -1,9 +1,9 @@
 """The inner loops of the matrix product, as LLVM vector code: the auto-vectoriser reaches under half their speed.
 
 Memory is addressed by integers, so that one machine code serves every layout. Each function takes `like`, an array of
-which only the dtype counts: that of A and B, and of C unless it is uint32. Such an element is a pair of bfloat16, the
-first in its low half, and the product of two is the sum of both halves' products in float32, the dtype of C.
-With `NUMBA_DISABLE_JIT=1` plain NumPy twins stand in.
+which only the dtype counts: that of A and B, and of C unless it is `BFLOAT16_PAIR`. Such an element holds two bfloat16
+numbers, the first in its low half. The product of two elements is the sum of both halves' products in float32, which
+is then the dtype of C. With `NUMBA_DISABLE_JIT=1` plain NumPy functions stand in.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -57,25 +57,27 @@ def _tile_columns(like: Any) -> Any:
     return constant
 
 
-# Where `like` is uint32: arrays of bfloat16, by its bits, and of what products add up in.
+# The dtype of packed elements that hold two bfloat16 numbers, neighbours along the depth of a product. No other operand
+# of a product has this dtype. Then bfloat16 numbers, by their bits, and the dtype that their products add up in.
+BFLOAT16_PAIR = np.dtype(np.uint32)
 HALVES = np.zeros(1, np.uint16)
 _SUMS = np.zeros(1, np.float32)
 _FLOAT64 = np.zeros(1, np.float64)
 
 
 def numbers_in(like: np.ndarray) -> int:
-    """Return how many numbers an element holds, neighbours along the depth of a product: 1, or 2 for uint32."""
-    return 2 if like.dtype == np.uint32 else 1
+    """Return the number of numbers in an element, neighbours along the depth of a product: 1, or 2 for a pair."""
+    return 2 if like.dtype == BFLOAT16_PAIR else 1
 
 
 def numbers_of(like: np.ndarray) -> np.ndarray:
     """Return an array of the numbers that elements consist of."""
-    return HALVES if like.dtype == np.uint32 else like
+    return HALVES if like.dtype == BFLOAT16_PAIR else like
 
 
 def sums_of(like: np.ndarray) -> np.ndarray:
     """Return an array of the dtype that products of numbers add up in."""
-    return _SUMS if like.dtype == np.uint32 else like
+    return _SUMS if like.dtype == BFLOAT16_PAIR else like
 
 
 def like_of(array: np.ndarray) -> np.ndarray:
@@ -83,9 +85,14 @@ def like_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
-overload(numbers_in)(lambda like: (lambda like: 2) if like.dtype == types.uint32 else (lambda like: 1))
-overload(numbers_of)(lambda like: (lambda like: HALVES) if like.dtype == types.uint32 else (lambda like: like))
-overload(sums_of)(lambda like: (lambda like: _SUMS) if like.dtype == types.uint32 else (lambda like: like))
+def is_pair(dtype: Any) -> bool:
+    """Return whether Numba's type of packed elements is that of `BFLOAT16_PAIR`."""
+    return bool(dtype.name == BFLOAT16_PAIR.name)
+
+
+overload(numbers_in)(lambda like: (lambda like: 2) if is_pair(like.dtype) else (lambda like: 1))
+overload(numbers_of)(lambda like: (lambda like: HALVES) if is_pair(like.dtype) else (lambda like: like))
+overload(sums_of)(lambda like: (lambda like: _SUMS) if is_pair(like.dtype) else (lambda like: like))
 overload(like_of)(lambda array: (lambda array: _SUMS) if array.dtype == types.float32 else (lambda array: _FLOAT64))
 
 
@@ -99,7 +106,7 @@ if DISABLE_JIT:
 
     def _numbers(array: np.ndarray) -> np.ndarray:
         """Return the halves of pairs along the first axis, as floats; other numbers as they are."""
-        if array.dtype != np.uint32:
+        if array.dtype != BFLOAT16_PAIR:
             return array
         halves = np.stack([array << np.uint32(16), array & np.uint32(0xFFFF0000)], 1)
         return halves.reshape(-1, *array.shape[1:]).view(np.float32)
@@ -198,7 +205,7 @@ else:
             self.builder = builder
             self.bytes = dtype.bitwidth // 8
             self.lanes = VECTOR_BYTES // self.bytes
-            self.is_pairs = isinstance(dtype, types.Integer)
+            self.is_pairs = is_pair(dtype)
             number = ir.FloatType() if self.bytes == 4 else ir.DoubleType()
             self.scalar = ir.IntType(32) if self.is_pairs else number
             self.vector = ir.VectorType(self.scalar, self.lanes)

@@ -1,8 +1,8 @@
 """Packing: blocks of a matrix copied into panels, in which the micro-kernel finds what it multiplies side by side.
 
 A panel is a tile's rows of A or columns of B, over all of a block's depth. `like` is an array of the panels' numbers:
-float32, float64, or uint32 for pairs of bfloat16, neighbours along the depth, whose products the micro-kernel adds up
-in float32.
+float32, float64, or `BFLOAT16_PAIR` for two neighbours along the depth, whose products the micro-kernel adds up in
+float32.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -10,9 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spillgrad_kernels.cpu.microkernel import HALVES, VECTOR_BYTES, copy_tile_line, transpose_block
+from spillgrad_kernels.cpu.microkernel import (
+    BFLOAT16_PAIR,
+    HALVES,
+    VECTOR_BYTES,
+    copy_tile_line,
+    is_pair,
+    transpose_block,
+)
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.compile import jit, overload, register_jitable, types
+from spillgrad_kernels.jit.compile import jit, overload, register_jitable
 
 # Panels that are packed together where lines lie side by side.
 _PANEL_RUN = 8
@@ -99,7 +106,7 @@ def _pack_pairs(
 
 def packer(like: np.ndarray) -> Callable[..., None]:
     """Return what packs numbers into elements of `like`, with the parameters of `pack`."""
-    return _pack_pairs if like.dtype == np.uint32 else pack  # type: ignore[no-any-return]
+    return _pack_pairs if like.dtype == BFLOAT16_PAIR else pack  # type: ignore[no-any-return]
 
 
-overload(packer)(lambda like: (lambda like: _pack_pairs) if like.dtype == types.uint32 else (lambda like: pack))
+overload(packer)(lambda like: (lambda like: _pack_pairs) if is_pair(like.dtype) else (lambda like: pack))

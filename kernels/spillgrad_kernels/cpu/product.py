@@ -51,7 +51,78 @@ _L1_WAY_BYTES = 4096
 Matrix = tuple[int, int, int]
 # The ids of A, B, the addend, which may be C, and C; 0 stands for no addend.
 Operands = tuple[int, int, int, int]
-_WORDS = np.zeros(1, np.int64)
+
+
+# The numbers of a product that kernels read, as int64 in this order. Strides are in bytes.
+_FIELDS = (
+    "m", "n", "k",
+    "rows", "columns",  # of a block, or of a tile of a shared product
+    "scratch",  # elements of scratch memory of a block
+    "workers", "phases",  # of a shared product
+    "epilogue", "other", "result",  # the epilogue's address, and the ids of its other operand and of its result
+    "swapped",  # whether A and B change places
+    "a_row", "a_col", "b_row", "b_col", "addend_row", "addend_col", "c_row", "c_col", "other_row", "result_row",
+    "batch_dims",
+)  # fmt: skip
+_GEOMETRY: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _FIELDS])))
+# Behind them, for each dimension of the batch.
+_BATCH_FIELDS = ("count", "a", "b", "addend", "c")  # and the strides of the matrices
+_BATCH: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _BATCH_FIELDS])))
+_EXTRAS = _FIELDS.index("epilogue")
+
+# An epilogue, and the ids of other and result; 0 stands for none.
+Extras = tuple[int, int, int]
+NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
+
+
+def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
+    """Return the geometry of products that have them."""
+    geometry = geometry.copy()
+    geometry[_EXTRAS : _EXTRAS + 3] = extras
+    return geometry
+
+
+def geometry_of(
+    cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Return the numbers that kernels read of products without an epilogue.
+
+    `cut` holds the fields from `m` to `phases`, and `strides` those from `a_row` to `result_row`. Each dimension of the
+    batch has the numbers of `_BATCH_FIELDS`.
+    """
+    head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
+    return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
+
+
+@register_jitable
+def _geometry(address: int) -> Any:
+    """Return the numbers of a product, as the fields of a record."""
+    return array_at(_GEOMETRY, address, 1)[0]
+
+
+@register_jitable
+def _matrices(address: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
+    """Return the matrices of the product of a number; other and the result have the columns of C."""
+    g = _geometry(address)
+    dims = g.batch_dims
+    batch = array_at(_BATCH, address + _GEOMETRY.itemsize, dims)
+    of_a, of_b, of_addend, of_c = 0, 0, 0, 0
+    for d in range(dims - 1, -1, -1):
+        dim = batch[d]
+        number, index = number // dim.count, number % dim.count
+        of_a, of_b = of_a + index * dim.a, of_b + index * dim.b
+        of_addend, of_c = of_addend + index * dim.addend, of_c + index * dim.c
+    a, b, addend, c = operands
+    if g.swapped != 0:
+        a, b = b, a
+    return (
+        (data_of(a) + of_a, g.a_row, g.a_col),
+        (data_of(b) + of_b, g.b_row, g.b_col),
+        (data_of(c) + of_c, g.c_row, g.c_col),
+        (data_of(addend) + of_addend if addend != 0 else 0, g.addend_row, g.addend_col),
+        (data_of(g.other) if g.other != 0 else 0, g.other_row, g.c_col),
+        (data_of(g.result) if g.result != 0 else 0, g.result_row, g.c_col),
+    )
 
 
 @register_jitable
@@ -248,13 +319,14 @@ def _share_product(
     once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
     tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
     """
-    m, n, k, rows, columns, workers, phases, epilogue = _cut(geometry)
+    g = _geometry(geometry)
+    m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
     a, b, c, addend, other, result = _matrices(geometry, number, operands)
     size = like.itemsize
     scratch = round_up(data_of(scratch), VECTOR_BYTES)
     tile_size = TILE_ROWS * tile_columns(like) * size
     tile = scratch + worker * tile_size
-    packed, made, added = COUNTERS, COUNTERS + phases, COUNTERS + 2 * phases
+    packed, made, added = COUNTERS, COUNTERS + g.phases, COUNTERS + 2 * g.phases
     slab = DEPTH * numbers_in(like)
     b_group = columns * min(_depth_of(like, k), DEPTH) * size
     a_group = rows * min(_depth_of(like, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
@@ -387,10 +459,11 @@ def _multiply_vector(
 @jit
 def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
     """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
-    m, n, k, rows, columns, scratch_size, _, epilogue = _cut(geometry)
+    g = _geometry(geometry)
+    m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
-    scratch = np.empty(scratch_size, like.dtype)
+    scratch = np.empty(g.scratch, like.dtype)
     for task in range(start, stop):
         # Taken in the loop: Numba frees an array after its last use, and an address is none.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
@@ -446,66 +519,3 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
         _share_product(like, worker, geometry, scratch, number, words, (a, b, addend, c))
 
     return kernel
-
-
-# What kernels read of products, as one array: m, n, k; rows and columns of a block or tile; the elements of scratch
-# memory or the number of workers; phases; the epilogue. The ids of the epilogue's other operand and of its result.
-# Whether A and B change places. The strides of matrices. The batch's dimensions, with each its size and the strides of
-# A, B, the addend and C.
-_EXTRAS, _SWAPPED, _STRIDES, _BATCH = 7, 10, 11, 21
-_OF_DIMENSION = 5
-
-
-def geometry_of(
-    cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
-) -> np.ndarray:
-    """Return what kernels read of products without an epilogue.
-
-    `strides` are those of rows and columns of A, B, the addend and C, then of rows of other and of the result.
-    """
-    head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
-    return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
-
-
-# An epilogue, and the ids of other and result; 0 stands for none.
-Extras = tuple[int, int, int]
-NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
-
-
-def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
-    """Return the geometry of products that have them."""
-    geometry = geometry.copy()
-    geometry[_EXTRAS:_SWAPPED] = extras
-    return geometry
-
-
-@register_jitable
-def _cut(geometry: int) -> tuple[int, ...]:
-    g = array_at(_WORDS, geometry, _EXTRAS + 1)
-    return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]
-
-
-@register_jitable
-def _matrices(geometry: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
-    """Return where the matrices of the product of a number lie; other and the result have the columns of C."""
-    dims = array_at(_WORDS, geometry, _BATCH + 1)[_BATCH]
-    g = array_at(_WORDS, geometry, _BATCH + 1 + _OF_DIMENSION * dims)
-    of_a, of_b, of_addend, of_c = 0, 0, 0, 0
-    for d in range(_BATCH + 1 + _OF_DIMENSION * (dims - 1), _BATCH, -_OF_DIMENSION):
-        number, index = number // g[d], number % g[d]
-        of_a, of_b = of_a + index * g[d + 1], of_b + index * g[d + 2]
-        of_addend, of_c = of_addend + index * g[d + 3], of_c + index * g[d + 4]
-    a, b, addend, c = operands
-    if g[_SWAPPED] != 0:
-        a, b = b, a
-    strides = g[_STRIDES:_BATCH]
-    col = strides[7]  # of C and what is like it
-    other, result = g[_EXTRAS + 1], g[_EXTRAS + 2]
-    return (
-        (data_of(a) + of_a, strides[0], strides[1]),
-        (data_of(b) + of_b, strides[2], strides[3]),
-        (data_of(c) + of_c, strides[6], col),
-        (data_of(addend) + of_addend if addend != 0 else 0, strides[4], strides[5]),
-        (data_of(other) if other != 0 else 0, strides[8], col),
-        (data_of(result) if result != 0 else 0, strides[9], col),
-    )

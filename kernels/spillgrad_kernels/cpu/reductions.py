@@ -9,18 +9,18 @@ float64, along a row after runs of a fixed length.
 import builtins
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 from spillgrad_kernels.cpu.pointers import aligned, array_at, data_of
+from spillgrad_kernels.cpu.rows import ROW_FOLDS
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.jit.compile import CONTRACT, DISABLE_JIT, REASSOCIATE, intrinsic, jit, overload, register_jitable
+from spillgrad_kernels.jit.compile import jit, register_jitable
 from spillgrad_kernels.layout import Layout, layout_of
 from spillgrad_kernels.memory import buffers
-from spillgrad_kernels.tables.scalar_math import exp, where
+from spillgrad_kernels.tables.reductions import RULES, Order, Rule, fold_order, reduced_shape, require_elements
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
 
 # Elements that one unit of work folds: 256 KiB of float32, some 8 microseconds.
@@ -29,247 +29,6 @@ _BLOCK_ELEMENTS = 1 << 16
 _GRAIN_ELEMENTS = 1 << 13
 # Columns folded side by side when inner > 1: their accumulators (8 KiB) stay in the first-level cache.
 _BLOCK_COLUMNS = 1024
-# Elements of a row that are summed in its own precision.
-RUN = 1024
-# Elements looked through together for a value.
-_SCAN = 256
-NOT_FOUND = np.int64(np.iinfo(np.int64).max)
-
-
-def maximum(x: Any, y: Any) -> Any:
-    """Return the larger of two values, NaN when either is NaN."""
-    return np.maximum(x, y)
-
-
-def minimum(x: Any, y: Any) -> Any:
-    """Return the smaller of two values, NaN when either is NaN."""
-    return np.minimum(x, y)
-
-
-def _compiled_as(function: Callable[..., Any], name: str) -> None:
-    """Inside kernels, `function` means LLVM's `name`: its reductions are vectorised without assumptions about NaN."""
-
-    @intrinsic
-    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            return builder.call(
-                builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind])), arguments
-            )
-
-        return x(x, x), codegen
-
-    @overload(function)
-    def _implementation(x: Any, y: Any) -> Any:
-        def call(x: Any, y: Any) -> Any:
-            return instruction(x, y)
-
-        return call
-
-
-_compiled_as(maximum, "llvm.maximum")
-_compiled_as(minimum, "llvm.minimum")
-
-
-def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a twin of `function` that is undefined for NaN: one instruction, where LLVM's own takes five."""
-    if DISABLE_JIT:
-        return function
-
-    @intrinsic
-    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            twin = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
-            return builder.call(twin, arguments, fastmath=("nnan", "nsz"))
-
-        return x(x, y), codegen
-
-    return instruction  # type: ignore[no-any-return]
-
-
-larger_number = _number_extreme(maximum, "llvm.maxnum")
-_smaller_number = _number_extreme(minimum, "llvm.minnum")
-
-
-# Rows are contiguous. What a row is summed up to is float64, but runs of it are summed in its own precision: in float32
-# twice as fast, and the rounding error of a run is below that of the result.
-
-
-@jit
-def row_max(row: Any) -> Any:
-    """Return the largest value of a row: NaN if it holds one, -inf if it is empty. Called by kernels."""
-    largest, undefined = row.dtype.type(-np.inf), False
-    for j in range(row.size):
-        undefined |= row[j] != row[j]
-        largest = larger_number(largest, row[j])
-    return where(undefined, row.dtype.type(np.nan), largest)
-
-
-@jit
-def row_min(row: Any) -> Any:
-    """Return the smallest value of a row: NaN if it holds one, inf if it is empty. Called by kernels."""
-    smallest, undefined = row.dtype.type(np.inf), False
-    for j in range(row.size):
-        undefined |= row[j] != row[j]
-        smallest = _smaller_number(smallest, row[j])
-    return where(undefined, row.dtype.type(np.nan), smallest)
-
-
-@jit(fastmath=REASSOCIATE)
-def _run_sum(x: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += x[j]
-    return total
-
-
-@jit
-def row_sum(row: Any) -> Any:
-    """Return the sum of a row. Called by kernels."""
-    total = np.float64(0.0)
-    for j in range(0, row.size, RUN):
-        total += _run_sum(row[j : j + RUN])
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _run_dot(x: Any, y: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += x[j] * y[j]
-    return total
-
-
-@jit
-def row_dot(x: Any, y: Any) -> Any:
-    """Return the scalar product of two rows. Called by kernels."""
-    total = np.float64(0.0)
-    for j in range(0, x.size, RUN):
-        total += _run_dot(x[j : j + RUN], y[j : j + RUN])
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _run_squares(x: Any, centre: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += (x[j] - centre) * (x[j] - centre)
-    return total
-
-
-@jit
-def row_squares(row: Any, centre: Any) -> Any:
-    """Return the sum of squared distances from `centre`. Called by kernels."""
-    total = np.float64(0.0)
-    for j in range(0, row.size, RUN):
-        total += _run_squares(row[j : j + RUN], centre)
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _run_exponentials(x: Any, shift: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += exp(x[j] - shift)
-    return total
-
-
-@jit
-def row_exponentials(row: Any, shift: Any) -> Any:
-    """Return the sum of exp(x - shift). Called by kernels."""
-    total = np.float64(0.0)
-    for j in range(0, row.size, RUN):
-        total += _run_exponentials(row[j : j + RUN], shift)
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _row_prod(row: Any) -> Any:
-    product = np.float64(1.0)
-    for j in range(row.size):
-        product *= row[j]
-    return product
-
-
-@jit
-def _first_position(row: Any, extreme: Any) -> Any:
-    """Return where a row holds `extreme` or NaN first, NOT_FOUND if nowhere."""
-    for begin in range(0, row.size, _SCAN):
-        part = row[begin : begin + _SCAN]
-        found = NOT_FOUND
-        for j in range(part.size):
-            position = where((part[j] == extreme) | (part[j] != part[j]), np.int64(j), NOT_FOUND)
-            found = position if position < found else found
-        if found != NOT_FOUND:
-            return begin + found
-    return NOT_FOUND
-
-
-def _position_in_row(row: Any, extreme: Any, first: int) -> Any:
-    found = _first_position(row, extreme)
-    return found if found == NOT_FOUND else first + found
-
-
-class Rule(NamedTuple):
-    """What a fold does.
-
-    `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result; `combine`
-    folds it in, beginning from `identity`. In place of both, `row(row, shift, j)` folds a row from position j on.
-    `finish(folded, n)` makes the result of what n elements, or a block of them, were folded to.
-    """
-
-    row: Callable[..., Any]
-    term: Callable[..., Any]
-    combine: Callable[..., Any]
-    identity: Callable[[Any], Any]  # of the dtype's type
-    ufunc: np.ufunc  # combines the results of blocks, in the identity's dtype
-    fastmath: set[str] = CONTRACT
-    shifted: bool = False
-    finish: Callable[..., Any] = lambda folded, n: folded
-    empty: float | None = None  # the result over no elements, if not the identity
-
-    def result_type(self, dtype: Any) -> Any:
-        """Return the dtype of results: the elements', or that of positions."""
-        return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
-
-
-RULES = {
-    "sum": Rule(
-        lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x,
-        lambda _: np.float64(0.0), np.add, REASSOCIATE,
-    ),
-    "mean": Rule(
-        lambda row, _, j: row_sum(row), lambda x, _, j: x, lambda y, x: y + x,
-        lambda _: np.float64(0.0), np.add, REASSOCIATE, finish=lambda total, n: total / n, empty=np.nan,
-    ),
-    "prod": Rule(
-        lambda row, _, j: _row_prod(row), lambda x, _, j: x, lambda y, x: y * x,
-        lambda _: np.float64(1.0), np.multiply, REASSOCIATE,
-    ),
-    "max": Rule(
-        lambda row, _, j: row_max(row), lambda x, _, j: x, lambda y, x: maximum(y, x),
-        lambda kind: kind(-np.inf), np.maximum,
-    ),
-    "min": Rule(
-        lambda row, _, j: row_min(row), lambda x, _, j: x, lambda y, x: minimum(y, x),
-        lambda kind: kind(np.inf), np.minimum,
-    ),
-    "squares": Rule(
-        lambda row, centre, j: row_squares(row, centre), lambda x, centre, j: (x - centre) * (x - centre),
-        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
-    ),
-    "exponentials": Rule(
-        lambda row, shift, j: row_exponentials(row, shift), lambda x, shift, j: exp(x - shift),
-        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
-    ),
-    "position": Rule(
-        _position_in_row, lambda x, extreme, j: where((x == extreme) | (x != x), j, NOT_FOUND),
-        lambda y, j: y if y < j else j, lambda _: NOT_FOUND, np.minimum, shifted=True,
-    ),
-}  # fmt: skip
-for _function in {f for rule in RULES.values() for f in (rule.row, rule.term, rule.combine, rule.finish)}:
-    register_jitable(_function)
 
 
 @functools.cache
@@ -279,7 +38,7 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
     It gets the address of `Fold.words`, and the ids of the array, of the shifts if the rule has any, and of the result.
     """
     rule = RULES[name]
-    fold_row, term, combine, finish = rule.row, rule.term, rule.combine, rule.finish
+    fold_row, term, combine, finish = ROW_FOLDS[name], rule.term, rule.combine, rule.finish
     identity = rule.identity(dtype.type)
     accumulated = type(identity)
     like, like_result, like_int64 = np.zeros(1, dtype), np.zeros(1, rule.result_type(dtype)), np.zeros(1, np.int64)
@@ -327,39 +86,11 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
     return kernel
 
 
-class Order(NamedTuple):
-    """How to look at an array such that reducing some axes means folding the middle one of (outer, n, inner)."""
-
-    permutation: tuple[int, ...] | None
-    outer: int
-    n: int
-    inner: int
-
-
-def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
-    """Return how to look at an array such that reducing some axes means folding the middle one."""
-    axes = tuple(sorted(axes))
-    permutation = None
-    if axes and axes[-1] - axes[0] != len(axes) - 1:
-        kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
-        permutation = kept + axes
-        shape = tuple(shape[axis] for axis in permutation)
-        axes = tuple(range(len(kept), len(shape)))
-    first, last = (axes[0], axes[-1] + 1) if axes else (len(shape), len(shape))
-    return Order(permutation, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:]))
-
-
 def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
     """Return the elements in the order of (outer, n, inner), one after the other."""
     if permutation is not None:
         a = a.transpose(permutation)
     return aligned(a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
-
-
-def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of what a reduction over some axes gives."""
-    sizes = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes]
-    return tuple(sizes)
 
 
 class Fold(NamedTuple):
@@ -577,10 +308,3 @@ def cumsum(a: np.ndarray, axis: int) -> np.ndarray:
         n, blocks, length,
     )  # fmt: skip
     return out
-
-
-def require_elements(who: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    """Raise ValueError where a reduction has no elements, and no value for that."""
-    for axis in axes:
-        if shape[axis] == 0:
-            raise ValueError(f"{who}: got shape {shape}, dimension {axis} is empty; {who} needs an element")

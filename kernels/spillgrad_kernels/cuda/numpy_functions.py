@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.reductions import fold_order
 from spillgrad_kernels.cuda import advanced_indexing, indexing, reductions, sorting
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
 from spillgrad_kernels.cuda.elementwise import assign, contiguous, elementwise
@@ -14,6 +13,7 @@ from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, may_share_memory
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.elementwise import ROWS, Row
+from spillgrad_kernels.tables.reductions import fold_order
 
 Axes = int | tuple[int, ...] | None
 

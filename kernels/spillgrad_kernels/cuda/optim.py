@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.optim import Update, adam, adamw, lion, scaled, sgd
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, device_function, traced
 from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
@@ -21,6 +20,7 @@ from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.optim import Update, adam, adamw, lion, scaled, sgd
 from spillgrad_kernels.tables.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]

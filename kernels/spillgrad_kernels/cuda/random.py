@@ -11,16 +11,6 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu import random as host
-from spillgrad_kernels.cpu.random import (
-    HALF,
-    MASK32,
-    WORDS_PER_COUNTER,
-    counters_needed,
-    require_probability,
-    require_range,
-    threshold_and_scale,
-)
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
@@ -29,6 +19,16 @@ from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, wide
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables import random as host
+from spillgrad_kernels.tables.random import (
+    HALF,
+    MASK32,
+    WORDS_PER_COUNTER,
+    counters_needed,
+    require_probability,
+    require_range,
+    threshold_and_scale,
+)
 from spillgrad_kernels.tables.scalar_math import where
 
 philox4x32, fraction32, fraction64 = (

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.reductions import RULES as _CPU_RULES
-from spillgrad_kernels.cpu.reductions import fold_order, reduced_shape, require_elements
 from spillgrad_kernels.cuda import scans
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
@@ -27,6 +25,8 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.elementwise import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
+from spillgrad_kernels.tables.reductions import RULES as _CPU_RULES
+from spillgrad_kernels.tables.reductions import fold_order, reduced_shape, require_elements
 from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
 # Elements that one part folds: 2**24 of them are of 1,024 blocks, as many as a large device runs at once.

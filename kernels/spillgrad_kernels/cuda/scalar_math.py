@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu import reductions
 from spillgrad_kernels.cuda.jit.compile import SIMULATED, device
+from spillgrad_kernels.tables import reductions, special_math
 from spillgrad_kernels.tables import scalar_math as functions
-from spillgrad_kernels.tables import special_math
 
 # What libdevice computes, by its name there; those of float32 have an "f" more.
 _LIBRARY = {

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.reductions import fold_order
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
 from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
+from spillgrad_kernels.tables.reductions import fold_order
 
 # Neighbouring elements of a thread, and of the tile that a block has in shared memory.
 _THREAD_KEYS = 8

@@ -1,0 +1,166 @@
+"""The rules of optimizers: one formula for each, and the updates that training steps ask for."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad_kernels.jit.compile import FLOATS, register_jitable
+from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.scalar_math import sqrt, where
+
+# All arrays of an update are in the host's memory, or all on a device.
+Array = Any
+
+
+class Rule(NamedTuple):
+    """The rule of an update: `formula(param, grad, *state, *numbers)` returns an element's new value and state."""
+
+    formula: Formula
+
+
+class Update(NamedTuple):
+    """How to update a parameter in place: the rule, the parameter, its gradient, its state, and the rule's numbers."""
+
+    rule: Rule
+    param: Array
+    grad: Array
+    state: tuple[Array, ...]
+    numbers: tuple[float, ...]
+
+
+@register_jitable(inline="always")
+def adam_element(
+    param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any,
+    keep: Any, coupled_decay: Any, rate1: Any, beta2: Any, rate2: Any, step_size: Any, eps: Any,
+) -> Any:  # fmt: skip
+    pull = grad + coupled_decay * param
+    average = exp_avg + rate1 * (pull - exp_avg)
+    square = beta2 * exp_avg_sq + rate2 * pull * pull
+    return keep * param - step_size * (average / (sqrt(square) + eps)), average, square
+
+
+@register_jitable(inline="always")
+def lion_element(param: Any, grad: Any, exp_avg: Any, keep: Any, rate1: Any, rate2: Any, lr: Any) -> Any:
+    change = exp_avg + rate1 * (grad - exp_avg)
+    # lr times the sign; of zero and NaN, times themselves.
+    step = where(change > 0, lr, where(change < 0, -lr, lr * change))
+    return keep * param - step, exp_avg + rate2 * (grad - exp_avg)
+
+
+@register_jitable(inline="always")
+def sgd_element(param: Any, grad: Any, lr: Any, weight_decay: Any) -> Any:
+    return param - lr * (grad + weight_decay * param)
+
+
+@register_jitable(inline="always")
+def sgd_momentum_element(
+    param: Any, grad: Any, momentum_buffer: Any,
+    lr: Any, weight_decay: Any, momentum: Any, kept_grad: Any, nesterov: Any, first_step: Any,
+) -> Any:  # fmt: skip
+    pull = grad + weight_decay * param
+    # What the buffer holds before the first step does not count, even if it is NaN.
+    velocity = where(first_step > 0, pull, momentum * momentum_buffer + kept_grad * pull)
+    return param - lr * where(nesterov > 0, pull + momentum * velocity, velocity), velocity
+
+
+@register_jitable(inline="always")
+def scale_element(param: Any, _: Any, factor: Any) -> Any:
+    return param * factor
+
+
+ADAM, LION, SGD = Rule(adam_element), Rule(lion_element), Rule(sgd_element)
+SGD_MOMENTUM, SCALE = Rule(sgd_momentum_element), Rule(scale_element)
+_OF_HOST = (np.ndarray, np.generic)
+
+
+def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
+    on_host = isinstance(param, _OF_HOST)
+    for array in (grad, *state):
+        if isinstance(array, _OF_HOST) != on_host:
+            raise ValueError(
+                f"{who}: got arrays of the host and of a device; parameter, gradient and state must be in one place; "
+                "move them to the parameter's"
+            )
+    # A loop gets their ids: what holds for all of them must hold here. Not for a number of NumPy: it is not writeable.
+    for array in (param, *state) if on_host else ():
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ValueError(
+                f"{who}: got an array of shape {array.shape} and strides {array.strides}; an update in place needs "
+                "contiguous memory that may be written to; make the array contiguous first"
+            )
+    if any(array.shape != param.shape for array in (grad, *state)):
+        listed = ", ".join(str(a.shape) for a in (param, grad, *state))
+        raise ValueError(
+            f"{who}: got shapes {listed}; parameter, gradient and state must have one shape; load a state that fits"
+        )
+    if param.dtype not in FLOATS or any(array.dtype != param.dtype for array in (grad, *state)):
+        listed = ", ".join(str(a.dtype) for a in (param, grad, *state))
+        raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
+    if on_host and not (isinstance(grad, np.ndarray) and grad.flags.c_contiguous):
+        grad = np.ascontiguousarray(grad)
+    return Update(rule, param, grad, state, numbers)
+
+
+def adamw(
+    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
+    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
+) -> Update:  # fmt: skip
+    """Return the update of `param` and its two moments; the weights decay apart from the gradient. `step` is from 1.
+
+    Source: Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2.
+    """
+    keep = 1 - lr * weight_decay
+    moments = _moments(lr, beta1, beta2, eps, step)
+    return _update("adamw", ADAM, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
+
+
+def adam(
+    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
+    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
+) -> Update:  # fmt: skip
+    """Return the update of `param` and its two moments; the weight decay is part of the gradient. `step` is from 1.
+
+    Source: Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1.
+    """
+    moments = _moments(lr, beta1, beta2, eps, step)
+    return _update("adam", ADAM, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
+
+
+@functools.lru_cache(maxsize=64)  # the parameters of a group share them
+def _moments(lr: float, beta1: float, beta2: float, eps: float, step: int) -> tuple[float, ...]:
+    # The second moment's correction, taken out of the square root and of eps, costs no division an element.
+    # Differences from 1 are taken before rounding to the arrays' dtype, so that they keep their digits.
+    correction2_sqrt = math.sqrt(1 - beta2**step)
+    return 1 - beta1, beta2, 1 - beta2, lr * correction2_sqrt / (1 - beta1**step), eps * correction2_sqrt
+
+
+def lion(
+    param: Array, grad: Array, exp_avg: Array, lr: float, beta1: float, beta2: float,
+    weight_decay: float,
+) -> Update:  # fmt: skip
+    """Return the update of `param` and its momentum: a step of one size for every element, in the momentum's direction.
+
+    Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
+    """
+    return _update("lion", LION, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
+
+
+def sgd(
+    param: Array, grad: Array, momentum_buffer: Array | None,
+    lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, first_step: bool,
+) -> Update:  # fmt: skip
+    """Return the update of `param` and its momentum buffer; without a buffer there is no momentum.
+
+    The first step fills the buffer with the undamped gradient, as torch.optim.SGD does.
+    """
+    if momentum_buffer is None:
+        return _update("sgd", SGD, param, grad, (), lr, weight_decay)
+    numbers = lr, weight_decay, momentum, 1.0 - dampening, float(nesterov), float(first_step)
+    return _update("sgd", SGD_MOMENTUM, param, grad, (momentum_buffer,), *numbers)
+
+
+def scaled(array: Array, factor: float) -> Update:
+    """Return the update that multiplies an array by a number."""
+    return _update("scaled", SCALE, array, array, (), factor)

@@ -1,0 +1,143 @@
+"""The rules of reductions: how an element is mapped and folded in, and the shapes that a fold works on."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+
+from spillgrad_kernels.jit.compile import CONTRACT, REASSOCIATE, intrinsic, overload, register_jitable
+from spillgrad_kernels.tables.scalar_math import exp, where
+
+NOT_FOUND = np.int64(np.iinfo(np.int64).max)
+
+
+def maximum(x: Any, y: Any) -> Any:
+    """Return the larger of two values, NaN when either is NaN."""
+    return np.maximum(x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    """Return the smaller of two values, NaN when either is NaN."""
+    return np.minimum(x, y)
+
+
+def _compiled_as(function: Callable[..., Any], name: str) -> None:
+    """Inside kernels, `function` means LLVM's `name`: its reductions are vectorised without assumptions about NaN."""
+
+    @intrinsic
+    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = arguments[0].type
+            return builder.call(
+                builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind])), arguments
+            )
+
+        return x(x, x), codegen
+
+    @overload(function)
+    def _implementation(x: Any, y: Any) -> Any:
+        def call(x: Any, y: Any) -> Any:
+            return instruction(x, y)
+
+        return call
+
+
+_compiled_as(maximum, "llvm.maximum")
+_compiled_as(minimum, "llvm.minimum")
+
+
+class Rule(NamedTuple):
+    """What a fold does.
+
+    `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result; `combine`
+    folds it in, beginning from `identity`.
+    `finish(folded, n)` makes the result of what n elements, or a block of them, were folded to.
+    """
+
+    term: Callable[..., Any]
+    combine: Callable[..., Any]
+    identity: Callable[[Any], Any]  # of the dtype's type
+    ufunc: np.ufunc  # combines the results of blocks, in the identity's dtype
+    fastmath: set[str] = CONTRACT
+    shifted: bool = False
+    finish: Callable[..., Any] = lambda folded, n: folded
+    empty: float | None = None  # the result over no elements, if not the identity
+
+    def result_type(self, dtype: Any) -> Any:
+        """Return the dtype of results: the elements', or that of positions."""
+        return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
+
+
+RULES = {
+    "sum": Rule(
+        lambda x, _, j: x, lambda y, x: y + x,
+        lambda _: np.float64(0.0), np.add, REASSOCIATE,
+    ),
+    "mean": Rule(
+        lambda x, _, j: x, lambda y, x: y + x,
+        lambda _: np.float64(0.0), np.add, REASSOCIATE, finish=lambda total, n: total / n, empty=np.nan,
+    ),
+    "prod": Rule(
+        lambda x, _, j: x, lambda y, x: y * x,
+        lambda _: np.float64(1.0), np.multiply, REASSOCIATE,
+    ),
+    "max": Rule(
+        lambda x, _, j: x, lambda y, x: maximum(y, x),
+        lambda kind: kind(-np.inf), np.maximum,
+    ),
+    "min": Rule(
+        lambda x, _, j: x, lambda y, x: minimum(y, x),
+        lambda kind: kind(np.inf), np.minimum,
+    ),
+    "squares": Rule(
+        lambda x, centre, j: (x - centre) * (x - centre),
+        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
+    ),
+    "exponentials": Rule(
+        lambda x, shift, j: exp(x - shift),
+        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
+    ),
+    "position": Rule(
+        lambda x, extreme, j: where((x == extreme) | (x != x), j, NOT_FOUND),
+        lambda y, j: y if y < j else j, lambda _: NOT_FOUND, np.minimum, shifted=True,
+    ),
+}  # fmt: skip
+for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine, rule.finish)}:
+    register_jitable(_function)
+
+
+class Order(NamedTuple):
+    """How to look at an array such that reducing some axes means folding the middle one of (outer, n, inner)."""
+
+    permutation: tuple[int, ...] | None
+    outer: int
+    n: int
+    inner: int
+
+
+def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
+    """Return how to look at an array such that reducing some axes means folding the middle one."""
+    axes = tuple(sorted(axes))
+    permutation = None
+    if axes and axes[-1] - axes[0] != len(axes) - 1:
+        kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
+        permutation = kept + axes
+        shape = tuple(shape[axis] for axis in permutation)
+        axes = tuple(range(len(kept), len(shape)))
+    first, last = (axes[0], axes[-1] + 1) if axes else (len(shape), len(shape))
+    return Order(permutation, math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:]))
+
+
+def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """Return the shape of what a reduction over some axes gives."""
+    sizes = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes]
+    return tuple(sizes)
+
+
+def require_elements(who: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """Raise ValueError where a reduction has no elements, and no value for that."""
+    for axis in axes:
+        if shape[axis] == 0:
+            raise ValueError(f"{who}: got shape {shape}, dimension {axis} is empty; {who} needs an element")
