@@ -801,3 +801,16 @@ def test_an_array_dropped_while_its_successor_is_copied_is_gone(make_store: Make
         del former
     gc.collect()
     assert store.stats().ram_bytes == 0
+
+
+def test_an_array_read_back_gives_its_room_to_its_successor(make_store: MakeStore):
+    array = np.arange(1000, dtype=np.int32)
+    store = make_store(array.nbytes)
+    handle = store.put(array.copy(), lasting=True)
+    store.flush()
+    store.drop(store.put(array + 1))
+    store.prefetch([handle])
+    wait_until(lambda: store.is_in_ram(handle))
+    store.replace(handle, RemoteThat(array + 2, lambda: None))
+    np.testing.assert_array_equal(store.get(handle), array + 2)
+    assert store.stats().peak_ram_bytes <= store.ram_budget
