@@ -26,7 +26,7 @@ from typing import Any
 
 from spillgrad import tensor_files
 from spillgrad.errors import CheckpointError
-from spillgrad.storage import file_lock
+from spillgrad.storage.runs import file_lock
 from spillgrad.tensor_files import damaged, reason
 
 FORMAT = "spillgrad checkpoint"

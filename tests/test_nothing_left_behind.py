@@ -15,7 +15,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.storage import run_directory
+from spillgrad.storage.runs import run_directory
 from tests.open_files import open_files_below
 from tests.waiting import wait_until
 

@@ -13,8 +13,8 @@ from spillgrad.nn import module
 from spillgrad.nn.module import Module
 from spillgrad.planning.choose import choose
 from spillgrad.planning.record import Recorder
+from spillgrad.storage.counters import StepTraffic
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.ledger import StepTraffic
 from spillgrad.tensor import Tensor
 from spillgrad.utils.checkpoint import checkpoint
 

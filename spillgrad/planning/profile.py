@@ -25,8 +25,8 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.planning.record import Recorder, Unit, is_within, pattern
 from spillgrad.save_on_disk import Spilled, save_on_disk
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.belady import PHASES, Event, Item
 from spillgrad.storage.store import Handle
-from spillgrad.storage.traffic import PHASES, Event, Item
 from spillgrad.tensor import Tensor
 from spillgrad_kernels import memory
 

@@ -16,21 +16,19 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
-from spillgrad.storage import relief
-from spillgrad.storage.account import Account
-from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage import trim_memory
 from spillgrad.storage.codecs import codec_named
+from spillgrad.storage.counters import StepTraffic
+from spillgrad.storage.disk.io_error import what_to_do
+from spillgrad.storage.disk.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.encryption import Encrypted
-from spillgrad.storage.entry import Entry
-from spillgrad.storage.interrupts import keep_whole
-from spillgrad.storage.io_error import what_to_do
-from spillgrad.storage.journal import Journal
-from spillgrad.storage.ledger import StepTraffic
-from spillgrad.storage.lifecycle import Lifecycle
-from spillgrad.storage.loader import Loader
-from spillgrad.storage.prefetcher import Prefetcher
-from spillgrad.storage.run_directory import RunDirectory, default_directory, who_may_replace_runs
-from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
+from spillgrad.storage.journal.writer import Journal
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.runs.lifecycle import Lifecycle
+from spillgrad.storage.runs.run_directory import RunDirectory, default_directory, who_may_replace_runs
+from spillgrad.storage.runs.sweep import sweep
+from spillgrad.storage.sizes import parse_bytes
+from spillgrad.storage.state import Account
 from spillgrad.storage.store import (
     NO_LABEL,
     Handle,
@@ -43,8 +41,10 @@ from spillgrad.storage.store import (
     may_be_kept,
     storable,
 )
-from spillgrad.storage.sweep import sweep
-from spillgrad.storage.writer import Writer
+from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad.storage.threads.loader import Loader
+from spillgrad.storage.threads.prefetcher import Prefetcher
+from spillgrad.storage.threads.writer import Writer
 
 # Files that hold nothing are kept this long for the next step, which would only make them anew.
 _KEEP_EMPTY_S = 5.0
@@ -148,7 +148,7 @@ class DiskStore:
         )
         self._account.on_step = self._segments.note_step
         self._account.on_room = self._prefetcher.start_loads
-        self._account.ledger.on_phase = relief.look
+        self._account.ledger.on_phase = trim_memory.look
         self._account.close_with(self)
         self._lifecycle.begin(self._writer.worker)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spillgrad.storage.inspection.records import Advice, Failure, Run, Sample, Settings, Span, Step
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.records import Advice, Failure, Run, Sample, Settings, Span, Step
+from spillgrad.storage.origin_counters import Moved, Origin, total
 from spillgrad.storage.store import StoreStats
 
 MIB = 1 << 20

@@ -19,7 +19,7 @@ from spillgrad.planning.predict import NOTHING, Whole
 from spillgrad.planning.profile import HEAD, OUTSIDE, Profile, profile
 from spillgrad.planning.record import Part, Unit
 from spillgrad.save_on_disk import SpillStats
-from spillgrad.storage.traffic import Event, Item
+from spillgrad.storage.residency.belady import Event, Item
 from tests.waiting import wait_until
 
 IDX = np.random.default_rng(0).integers(0, 256, (8, 65))

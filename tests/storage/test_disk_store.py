@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import ArgumentError, OperandError, SpillError
-from spillgrad.storage import io_threads
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
+from spillgrad.storage.threads import io_threads
 from spillgrad_kernels import memory
 from tests.waiting import wait_until
 
@@ -270,7 +270,7 @@ def test_a_limit_on_file_sizes_is_met_with_more_files(directory: Path):
 KEEP_IN_RAM_WHEN_FULL = """
     import subprocess, sys, time, warnings
     import numpy as np
-    from spillgrad.storage import writer
+    from spillgrad.storage.threads import writer
     from spillgrad.storage.disk_store import DiskStore
 
     writer._PAUSE_S = 0.05
@@ -713,7 +713,7 @@ def test_a_thread_that_cannot_be_started_hangs_nothing(tmp_path: Path):
         import sys, threading
         import numpy as np
         from spillgrad.errors import SpillError
-        from spillgrad.storage import io_threads
+        from spillgrad.storage.threads import io_threads
         from spillgrad.storage.disk_store import DiskStore
         store = DiskStore(sys.argv[1], ram_budget=0, direct_io=False)
         start = threading.Thread.start

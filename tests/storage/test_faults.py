@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.bell import Bell
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.threads.bell import Bell
 from tests.open_files import open_files_below
 
 MakeStore = Callable[..., DiskStore]

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from spillgrad.storage.inspection.records import Run, Sample, Settings, Shrinkage, Step, StepPlan
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.records import Run, Sample, Settings, Shrinkage, Step, StepPlan
+from spillgrad.storage.origin_counters import Moved, Origin, total
 from spillgrad.storage.store import StoreStats
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spillgrad.storage.disk.segment import Segment
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.loader import Loader
-from spillgrad.storage.segment import Segment
+from spillgrad.storage.threads.loader import Loader
 from spillgrad_tools import bench_soak
 from spillgrad_tools.cli import main
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spillgrad.storage.inspection.records import Failure, Inspection, Run
-from spillgrad.storage.moved import Moved, Origin
+from spillgrad.inspection.records import Failure, Inspection, Run
+from spillgrad.storage.origin_counters import Moved, Origin
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_groups import choose
 from tests.tools.runs import make_run, sample

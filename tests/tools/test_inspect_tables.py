@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from spillgrad.storage.inspection.records import Failure, Run, Settings, Step, StepPlan
-from spillgrad.storage.moved import Moved, Origin
+from spillgrad.inspection.records import Failure, Run, Settings, Step, StepPlan
+from spillgrad.storage.origin_counters import Moved, Origin
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools import inspect_tables
 from spillgrad_tools.inspect_groups import COLUMNS, choose

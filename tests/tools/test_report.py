@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import ArgumentError
+from spillgrad.inspection.records import Advice, Failure, Sample, Span
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.inspection.records import Advice, Failure, Sample, Span
-from spillgrad.storage.moved import Moved, Origin
+from spillgrad.storage.origin_counters import Moved, Origin
 from spillgrad.storage.store import Label
 from spillgrad_tools import report_text
 from spillgrad_tools.cli import main

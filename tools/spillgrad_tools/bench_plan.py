@@ -17,7 +17,7 @@ import spillgrad as sg
 from spillgrad.planning.choose import Choice
 from spillgrad.planning.machine import measure_disk
 from spillgrad.planning.predict import NOTHING, Whole
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds, machine
 

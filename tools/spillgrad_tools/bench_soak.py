@@ -22,9 +22,9 @@ import psutil
 from rich.console import Console
 
 from spillgrad.errors import SpillCorruptionError, SpillError
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.chunks import PAGE_BYTES
+from spillgrad.storage.disk.chunks import PAGE_BYTES
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import Handle
 from spillgrad_kernels import memory
 from spillgrad_tools.bench_bars import Measured, Row, Verdict

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.storage.inspection.records import Group, Run
-from spillgrad.storage.moved import Moved, total
+from spillgrad.inspection.records import Group, Run
+from spillgrad.storage.origin_counters import Moved, total
 
 # What a column of the table shows, by the name that `--sort` knows it by.
 COLUMNS: dict[str, Callable[[Moved], Any]] = {

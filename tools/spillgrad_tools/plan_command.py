@@ -12,7 +12,7 @@ from rich.text import Text
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Run, Sample
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Run, Sample
+from spillgrad.storage.origin_counters import Moved, Origin, total
 
 # Samples that a page draws: more than a screen has pixels.
 MOST_SAMPLES = 4_000

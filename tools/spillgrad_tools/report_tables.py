@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import KEYS, Group, Run
-from spillgrad.storage.moved import Moved, total
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import KEYS, Group, Run
+from spillgrad.storage.origin_counters import Moved, total
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.report_text import format_duration
 
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}

@@ -12,10 +12,10 @@ import torch
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.interop.arrays import ALIGNMENT_BYTES
 from spillgrad.interop.torch.memory import Layout, Origin, Version, bytes_of, dtype_and_shape, is_plain
-from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.owner import MIN_BYTES, StoreOwner
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
+from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
 from spillgrad_kernels import memory
 from spillgrad_kernels.holder import Holder
 
