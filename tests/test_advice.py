@@ -14,7 +14,7 @@ import spillgrad as sg
 from spillgrad.inspection.advice import advise
 from spillgrad.inspection.records import Advice, Run, Settings, Step, StepPlan
 from spillgrad.storage.journal.writer import LONGEST_PLAN
-from spillgrad.storage.origin_counters import Moved, Origin, total
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
 from spillgrad.storage.residency import belady
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.cli import main
@@ -134,7 +134,7 @@ def test_what_compression_promises_comes_true_where_one_operation_saves_unlike_t
 
 def test_recomputing_is_advised_only_where_modules_could_be():
     """What operations outside of modules save, nobody computes again."""
-    waited = Moved(arrays=1, packed_bytes=100, written_bytes=100)
+    waited = OriginCounters(arrays=1, packed_bytes=100, written_bytes=100)
 
     def advised(module: str | None) -> list[dict[str, object]]:
         stats = StoreStats(written_bytes=100, wait_write_s=5.0)
@@ -175,7 +175,7 @@ def test_what_is_advised_for_an_offload_comes_true(tmp_path: Path):
 
 def made_up(plan: StepPlan, budget: int) -> Run:
     """Return a run whose steps are of three batches of a plan."""
-    steps = [Step(number, number, 0.0, 1.0, Moved(), 3) for number in range(1, 4)]
+    steps = [Step(number, number, 0.0, 1.0, OriginCounters(), 3) for number in range(1, 4)]
     settings = Settings(budget, None, False, True, "raise")
     return make_run(Path("run"), step_plan=plan, settings=settings, steps=steps, shrinkage=[])
 

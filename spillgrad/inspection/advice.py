@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from spillgrad.inspection.records import Advice, Run, Shrinkage, StepPlan
 from spillgrad.storage.journal.writer import LONGEST_PLAN
-from spillgrad.storage.origin_counters import Moved, Origin, total
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
 from spillgrad.storage.residency import belady
 from spillgrad.storage.sizes import format_bytes
 
@@ -86,7 +86,7 @@ def _batches(run: Run) -> int:
 
 def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
     """Return what says how many bytes a step of so many batches reads within a budget."""
-    items = [belady.Item(nbytes, lasting) for nbytes, lasting in plan.arrays]
+    items = [belady.Item(nbytes, persistent) for nbytes, persistent in plan.arrays]
     events = [belady.Event(kind, place) for kind, place in plan.happened]
 
     @functools.cache
@@ -98,7 +98,7 @@ def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
 
 def _needed_bytes(plan: StepPlan) -> int:
     """Return the most bytes that are there at once in a step."""
-    live_bytes = most_bytes = sum(nbytes for nbytes, lasting in plan.arrays if lasting)
+    live_bytes = most_bytes = sum(nbytes for nbytes, persistent in plan.arrays if persistent)
     for kind, place in plan.happened:
         live_bytes += {"put": 1, "use": 0, "drop": -1}[kind] * plan.arrays[place][0]
         most_bytes = max(most_bytes, live_bytes)
@@ -107,7 +107,7 @@ def _needed_bytes(plan: StepPlan) -> int:
 
 def _codecs(run: Run) -> Iterator[Advice]:
     written_bytes = run.stats.written_bytes
-    is_offload = run.step_plan is not None and any(lasting for _, lasting in run.step_plan.arrays)
+    is_offload = run.step_plan is not None and any(persistent for _, persistent in run.step_plan.arrays)
     if run.settings.codec is not None or is_offload or not written_bytes:
         return
     lossless_bytes = 0.0
@@ -145,8 +145,8 @@ def _kind(origin: Origin) -> Kind:
     return origin.op, origin.slot, origin.dtype
 
 
-def _by_kind(run: Run) -> dict[Kind, Moved]:
-    parts: dict[Kind, list[Moved]] = {}
+def _by_kind(run: Run) -> dict[Kind, OriginCounters]:
+    parts: dict[Kind, list[OriginCounters]] = {}
     for origin, moved in run.origins.items():
         parts.setdefault(_kind(origin), []).append(moved)
     return {kind: total(each) for kind, each in parts.items()}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from spillgrad.inspection.lines import Line, Totals
 from spillgrad.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
 from spillgrad.storage.journal.writer import LONGEST_PLAN
-from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Moved, Origin, total
+from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
 # No journal has more; one that was made to have takes no more memory for it.
@@ -30,7 +30,7 @@ _KINDS = {"p": "put", "u": "use", "d": "drop"}
 class _Live(NamedTuple):
     nbytes: int
     origin: Origin
-    moved: Moved
+    moved: OriginCounters
 
 
 class Place(NamedTuple):
@@ -59,7 +59,7 @@ class Placed(NamedTuple):
     place: Place
 
 
-_UNKNOWN = _Live(0, NO_ORIGIN, Moved())
+_UNKNOWN = _Live(0, NO_ORIGIN, OriginCounters())
 
 
 class JournalState:
@@ -70,11 +70,11 @@ class JournalState:
     """
 
     def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
-        self.origins: dict[Origin, Moved] = {}
-        self._sources: list[tuple[Origin, Moved]] = []
+        self.origins: dict[Origin, OriginCounters] = {}
+        self._sources: list[tuple[Origin, OriginCounters]] = []
         self._known: dict[Origin, int] = {}  # which of the sources
         self._names_length = 0
-        self.moved = Moved()
+        self.moved = OriginCounters()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
         self._unlabelled_steps = 0  # since the newest that has a label
         self.samples: list[Sample] = []
@@ -167,7 +167,7 @@ class JournalState:
             self._names_length += length
             source = self._known.setdefault(origin, len(self._sources))
             if source == len(self._sources):
-                self._sources.append((origin, self.origins.setdefault(origin, Moved())))
+                self._sources.append((origin, self.origins.setdefault(origin, OriginCounters())))
         return source
 
     def _live_array(self, number: int) -> _Live | None:
@@ -306,7 +306,11 @@ class JournalState:
         self.phase, self._phase_began_s = line.phase if known else None, line.t
 
     def _step_ended(self, line: Line) -> None:
-        began_s, moved, batches = max(0.0, line.t - line.took), Moved() if line.moved is None else Moved(*line.moved), 1
+        began_s, moved, batches = (
+            max(0.0, line.t - line.took),
+            OriginCounters() if line.moved is None else OriginCounters(*line.moved),
+            1,
+        )
         number, place = line.number, len(self.steps) - 1 - self._unlabelled_steps
         newest = self.steps[place] if line.step is not None and place >= 0 else None
         is_batch = newest is not None and newest.label == line.step
@@ -380,11 +384,11 @@ class JournalState:
         stats = totals.stats
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
         origins = [Origin(*each[:4]) for each in totals.origins]
-        moved = [Moved(*each[4:]) for each in totals.origins]
+        moved = [OriginCounters(*each[4:]) for each in totals.origins]
         self._sources = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))
         self._known = {origin: source for source, (origin, _) in enumerate(self._sources)}
         self.origins = dict(self._sources)
-        self.moved = Moved(
+        self.moved = OriginCounters(
             arrays=sum(each.arrays for each in moved),
             kept_bytes=totals.kept,
             **{name: getattr(stats, name) for name in IN_STATS},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spillgrad.errors import ArgumentError
 from spillgrad.inspection.arrays import Segment
-from spillgrad.storage.origin_counters import NO_ORIGIN, Moved, Origin, total
+from spillgrad.storage.origin_counters import NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
 STATES = ("live", "finished", "dead")
@@ -20,7 +20,7 @@ class Group:
     """All arrays of one module, operation, dtype or step: `name`."""
 
     name: str
-    moved: Moved
+    moved: OriginCounters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Step:
     label: int | None
     began_s: float
     took_s: float
-    moved: Moved
+    moved: OriginCounters
     batches: int = 1
 
 
@@ -150,7 +150,7 @@ class Run:
     settings: Settings
     stats: StoreStats
     kept_bytes: int
-    origins: dict[Origin, Moved]
+    origins: dict[Origin, OriginCounters]
     steps: list[Step]
     samples: list[Sample]
     failures: list[Failure]
@@ -171,7 +171,7 @@ class Run:
             raise ArgumentError(f"by: got {key!r}; wanted {', '.join(KEYS)}")
         if key == "step":
             return [Group(*each) for each in zip(self.step_names(), (step.moved for step in self.steps), strict=True)]
-        parts: dict[str, list[Moved]] = {}
+        parts: dict[str, list[OriginCounters]] = {}
         for origin, moved in self.origins.items():
             parts.setdefault(getattr(origin, key) or "(none)", []).append(moved)
         return [Group(name, total(each)) for name, each in parts.items()]

@@ -201,8 +201,8 @@ class Whole:
             held += self._recomputed_at_once(choice)
         saved_bytes, layer_bytes = self._saved(choice)
         if profile.offload:
-            lasting = self.parameter_bytes + self.trained_bytes + self.state_bytes
-            return held + min(budget_bytes, lasting + saved_bytes)
+            persistent = self.parameter_bytes + self.trained_bytes + self.state_bytes
+            return held + min(budget_bytes, persistent + saved_bytes)
         parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
         held += self._more * (parameters + int(trained * profile.state_per_trained_byte))
         if profile.accumulate > 1 and phase in ("forward", "backward"):

@@ -380,7 +380,7 @@ class _Trace:
             number = self._numbers[handle.sequence] = len(self.items)
             # Gradients are there from backward to their update: no step begins with them.
             self.items.append(
-                Item(handle.nbytes, bool(getattr(handle, "lasting", False)) and handle.label.op != "gradient")
+                Item(handle.nbytes, bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient")
             )
             self.paths.append(handle.label.module or "")
             if handle.label.op == "gradient":

@@ -3,8 +3,9 @@
 * stores: `DiskStore` and `MemoryStore`, each a `Store`, with `Handle Label View StoreStats`;
 * disks: `preflight` returns a `Preflight`, `sweep` each `DeadRun` it removed; `free_bytes`, `is_ram_disk`; sizes as
   text: `parse_bytes`, `format_bytes`;
-* runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin Moved Group Step StepPlan
-  Sample Shrinkage Failure`; `spans(run)` yields each `Span` that took time, `advise(run)` returns each `Advice`;
+* runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin OriginCounters Group
+  Step StepPlan Sample Shrinkage Failure` (`Moved` is another name of `OriginCounters`); `spans(run)` yields each `Span`
+  that took time, `advise(run)` returns each `Advice`;
 * files, whoever wrote them: `inspect_segment(path)` returns a `Segment`, with its `Item Chunk StoredArray`;
   `array_contents(path, array)` returns the `ArrayContents` of one, with each `Bin`; `verify(path)` returns a
   `Verification`, with each `Problem`;
@@ -20,7 +21,7 @@ from spillgrad.storage.disk.segment_reader import Stored, read_segment
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.journal.writer import read_journal
 from spillgrad.storage.memory_store import MemoryStore
-from spillgrad.storage.origin_counters import Moved, Origin
+from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad.storage.runs.sweep import DeadRun, sweep
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.storage.store import Handle, Label, Store, StoreStats, View
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from spillgrad.inspection.segments import inspect_segment
     from spillgrad.inspection.verify import Problem, Verification, verify
 
+Moved = OriginCounters
+
 __all__ = [
     "Advice",
     "ArrayContents",
@@ -62,6 +65,7 @@ __all__ = [
     "MemoryStore",
     "Moved",
     "Origin",
+    "OriginCounters",
     "Preflight",
     "Problem",
     "Run",

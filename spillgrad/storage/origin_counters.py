@@ -18,7 +18,7 @@ NO_ORIGIN = Origin()
 
 
 @dataclasses.dataclass(slots=True)
-class Moved:
+class OriginCounters:
     """How many arrays came, and what became of them.
 
     Units: bytes and seconds. `packed_bytes` came to the store, `deduplicated_bytes` of them were there already;
@@ -41,20 +41,22 @@ class Moved:
         """Seconds that callers waited."""
         return self.wait_write_s + self.wait_read_s
 
-    def since(self, before: "Moved") -> "Moved":
+    def since(self, before: "OriginCounters") -> "OriginCounters":
         """Return the difference."""
-        return Moved(*(now - then for now, then in zip(values(self), values(before), strict=True)))
+        return OriginCounters(*(now - then for now, then in zip(values(self), values(before), strict=True)))
 
 
 # What `StoreStats` has, too.
-IN_STATS = tuple(name for name in Moved.__slots__ if name not in ("arrays", "kept_bytes"))
+IN_STATS = tuple(name for name in OriginCounters.__slots__ if name not in ("arrays", "kept_bytes"))
 
 
-def values(moved: Moved) -> tuple[Any, ...]:
+def values(moved: OriginCounters) -> tuple[Any, ...]:
     """Return the fields in order, as journals have them."""
-    return tuple(getattr(moved, name) for name in Moved.__slots__)
+    return tuple(getattr(moved, name) for name in OriginCounters.__slots__)
 
 
-def total(parts: Iterable[Moved]) -> Moved:
+def total(parts: Iterable[OriginCounters]) -> OriginCounters:
     """Return the sum."""
-    return Moved(*map(sum, zip(*map(values, parts), strict=True))) if (parts := list(parts)) else Moved()
+    return (
+        OriginCounters(*map(sum, zip(*map(values, parts), strict=True))) if (parts := list(parts)) else OriginCounters()
+    )

@@ -10,27 +10,27 @@ from spillgrad_kernels import memory
 _EVERY_S = 0.1
 _SHARE = 1 / 20
 
-_next_look_s = 0.0
+_next_trim_s = 0.0
 
 
-def look() -> None:
+def trim_soon() -> None:
     """Have an I/O thread see whether memory is scarce, unless one did just before.
 
     It takes no lock: finalizers call it too. Two threads that come at the same time may both have it done.
     """
-    global _next_look_s
+    global _next_trim_s
     now_s = time.monotonic()
-    if now_s >= _next_look_s:
-        _next_look_s = now_s + _EVERY_S
-        io_threads.submit(_relieve, _leave_as_it_is)
+    if now_s >= _next_trim_s:
+        _next_trim_s = now_s + _EVERY_S
+        io_threads.submit(_trim, _leave_as_it_is)
 
 
-def _relieve() -> None:
-    global _next_look_s
+def _trim() -> None:
+    global _next_trim_s
     began_s = time.monotonic()
     memory.trim_malloc_if_scarce()
     ended_s = time.monotonic()
-    _next_look_s = max(_next_look_s, ended_s + (ended_s - began_s) / _SHARE)
+    _next_trim_s = max(_next_trim_s, ended_s + (ended_s - began_s) / _SHARE)
 
 
 def _leave_as_it_is(why: SpillError | None) -> None:

@@ -151,10 +151,10 @@ MOMENTARY = ("live_bytes", "ram_bytes", "disk_bytes", "peak_disk_bytes")
 def test_sums_stay_exact_when_older_lines_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str):
     monkeypatch.setattr(journal, "_FILE_BYTES", 20_000)
     store = DiskStore(tmp_path / "spill", ram_budget=100_000, keep_journal=tmp_path / "run.jsonl")
-    lasting = store.put(np.ones(3_000), label=Label("parameter", None, "h.0"), lasting=True)
+    persistent = store.put(np.ones(3_000), label=Label("parameter", None, "h.0"), persistent=True)
     for step in range(40):
         use(store, 1, seed=step)
-        store.get(lasting)
+        store.get(persistent)
         store.begin_step()
         time.sleep(0.002)
     if state == "finished":
@@ -452,10 +452,10 @@ def test_lines_never_pile_up(make_store: MakeStore):
     for _ in range(20):
         for _ in range(1000):
             store.note_kept(8, Label("mul"), np.dtype(np.int8))
-        wait_until(lambda: len(store._account.ledger.journal._lines) < 1000)
+        wait_until(lambda: len(store._state.journal._lines) < 1000)
     store.close()
     store.note_kept(8, Label("mul"), np.dtype(np.int8))
-    assert not store._account.ledger.journal.waits
+    assert not store._state.journal.waits
 
 
 def test_of_very_many_origins_the_journal_stays_short(tmp_path: Path):

@@ -52,7 +52,7 @@ import json, sys
 import numpy as np
 from spillgrad.storage.disk_store import DiskStore
 store = DiskStore(sys.argv[1], ram_budget=200_000, segment_bytes=2 << 20, **json.loads(sys.argv[2]))
-kept = [store.put(np.full(9_000, i, np.float32), lasting=True) for i in range(10)]
+kept = [store.put(np.full(9_000, i, np.float32), persistent=True) for i in range(10)]
 step = 0
 while True:
     step += 1

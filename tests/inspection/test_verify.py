@@ -246,7 +246,7 @@ import numpy as np
 from spillgrad.storage.disk_store import DiskStore
 store = DiskStore(sys.argv[1], ram_budget=300_000)
 arrays = [np.full(8_000, i, np.float64) for i in range(8)]
-handles = [store.put(array, lasting=True) for array in arrays]
+handles = [store.put(array, persistent=True) for array in arrays]
 del arrays
 store.flush()
 for handle in handles:

@@ -15,7 +15,7 @@ import pytest
 
 from spillgrad.storage import disk_store, state
 from spillgrad.storage.journal import writer as journal
-from spillgrad.storage.residency import budgeted_tier, schedule
+from spillgrad.storage.residency import budgeted_tier, step_plan
 from spillgrad.storage.threads import bell, io_threads, loader, prefetcher, worker, writer
 
 # At each line of these files another thread may go on.
@@ -100,7 +100,7 @@ class Interleaving:
             patched.setattr(io_threads, "_jobs", _Queue(self))
             patched.setattr(io_threads, "_starting", _Lock(self))
             patched.setattr(io_threads, "_started", False)
-            patched.setattr(schedule, "_plans", OrderedDict())  # nothing is known of earlier steps
+            patched.setattr(step_plan, "_plans", OrderedDict())  # nothing is known of earlier steps
             yield
 
     # What threads, locks and queues call

@@ -23,10 +23,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[Callable[[], No
     submit = io_threads.submit
 
     def watched(work: Callable[[], None], ended: Callable[..., None]) -> None:
-        (found.put if work is trim_memory._relieve else lambda work: submit(work, ended))(work)
+        (found.put if work is trim_memory._trim else lambda work: submit(work, ended))(work)
 
     monkeypatch.setattr(io_threads, "submit", watched)
-    monkeypatch.setattr(trim_memory, "_next_look_s", 0.0)
+    monkeypatch.setattr(trim_memory, "_next_trim_s", 0.0)
     return found
 
 
@@ -73,11 +73,11 @@ def test_the_longer_relief_took_the_later_comes_the_next(
     times = iter([100.0, 200.0, 200.5, 210.4, 210.6])  # a look, relief from 200 to 200.5, two looks
     monkeypatch.setattr(trim_memory, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(memory, "trim_malloc_if_scarce", lambda: None)
-    trim_memory.look()
+    trim_memory.trim_soon()
     looks.get()()
-    trim_memory.look()
+    trim_memory.trim_soon()
     assert looks.empty()
-    trim_memory.look()
+    trim_memory.trim_soon()
     assert not looks.empty()
 
 
@@ -90,7 +90,7 @@ def test_a_store_goes_on_when_relief_fails(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(memory, "trim_malloc_if_scarce", fail)
     monkeypatch.setattr(threading, "excepthook", lambda failed: told.set())
-    monkeypatch.setattr(trim_memory, "_next_look_s", 0.0)
+    monkeypatch.setattr(trim_memory, "_next_trim_s", 0.0)
     with contextlib.closing(DiskStore(tmp_path, ram_budget=0)) as store:
         step(store)
         assert tried.wait(30)

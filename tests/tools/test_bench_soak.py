@@ -46,7 +46,7 @@ def test_a_store_that_forgets_to_count_is_found(tmp_path: Path, monkeypatch: pyt
 
     def leak(self: Loader, entry: object) -> None:
         end_read(self, entry)  # type: ignore[arg-type]
-        self._account.cache.ram_bytes += 1
+        self._state.ram.ram_bytes += 1
 
     monkeypatch.setattr(Loader, "end_read", leak)
     _, wrong = bench_soak.soak(2, tmp_path)

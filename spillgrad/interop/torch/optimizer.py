@@ -35,7 +35,7 @@ class _InStore(Holder):
         _as_bytes(array).copy_(source)
         self._array: Any = None
         self.lent: Any = None
-        super().__init__(store.drops.append, store.put(array, label=label, lasting=True))
+        super().__init__(store.drops.append, store.put(array, label=label, persistent=True))
 
     def copy(self) -> Any:
         """Return a copy of the tensor, which nobody else has."""

@@ -24,7 +24,7 @@ from spillgrad.errors import SpillError
 from spillgrad.storage.disk.holes import reserve
 from spillgrad.storage.format_version import check_version
 from spillgrad.storage.origin_counters import Origin
-from spillgrad.storage.residency.schedule import Plan
+from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.runs import file_lock
 
 FORMAT_VERSION = 2
@@ -146,7 +146,7 @@ class Journal:
         """Note something that took so long and ends now."""
         self.note(event, array, f', "took": {took_s:.6f}{values}')
 
-    def plan(self, number: int, plan: Plan) -> None:
+    def plan(self, number: int, plan: StepPlan) -> None:
         """Note what a step asked of the store; of a long one, how much that was."""
         if len(plan.happened) <= LONGEST_PLAN:
             t = time.perf_counter() - self._began_s
@@ -498,12 +498,12 @@ def _origin(origin: Origin) -> str:
     return json.dumps(origin._asdict())[1:-1]
 
 
-def _plan_line(t: float, number: int, plan: Plan) -> str:
-    items, events = plan.as_traffic()
+def _plan_line(t: float, number: int, plan: StepPlan) -> str:
+    items, events = plan.as_events()
     told = {
         "event": "plan",
         "plan": number,
-        "arrays": [[item.nbytes, item.lasting] for item in items],
+        "arrays": [[item.nbytes, item.persistent] for item in items],
         "happened": "".join(event.kind[0] for event in events),
         "to": [event.item for event in events],
     }

@@ -1,11 +1,11 @@
-"""What a step asks of a store, and what of that goes to disk: a step's events, and a run through them.
+"""Simulate what a step moves between RAM and disk, by Belady's rule.
 
-The store is taken to know the step, as it does from the second one on, and to follow Belady's rule (A study of
-replacement algorithms for a virtual-storage computer, 1966): what is needed last leaves RAM first, and only what leaves
-RAM is written, if the disk does not have it. What is needed in the next step counts as needed then; what is dropped
-without another use leaves first if the disk has it, else it is as if needed when it is dropped. The store's ways to
-write and read ahead of time move the same bytes. Callers hold the last two arrays that they put or got, whatever the
-budget; what they got last they get again for nothing.
+Source: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966. Of the arrays in RAM, the
+one whose next use is farthest away leaves first. The store is taken to know the step, as it does from the second one
+on. Only an array that leaves RAM is written, and only if the disk does not have it yet. The next step is the same, so
+the next use of a persistent array may be there. An array that is dropped without another use leaves first if the disk
+has it; if not, its drop counts as its next use. To write and read ahead of time moves the same bytes. Callers hold the
+last two arrays that they put or got, whatever the budget; to get the last one again costs nothing.
 """
 
 import dataclasses
@@ -13,22 +13,22 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# What is read before it is needed takes this share of a budget that lasting arrays have part in, or this one of what a
-# step reads, if that is less.
-AHEAD_SHARE, AHEAD_SHARE_OF_READS = 0.125, 0.25
+# The share of a budget that prefetched arrays may take where persistent arrays come and go; or this share of the bytes
+# that a step reads, if that is less.
+PREFETCH_SHARE, PREFETCH_SHARE_OF_READS = 0.125, 0.25
 
 PHASES = ("forward", "backward", "update")
 
 
 class Item(NamedTuple):
-    """An array of so many bytes; a lasting one is there in every step."""
+    """An array of so many bytes; a persistent one is live in every step."""
 
     nbytes: int
-    lasting: bool = False
+    persistent: bool = False
 
 
 class Event(NamedTuple):
-    """What happens to an item in a phase: "put", "use", "change" or "drop"."""
+    """A "put", "use", "change" or "drop" of an item, in a phase of the step."""
 
     kind: str
     item: int
@@ -37,9 +37,9 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes written and read in each phase, the most that the store had in RAM, on disk, and in all.
+    """Bytes written and read in each phase, and the most bytes in RAM, on disk, and live.
 
-    `missed` are the places of the events that found their array on disk only.
+    `missed` are the positions of the events that found their array on disk only.
     """
 
     written: dict[str, int]
@@ -61,41 +61,41 @@ class Traffic:
 
 
 def run(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> Traffic:
-    """Go through the same step again and again, and return what the last of three moves."""
-    cache = _Cache(items, events, budget_bytes)
+    """Repeat a step three times, and return what the last one moves."""
+    simulation = _Simulation(items, events, budget_bytes)
     for _ in range(3):
-        traffic = cache.step()
+        traffic = simulation.step()
     return traffic
 
 
 def of_store(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> tuple[Traffic, int]:
-    """Return what a store moves in a step that it knows, and how many bytes it reads ahead at most.
+    """Return what a store moves in a step that it knows, and how many bytes it prefetches at most.
 
-    Where lasting arrays come and go, a part of the budget is for that: the others stay within the rest.
+    Where persistent arrays come and go, a part of the budget is left for prefetched arrays.
     """
     moved = run(items, events, budget_bytes)
-    if not moved.missed or not any(item.lasting for item in items):
+    if not moved.missed or not any(item.persistent for item in items):
         return moved, budget_bytes
-    ahead_bytes = int(min(budget_bytes * AHEAD_SHARE, moved.read_bytes * AHEAD_SHARE_OF_READS))
-    return run(items, events, budget_bytes - ahead_bytes), ahead_bytes
+    prefetch_bytes = int(min(budget_bytes * PREFETCH_SHARE, moved.read_bytes * PREFETCH_SHARE_OF_READS))
+    return run(items, events, budget_bytes - prefetch_bytes), prefetch_bytes
 
 
-class _Cache:
+class _Simulation:
     def __init__(self, items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> None:
         self._items, self._events, self._budget_bytes = items, events, budget_bytes
         self._next = _next_uses(items, events)
-        self._needed: dict[int, int] = {}  # of what is in RAM, when it is needed next
+        self._needed: dict[int, int] = {}  # when each item in RAM is needed next
         self._farthest: list[tuple[int, int]] = []  # a heap of (-when, item), some of them out of date
         self._dirty: set[int] = set()
         self._on_disk: set[int] = set()
         self._ram_bytes = self._disk_bytes = 0
         self._in_use: tuple[int, ...] = ()
-        self._got: int | None = None  # the last one
+        self._got: int | None = None  # the item that was got last
         self._live_bytes = 0
         self._began = 0
         self._traffic = Traffic({}, {})
         for number, item in enumerate(items):
-            if item.lasting:  # as if it had been written before the first step
+            if item.persistent:  # as if it had been written before the first step
                 self._store(number)
                 self._live_bytes += item.nbytes
 
@@ -134,7 +134,7 @@ class _Cache:
         return self._traffic
 
     def _enter(self, item: int, when: int, phase: str) -> None:
-        """Bring an item in, and let what is needed last go: that may be itself."""
+        """Bring an item into RAM, and let the items needed last go; that may be the item itself."""
         self._needed[item] = when
         heapq.heappush(self._farthest, (-when, item))
         self._ram_bytes += self._items[item].nbytes
@@ -170,14 +170,14 @@ class _Cache:
 
 
 def _next_uses(items: Sequence[Item], events: Sequence[Event]) -> list[int]:
-    """Return when the item of each event is used or dropped next, counted from the step's begin.
+    """Return the position of the next use or drop of each event's item, counted from the beginning of the step.
 
-    Lasting ones are used in the next step.
+    For persistent items it may be in the next step.
     """
     following: list[int] = [0] * len(events)
     upcoming: dict[int, int] = {}
     for place, (kind, item, _) in enumerate(events):  # the next step's first uses
-        if items[item].lasting and kind in ("use", "change"):
+        if items[item].persistent and kind in ("use", "change"):
             upcoming.setdefault(item, len(events) + place)
     for place in range(len(events) - 1, -1, -1):
         kind, item, _ = events[place]

@@ -1,167 +1,135 @@
-"""A stored array as the disk store sees it, and such entries in the order in which they are needed."""
+"""A stored array as the disk store sees it."""
 
-import bisect
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.codecs import Encoded
 from spillgrad.storage.disk.segment import Extent
-from spillgrad.storage.origin_counters import Moved
+from spillgrad.storage.origin_counters import OriginCounters
+from spillgrad.storage.residency.residence import (
+    CALLERS,
+    CALLERS_WRITING,
+    DISK,
+    LOADING,
+    NEW,
+    RAM,
+    UNREADABLE,
+    WRITING,
+    Residence,
+)
 from spillgrad.storage.store import Handle, Label
+
+_NOT_ON_DISK = (NEW, RAM, WRITING, CALLERS, CALLERS_WRITING)
+_IN_USE = (WRITING, CALLERS, CALLERS_WRITING, LOADING)
 
 
 class Entry(Handle):
-    """A stored array as the disk store sees it: in RAM, on disk, or both."""
+    """A stored array: where it is (`residence`), and what belongs to it there.
+
+    Only `BudgetedTier` changes `residence`.
+    """
 
     __slots__ = (
-        "ahead",
         "array",
         "arrival",
         "beside_bytes",
-        "changing",
-        "edition",
+        "counters",
         "encoded",
         "error",
         "extent",
         "key",
-        "lasting",
         "lease",
-        "leaves",
-        "loading",
-        "moved",
+        "must_spill",
+        "persistent",
+        "prefetched",
         "rank",
         "readers",
         "references",
+        "residence",
         "retried",
         "staged_bytes",
+        "stored_as",
         "unchanged",
-        "uncounted",
-        "writing",
     )
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
+        self.residence: Residence = NEW
+        self.references = 1
         self.array: np.ndarray | None = None  # the store's own reference
-        self.arrival: Callable[[], None] | None = None  # returns once its bytes, which are on their way, are there
-        self.lease: Lease | None = None  # while an array that the store made is alive, here or outside
-        self.extent: Extent | None = None  # where it is on disk
+        self.arrival: Callable[[], None] | None = None  # waits for bytes that are still being copied into the array
+        self.lease: Lease | None = None  # set while an array that the store made is alive, here or with callers
+        self.extent: Extent | None = None  # its place on disk
+        self.readers = 0  # how many reads of the extent are under way; until they end it must not be freed
         self.key: Hashable | None = None
         self.unchanged: Callable[[], bool] | None = None
-        self.error: SpillError | None = None  # why there is no array to get any more
+        self.error: SpillError | None = None  # why the values are lost
         self.rank = sequence  # the higher, the sooner it is needed
-        self.leaves = False  # a plan says that it cannot stay in RAM until then
-        self.ahead = False  # it was read for its next use, until which it stays
-        self.references = 1
-        self.beside_bytes = 0  # of what callers hold for it, which counts too
-        self.moved: Moved  # what became of arrays that come from where this one does
-        self.edition = sequence  # what files call it: another number after each change
-        self.lasting = False  # used in every step, until it is dropped
-        self.changing = False  # a caller modifies the array: nothing else may be done with it
-        self.readers = 0  # reads of the extent under way: it must not be freed
-        self.loading = False
+        self.must_spill = False  # the step's plan says that it cannot stay in RAM until it is needed
+        self.prefetched = False  # it was read before it was asked for, and stays until it is
+        self.beside_bytes = 0  # further bytes that callers hold for this array, counted too
+        self.counters: OriginCounters  # those of the arrays with the same origin
+        self.stored_as = sequence  # the number by which files know its present values
+        self.persistent = False  # used in every step, until it is dropped
         self.retried = False  # its first write failed
-        self.encoded: Encoded | None = None  # while what it becomes is on its way to disk
-        self.staged_bytes = 0  # reserved for that
-        self.writing = False
-        self.uncounted = False  # its memory is the caller's, who waits in `put` for the write
+        self.encoded: Encoded | None = None  # its encoded form, while that is on its way to disk
+        self.staged_bytes = 0  # reserved for the encoded form
 
     def await_arrival(self) -> None:
-        """Return once the array's bytes are there. Called without the account's lock."""
-        arrival = self.arrival  # another thread may wait too, and be through first
+        """Return once the array's bytes are there. Called without the store's lock."""
+        arrival = self.arrival  # another thread may wait too, and clear it first
         if arrival is not None:
             arrival()
             self.arrival = None
 
     @property
     def on_disk_only(self) -> bool:
-        """Whether it can and must be read to be had."""
-        in_ram = self.loading or self.array is not None or self.lease is not None
-        return self.extent is not None and not in_ram
+        """Whether it must be read to be had."""
+        return self.residence is DISK or self.residence is UNREADABLE
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a thread is writing it."""
+        return self.residence is WRITING or self.residence is CALLERS_WRITING
+
+    @property
+    def in_callers_memory(self) -> bool:
+        """Whether its bytes are in memory that a caller owns, and are not counted."""
+        return self.residence is CALLERS or self.residence is CALLERS_WRITING
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a thread reads or writes its array or its extent."""
+        return self.readers > 0 or self.residence in _IN_USE
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether it is still to be written."""
+        return self.references > 0 and self.error is None and self.residence in _NOT_ON_DISK
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes that reading it takes beside its own."""
+        """How many bytes beside its own a read takes."""
         return 0 if self.extent is None else self.extent.staging_bytes
 
     @property
-    def went_through_cache(self) -> bool:
-        """Whether it went to its place through the page cache though it could have gone past it."""
-        return self.extent is not None and self.extent.cached
+    def loading_bytes(self) -> int:
+        """How many bytes of RAM a read takes."""
+        return self.nbytes + self.staging_bytes
 
     @property
-    def unwritten(self) -> bool:
-        """Whether it is still to be stored."""
-        return self.references > 0 and self.extent is None and self.error is None and not self.changing
+    def went_through_page_cache(self) -> bool:
+        """Whether it was written through the page cache though its file allows direct I/O."""
+        return self.extent is not None and self.extent.cached
 
 
 class Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to an array that the store made: its bytes count until the last alias of it dies."""
+    """A weak reference to an array that the store made; its bytes count until its last alias dies."""
 
     __slots__ = ("entry", "pinned", "unchanged")
     entry: Entry
     pinned: bool  # only callers hold it
-    unchanged: "weakref.WeakMethod[Callable[[], bool]] | None"  # of who counts the changes that callers make
-
-
-class RankedEntries:
-    """Entries in the order of their ranks, with the neighbours of any rank.
-
-    One whose rank, or whether it leaves, is to change is discarded first. `nbytes` is their sum.
-    """
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._ranks: list[int] = []
-        self._leaving: list[int] = []
-        self._entries: dict[int, Entry] = {}
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
-
-    def __contains__(self, entry: Entry) -> bool:
-        return self._entries.get(entry.rank) is entry
-
-    def add(self, entry: Entry) -> None:
-        """Add `entry`; adding it twice is allowed."""
-        if entry.rank not in self._entries:
-            self._entries[entry.rank] = entry
-            self.nbytes += entry.nbytes
-            bisect.insort(self._ranks, entry.rank)
-            if entry.leaves:
-                bisect.insort(self._leaving, entry.rank)
-
-    def discard(self, entry: Entry) -> bool:
-        """Remove `entry`; return whether it was there."""
-        if self._entries.get(entry.rank) is not entry:
-            return False
-        del self._entries[entry.rank]
-        self.nbytes -= entry.nbytes
-        del self._ranks[bisect.bisect_left(self._ranks, entry.rank)]
-        place = bisect.bisect_left(self._leaving, entry.rank)
-        if self._leaving[place : place + 1] == [entry.rank]:
-            del self._leaving[place]
-        return True
-
-    def leaving(self) -> Entry | None:
-        """Return the entry of the lowest rank among those that cannot stay."""
-        return self._entries[self._leaving[0]] if self._leaving else None
-
-    def first_to_leave(self) -> Entry | None:
-        """Return the entry of the lowest rank among those that cannot stay, else among all."""
-        return self.leaving() or (self._entries[self._ranks[0]] if self._ranks else None)
-
-    def below(self, rank: int) -> Entry | None:
-        """Return the entry of the highest rank below `rank`."""
-        place = bisect.bisect_left(self._ranks, rank)
-        return self._entries[self._ranks[place - 1]] if place else None
-
-    def at_or_above(self, rank: int) -> Entry | None:
-        """Return the entry of the lowest rank that is `rank` or higher."""
-        place = bisect.bisect_left(self._ranks, rank)
-        return self._entries[self._ranks[place]] if place < len(self._ranks) else None
+    unchanged: "weakref.WeakMethod[Callable[[], bool]] | None"  # tells whether callers changed the array

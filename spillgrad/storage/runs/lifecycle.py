@@ -14,7 +14,7 @@ from spillgrad.storage.disk.segment import abandon_at_exit
 from spillgrad.storage.disk.segment_set import SegmentSet
 from spillgrad.storage.journal.writer import WRITE_EVERY_S, Line, Sums
 from spillgrad.storage.runs.run_directory import RunDirectory
-from spillgrad.storage.state import Account
+from spillgrad.storage.state import StoreState
 from spillgrad.storage.threads.store_lock import own_threads
 from spillgrad.storage.threads.worker import Worker
 
@@ -26,14 +26,14 @@ class Lifecycle:
     reads or writes them: afterwards their descriptors may be those of other files.
     """
 
-    def __init__(self, account: Account, segments: SegmentSet, run: RunDirectory) -> None:
-        self._account = account
+    def __init__(self, state: StoreState, segments: SegmentSet, run: RunDirectory) -> None:
+        self._state = state
         self._segments = segments
         self._run = run
         self._worker: Worker
         self._ended = False
         self._failure: OSError | None = None
-        account.ledger.journal.ask(self._sample, self._sums)
+        state.journal.ask(self._sample, self._sums)
 
     def begin(self, worker: Worker) -> None:
         """Start the writer's thread. Raises SpillError, and removes the run, when the system gives no thread."""
@@ -51,12 +51,12 @@ class Lifecycle:
 
         Raises OSError, once, when they cannot be removed.
         """
-        with self._account.lock:
-            self._account.close()
+        with self._state.lock:
+            self._state.close()
         if threading.get_ident() in own_threads:  # the collector came there: it cannot wait for itself
             return
         self._worker.join()
-        with self._account.lock:
+        with self._state.lock:
             self.end()  # the writer did, unless it died
             failure, self._failure = self._failure, None
         try:
@@ -67,13 +67,13 @@ class Lifecycle:
 
     def end(self) -> None:
         """Release everything once no thread reads or writes. Called with the lock held."""
-        self._account.wait_for_io()
+        self._state.wait_for_io()
         if self._ended:
             return
         self._ended = True
         try:
             try:
-                self._account.clear()
+                self._state.clear()
             finally:  # the files go, whatever became of that
                 try:
                     self._segments.close()
@@ -86,7 +86,7 @@ class Lifecycle:
 
     def _end(self) -> None:
         try:
-            self._account.ledger.journal.end(self._totals())  # a full disk has room once the segments are gone
+            self._state.journal.end(self._totals())  # a full disk has room once the segments are gone
         finally:
             self._run.remove()
 
@@ -95,31 +95,31 @@ class Lifecycle:
 
         Called without the lock.
         """
-        account = self._account
-        if not account.ledger.journal.waits or account.lock.is_mine():
+        state = self._state
+        if not state.journal.waits or state.lock.is_mine():
             return
-        written = account.ledger.journal.wanted()
-        while account.lock.acquire(timeout=_left_s(deadline_s)):
+        written = state.journal.wanted()
+        while state.lock.acquire(timeout=_left_s(deadline_s)):
             try:
-                if account.closing or account.ended:  # the end is about to be written, or nothing more
+                if state.closing or state.ended:  # the end is about to be written, or nothing more
                     return
-                account.bell.ring()
+                state.bell.ring()
             finally:
-                account.lock.release()
+                state.lock.release()
             if written.wait(min(WRITE_EVERY_S, _left_s(deadline_s))) or not _left_s(deadline_s):
                 return
 
     def _sample(self) -> str:
-        return self._account.ledger.sample(self._segments.disk_bytes)
+        return self._state.counters.sample(self._segments.disk_bytes)
 
     def _totals(self) -> dict[str, Any]:
-        ledger = self._account.ledger
-        return ledger.totals(ledger.stats(*self._segments.disk_usage()), self._account.entries.values())
+        counters = self._state.counters
+        return counters.totals(counters.stats(*self._segments.disk_usage()), self._state.entries.values())
 
     def _sums(self, lines: collections.deque[Line]) -> Sums:
         """Return the lines of what happened so far, and what that comes to. Called without the lock."""
-        with self._account.lock:
-            entries = self._account.entries.values()
+        with self._state.lock:
+            entries = self._state.entries.values()
             places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]
             return Sums([lines.popleft() for _ in range(len(lines))], places, self._totals())
 
@@ -130,8 +130,8 @@ class Lifecycle:
     def forget_parent(self, parent: int) -> None:
         """In a forked child: the files and threads are the parent's; nothing here works any more."""
         self._ended = True
-        self._account.ledger.journal.close()
-        self._account.forget(
+        self._state.journal.close()
+        self._state.forget(
             SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
         )
         self._worker.forget()

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.state import Account
+from spillgrad.storage.state import StoreState
 from spillgrad.storage.threads.store_lock import own_threads
 
 
@@ -14,9 +14,9 @@ class Worker:
     Should `loop` raise, the store becomes unusable and says so, and nobody waits for this thread for ever.
     """
 
-    def __init__(self, name: str, account: Account, loop: Callable[[], None]) -> None:
+    def __init__(self, name: str, state: StoreState, loop: Callable[[], None]) -> None:
         self._name = name
-        self._account = account
+        self._state = state
         self._loop = loop
         self._thread: threading.Thread | None = None
 
@@ -40,8 +40,8 @@ class Worker:
         try:
             self._loop()
         except BaseException as error:
-            with self._account.lock:
-                self._account.end(SpillError(f"the {self._name} thread ended with {error!r}; make a new store"))
+            with self._state.lock:
+                self._state.end(SpillError(f"the {self._name} thread ended with {error!r}; make a new store"))
             raise
         finally:
             own_threads.discard(threading.get_ident())

@@ -432,7 +432,7 @@ def test_what_was_refused_is_told_when_there_is_room_again(tmp_path: Path, kept:
     store.flush()
     with no_more_to(kept), pytest.warns(UserWarning, match="File too large"):
         use(store, 3, seed=1)
-        assert not store._account.ledger.journal.write() or lifted == "meanwhile"
+        assert not store._state.journal.write() or lifted == "meanwhile"
     if lifted == "meanwhile":
         wait_until(lambda: one(kept).failure_count > 0)
         wait_until(lambda: one(kept).stats.packed_bytes == store.stats().packed_bytes)
@@ -628,7 +628,7 @@ def test_looking_wakes_no_store_that_has_nothing_to_tell(tmp_path: Path, monkeyp
     store = DiskStore(tmp_path, ram_budget=0)
     rings: list[bool] = []
     with monkeypatch.context() as watched:
-        watched.setattr(store._account.bell, "ring", lambda: rings.append(True))
+        watched.setattr(store._state.bell, "ring", lambda: rings.append(True))
         write_journals(1.0)
     assert rings == []
     store.close()
@@ -654,12 +654,12 @@ def test_looking_waits_for_all_stores_no_longer_than_for_one(tmp_path: Path):
 
     def be_busy() -> None:
         for store in stores:
-            store._account.lock.acquire()
-            store._account.ledger.journal.note("free", 0)  # of which the journal is to tell
+            store._state.lock.acquire()
+            store._state.journal.note("free", 0)  # of which the journal is to tell
         are_busy.set()
         may_end.wait(30)
         for store in stores:
-            store._account.lock.release()
+            store._state.lock.release()
 
     thread = threading.Thread(target=be_busy)
     thread.start()

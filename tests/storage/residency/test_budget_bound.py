@@ -161,8 +161,8 @@ def test_an_array_of_more_than_2_gib_comes_back(make_store: MakeStore):
 def test_what_is_asked_for_against_the_plan_gets_its_room(make_store: MakeStore, slow_disk: Callable[[], None]):
     unit = 256 << 10
     store = make_store(ram_budget=17 * unit)
-    first, large = (store.put(np.ones(nbytes, np.uint8), lasting=True) for nbytes in (4096, 16 * unit))
-    others = [store.put(np.ones(unit, np.uint8), lasting=True) for _ in range(40)]
+    first, large = (store.put(np.ones(nbytes, np.uint8), persistent=True) for nbytes in (4096, 16 * unit))
+    others = [store.put(np.ones(unit, np.uint8), persistent=True) for _ in range(40)]
     store.flush()
     for _ in range(2):  # steps to learn from
         store.begin_step()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.residency import schedule
-from spillgrad.storage.residency.belady import AHEAD_SHARE
+from spillgrad.storage.residency import schedule, step_plan
+from spillgrad.storage.residency.belady import PREFETCH_SHARE
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.residency.schedule import Schedule
 from spillgrad.storage.store import Handle, Label
@@ -15,7 +15,7 @@ from spillgrad.storage.store import Handle, Label
 
 @pytest.fixture(autouse=True)
 def nothing_learned_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schedule, "_plans", type(schedule._plans)())
+    monkeypatch.setattr(step_plan, "_plans", type(step_plan._plans)())
     yield
 
 
@@ -137,28 +137,28 @@ def test_two_kinds_of_steps_that_alternate_are_both_known(steps: Steps):
 def test_a_step_without_uses_teaches_nothing(steps: Steps):
     steps.put("abc")
     steps.end()
-    assert not schedule._plans
+    assert not step_plan._plans
 
 
 def test_a_process_keeps_the_last_plans_only(steps: Steps):
-    for i in range(schedule._PLANS_MAX + 3):
+    for i in range(step_plan._PLANS_MAX + 3):
         steps.put("abcdefghijklmnopqrstuvwxyz"[: i + 1])
         steps.get("a")
         steps.end()
-    assert len(schedule._plans) == schedule._PLANS_MAX
+    assert len(step_plan._plans) == step_plan._PLANS_MAX
 
 
 def test_a_step_without_end_is_not_remembered(steps: Steps, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(schedule, "_LONGEST", 10)
+    monkeypatch.setattr(schedule, "LONGEST_STEP", 10)
     steps.put("abcdefghijklmnop")
     steps.get("pon")
     assert steps.expected() == "mlkjihgfedcbapon"
     steps.end()
-    assert not schedule._plans
+    assert not step_plan._plans
     steps.put("ab")
     steps.get("ab" * 10)
     steps.end()
-    assert not schedule._plans
+    assert not step_plan._plans
 
 
 def test_what_is_needed_first_stays_in_ram_from_the_second_step_on(make_store: Callable[..., DiskStore]):
@@ -222,12 +222,12 @@ def test_what_a_plan_says_is_used_twice_is_read_once(make_store: Callable[..., D
 
 
 class LastingSteps(Steps):
-    """Steps of one store that also has lasting arrays, of capital letters."""
+    """Steps of one store that also has persistent arrays, of capital letters."""
 
     def put(self, letters: str) -> None:
         for letter in letters:
             entry = Entry(np.zeros(10), len(self.entries), Label(letter))
-            entry.lasting = letter.isupper()
+            entry.persistent = letter.isupper()
             self.schedule.put(entry)
             self.entries[letter] = entry
 
@@ -237,7 +237,7 @@ class LastingSteps(Steps):
         self.schedule.end_step()
 
 
-def test_lasting_arrays_are_expected_as_the_step_before_used_them_and_then_in_the_next():
+def test_persistent_arrays_are_expected_as_the_step_before_used_them_and_then_in_the_next():
     steps = LastingSteps()
     steps.put("ABC")
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_lasting_arrays_are_expected_as_the_step_before_used_them_and_then_in_th
     assert steps.expected() == "ABCyx"
 
 
-def test_without_a_plan_the_last_used_lasting_array_is_needed_next():
+def test_without_a_plan_the_last_used_persistent_array_is_needed_next():
     steps = LastingSteps()
     steps.put("ABC")
     steps.get("ABC")
@@ -269,7 +269,7 @@ def test_without_a_plan_the_last_used_lasting_array_is_needed_next():
     assert steps.expected() == "xBCA"
 
 
-def test_lasting_arrays_that_are_dropped_and_put_again_in_the_same_order_are_known_again():
+def test_persistent_arrays_that_are_dropped_and_put_again_in_the_same_order_are_known_again():
     steps = LastingSteps()
     steps.put("A")
     for _ in range(3):
@@ -284,7 +284,7 @@ def test_lasting_arrays_that_are_dropped_and_put_again_in_the_same_order_are_kno
     assert steps.expected() == "HGA"
 
 
-def test_with_lasting_arrays_a_step_goes_on_after_the_last_other_was_dropped():
+def test_with_persistent_arrays_a_step_goes_on_after_the_last_other_was_dropped():
     steps = LastingSteps()
     steps.put("AB")
     for _ in range(2):
@@ -303,7 +303,7 @@ def test_with_lasting_arrays_a_step_goes_on_after_the_last_other_was_dropped():
 
 
 def begun_again(letters: str, uses: str) -> LastingSteps:
-    """Steps of lasting arrays, after two, and the first use of the third."""
+    """Steps of persistent arrays, after two, and the first use of the third."""
     steps = LastingSteps()
     steps.put(letters)
     for _ in range(2):
@@ -313,27 +313,27 @@ def begun_again(letters: str, uses: str) -> LastingSteps:
     return steps
 
 
-def leaving(steps: Steps, arrays: float) -> str:
+def spilled(steps: Steps, arrays: float) -> str:
     """Which cannot stay within a budget of so many arrays."""
     steps.schedule.budget_bytes = int(arrays * steps.entries["A"].nbytes)
-    return "".join(name for name, entry in steps.entries.items() if steps.schedule.leaves(entry.rank))
+    return "".join(name for name, entry in steps.entries.items() if steps.schedule.must_spill(entry.rank))
 
 
 def test_a_plan_says_which_arrays_cannot_stay_until_they_are_needed():
     steps = begun_again("ABC", "ABCBA")
-    assert leaving(steps, 3) == ""  # all fit
-    assert leaving(steps, 2.5) == "C"  # used once a step
-    assert leaving(steps, 1.5) == "ABC"
+    assert spilled(steps, 3) == ""  # all fit
+    assert spilled(steps, 2.5) == "C"  # used once a step
+    assert spilled(steps, 1.5) == "ABC"
     steps.get("BC")
-    assert leaving(steps, 1.5) == "AC"  # B is needed next
+    assert spilled(steps, 1.5) == "AC"  # B is needed next
     steps.get("B")
-    assert leaving(steps, 2.5) == "C"
+    assert spilled(steps, 2.5) == "C"
 
 
 def test_of_what_stays_room_is_left_to_read_ahead():
     steps = begun_again("ABC", "ABCBA")
-    assert leaving(steps, 2) == "ABC"  # as with one
-    assert leaving(steps, 2 / (1 - AHEAD_SHARE) + 0.01) == "C"
+    assert spilled(steps, 2) == "ABC"  # as with one
+    assert spilled(steps, 2 / (1 - PREFETCH_SHARE) + 0.01) == "C"
 
 
 def test_what_leaves_is_read_again_when_what_is_read_before_it_leaves_room():
@@ -348,7 +348,7 @@ def test_what_leaves_is_read_again_when_what_is_read_before_it_leaves_room():
 def test_saved_arrays_that_a_plan_says_stay_until_they_are_needed_are_the_newest(steps: Steps):
     for _ in range(2):
         steps.put("ABCDE")
-        gone = leaving(steps, 2)
+        gone = spilled(steps, 2)
         steps.get("EDCBA")
         steps.end()
     assert gone == "ABC"
@@ -358,7 +358,7 @@ def test_without_a_plan_nobody_knows_what_cannot_stay():
     steps = LastingSteps()
     steps.put("AB")
     steps.get("AB")
-    assert leaving(steps, 0) == ""
+    assert spilled(steps, 0) == ""
 
 
 def test_a_step_does_not_begin_while_arrays_of_the_last_are_there():
@@ -373,8 +373,8 @@ def test_a_step_does_not_begin_while_arrays_of_the_last_are_there():
     assert steps.expected() == "xA"
 
 
-def test_a_step_in_which_lasting_arrays_come_and_go_without_end_is_not_remembered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(schedule, "_LONGEST", 10)
+def test_a_step_in_which_persistent_arrays_come_and_go_without_end_is_not_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule, "LONGEST_STEP", 10)
     steps = LastingSteps()
     steps.put("A")
     steps.get("A")
@@ -383,7 +383,7 @@ def test_a_step_in_which_lasting_arrays_come_and_go_without_end_is_not_remembere
         steps.schedule.drop(steps.entries.pop("G"))
     assert len(steps.schedule._happened) < 100
     steps.end()
-    assert not schedule._plans
+    assert not step_plan._plans
 
 
 def test_an_array_that_turns_out_to_be_changed_is_used_once_though_it_is_read_again(
@@ -397,6 +397,6 @@ def test_an_array_that_turns_out_to_be_changed_is_used_once_though_it_is_read_ag
     assert not store.get(handle).any()
     store.drop(handle)
     store.stats()  # sees to what was dropped, with which the step ends
-    (plan,) = schedule._plans.values()
+    (plan,) = step_plan._plans.values()
     assert plan.used == ((0, array.nbytes),)
     assert (store.stats().cache_hits, store.stats().cache_misses) == (0, 1)

@@ -104,7 +104,7 @@ def test_whoever_waits_for_room_is_woken_when_an_array_that_was_read_back_dies(
             store.drop(handle)
 
     def let_it_die(store: DiskStore, run: Interleaving) -> None:
-        while not (has_room or (borrowed and store._account.waiting_puts)):
+        while not (has_room or (borrowed and store._room.waiting_puts)):
             run.switch()
         for _ in range(random.Random(seed).randrange(60)):
             run.switch()
