@@ -54,8 +54,8 @@ test-peers: $(VENV)/installed-peers  ## run what serves PyTorch and Paddle with 
 	$(BIN)/python -m pytest tests/interop --numprocesses $(WORKERS) $(ARGS)
 
 fuzz: $(VENV)/installed-dev  ## read segments and journals that were changed at random, others each time, for minutes
-	SPILLGRAD_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/storage/inspection/test_segment_fuzz.py \
-		tests/storage/inspection/test_journal_fuzz.py $(ARGS)
+	SPILLGRAD_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/inspection/test_segment_fuzz.py \
+		tests/inspection/test_journal_fuzz.py $(ARGS)
 
 # A browser of Playwright's own comes from no package registry; Debian's is one package.
 test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's chromium (installed where it is missing)

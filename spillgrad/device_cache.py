@@ -19,7 +19,7 @@ from spillgrad.device_copies import Copies, Source
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label, View, changed_error, nobody
-from spillgrad.storage.store_lock import StoreLock, interrupted_error
+from spillgrad.storage.threads.store_lock import StoreLock, interrupted_error
 from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda.driver import driver
 

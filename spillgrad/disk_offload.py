@@ -15,11 +15,11 @@ from spillgrad.offload.needs import DiskNeed, Need, disk_need, needs_of
 from spillgrad.offload.residents import Residents
 from spillgrad.offload.training import OffloadedTraining
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.storage.budget import format_bytes, parse_bytes
+from spillgrad.storage.disk.file_system import free_bytes
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.file_system import free_bytes
-from spillgrad.storage.owner import StoreOwner
+from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.storage.store import StoreStats
+from spillgrad.storage.store_owner import StoreOwner
 from spillgrad_kernels.memory import buffers
 
 # Of the default device_budget: while one layer's parameters are used, the next one's come.

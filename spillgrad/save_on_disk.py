@@ -24,12 +24,12 @@ from spillgrad.ops.losses import MADE_AHEAD
 from spillgrad.planning.automatic import Automatic
 from spillgrad.policy import Chooser, Policy
 from spillgrad.small_tensors import Layout, SmallTensors, SpilledSmall, layout_of
-from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
-from spillgrad.storage.interrupts import keep_whole
-from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Handle, Label, View
-from spillgrad.storage.store_lock import is_interrupted
+from spillgrad.storage.store_owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad.storage.threads.store_lock import is_interrupted
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import address_of, is_on_device, strided_view

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.storage import traffic
-from spillgrad.storage.inspection.advice import advise
-from spillgrad.storage.inspection.records import Advice, Run, Settings, Step, StepPlan
-from spillgrad.storage.journal import LONGEST_PLAN
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.advice import advise
+from spillgrad.inspection.records import Advice, Run, Settings, Step, StepPlan
+from spillgrad.storage.journal.writer import LONGEST_PLAN
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
+from spillgrad.storage.residency import belady
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.cli import main
 from tests.tools.runs import make_run
@@ -134,7 +134,7 @@ def test_what_compression_promises_comes_true_where_one_operation_saves_unlike_t
 
 def test_recomputing_is_advised_only_where_modules_could_be():
     """What operations outside of modules save, nobody computes again."""
-    waited = Moved(arrays=1, packed_bytes=100, written_bytes=100)
+    waited = OriginCounters(arrays=1, packed_bytes=100, written_bytes=100)
 
     def advised(module: str | None) -> list[dict[str, object]]:
         stats = StoreStats(written_bytes=100, wait_write_s=5.0)
@@ -175,7 +175,7 @@ def test_what_is_advised_for_an_offload_comes_true(tmp_path: Path):
 
 def made_up(plan: StepPlan, budget: int) -> Run:
     """Return a run whose steps are of three batches of a plan."""
-    steps = [Step(number, number, 0.0, 1.0, Moved(), 3) for number in range(1, 4)]
+    steps = [Step(number, number, 0.0, 1.0, OriginCounters(), 3) for number in range(1, 4)]
     settings = Settings(budget, None, False, True, "raise")
     return make_run(Path("run"), step_plan=plan, settings=settings, steps=steps, shrinkage=[])
 
@@ -211,7 +211,7 @@ def test_halving_finds_what_trying_all_budgets_finds():
         happened += [(kind, place) for place in reversed(range(40)) for kind in ("use", "drop")]
         plan = StepPlan(sizes, happened)
         now_bytes, *found = [
-            3 * traffic.of_store([traffic.Item(*size) for size in sizes], events(plan), budget)[0].read_bytes
+            3 * belady.of_store([belady.Item(*size) for size in sizes], events(plan), budget)[0].read_bytes
             for budget in (1 << 20, *stages(plan))
         ]
         half = next(read for read in found if read <= now_bytes / 2)
@@ -219,8 +219,8 @@ def test_halving_finds_what_trying_all_budgets_finds():
         assert advised[:2] == [half, 0]
 
 
-def events(plan: StepPlan) -> list[traffic.Event]:
-    return [traffic.Event(*each) for each in plan.happened]
+def events(plan: StepPlan) -> list[belady.Event]:
+    return [belady.Event(*each) for each in plan.happened]
 
 
 def stages(plan: StepPlan) -> list[int]:

@@ -49,6 +49,7 @@ ONLY = {
         "spillgrad.storage",
         "spillgrad_kernels.memory",
     ),
+    "spillgrad.inspection": ("spillgrad.errors", "spillgrad.inspection", "spillgrad.storage"),
     **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.labels", *CORE)),
 }
 # A room here imports everything but what stands beside it.
@@ -61,9 +62,9 @@ NEVER = {
     **dict.fromkeys(LAYERS_ABOVE_TENSORS, DOORS),
 }
 # Byte counts as text and locks of files open no store: whoever needs one may use it.
-STORAGE_FREE_FOR_ALL = ("spillgrad.storage.budget", "spillgrad.storage.file_lock")
+STORAGE_FREE_FOR_ALL = ("spillgrad.storage.sizes", "spillgrad.storage.runs.file_lock")
 # Only these open the storage room, and only these know another framework.
-STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad_tools")
+STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad.inspection", "spillgrad_tools")
 FRAMEWORK_USERS = (
     "spillgrad.interop",
     "spillgrad_tools.bench_torch",
@@ -86,7 +87,7 @@ LATE_IMPORTS = {
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
     "spillgrad_tools.report": "only a page needs plotly and Jinja2, which may not be installed",
-    "spillgrad.storage.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
+    "spillgrad.storage.disk.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 
 # Files that import each other, to be taken apart.
@@ -231,8 +232,8 @@ def test_no_file_is_long_without_a_reason():
         ("spillgrad.errors", "import spillgrad_kernels.memory.buffers"),
         ("spillgrad.autograd.core.engine", "from spillgrad.tensor import Tensor"),
         ("spillgrad.autograd.core.hooks", "import spillgrad_kernels.memory.buffers"),
-        ("spillgrad.storage.segment", "from spillgrad_kernels.threads.dispatch import parallel_for"),
-        ("spillgrad.storage.segment", "import spillgrad.tensor"),
+        ("spillgrad.storage.disk.segment", "from spillgrad_kernels.threads.dispatch import parallel_for"),
+        ("spillgrad.storage.disk.segment", "import spillgrad.tensor"),
         ("spillgrad.ops.matrix_products", "import spillgrad.nn.module"),
         ("spillgrad.nn.linear", "import spillgrad.storage.store"),
         ("spillgrad.nn.linear", "import spillgrad"),
@@ -251,7 +252,7 @@ def test_a_forbidden_import_is_found(module: str, source: str):
     ("module", "source"),
     [
         ("spillgrad.save_on_disk", "import spillgrad.storage.store"),
-        ("spillgrad.storage.segment", "import h5py\nfrom spillgrad.errors import SpillError"),
+        ("spillgrad.storage.disk.segment", "import h5py\nfrom spillgrad.errors import SpillError"),
         (
             "spillgrad.autograd.core.engine",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n import spillgrad.tensor",

@@ -15,7 +15,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.storage import run_directory
+from spillgrad.storage.runs import run_directory
 from tests.open_files import open_files_below
 from tests.waiting import wait_until
 
@@ -49,25 +49,25 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     """Make spill objects in a directory; after the test nothing may be left of them but memory given back."""
     place = tmp_path / "spill"
     locks = set(run_directory.own_runs)
-    accounts = []
+    left = []
 
     def make_one() -> sg.save_on_disk:
         spill = sg.save_on_disk(place, ram_budget=request.param)
-        accounts.append(spill._store._account)
+        left.append((spill._store._state, spill._store._room))
         return spill
 
     yield make_one
-    assert accounts
+    assert left
     gc.collect()
     wait_until(lambda: list(place.iterdir()) == [])
     wait_until(lambda: open_files_below(place) == {})
     wait_until(lambda: run_directory.own_runs == locks)
-    for account in accounts:
-        cache = account.cache
-        assert account.entries == {}
-        assert account.readers == account.waiting_puts == account.ledger.live_bytes == 0
-        wait_until(lambda cache=cache: (cache.settle(), cache.ram_bytes)[1] == 0)
-        assert (cache.pinned_bytes, cache.dirty.nbytes) == (0, 0)
+    for state, room in left:
+        ram = state.ram
+        assert state.entries == {}
+        assert state.readers == room.waiting_puts == state.counters.live_bytes == 0
+        wait_until(lambda ram=ram: (ram.drop_dead(), ram.ram_bytes)[1] == 0)
+        assert (ram.pinned_bytes, ram.dirty.nbytes) == (0, 0)
 
 
 def test_open_files_are_found_while_other_threads_open_and_close_some(tmp_path: Path):

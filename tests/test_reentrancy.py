@@ -136,7 +136,7 @@ def test_what_dies_runs_no_python_that_a_signal_handler_could_interrupt(tmp_path
 def test_a_store_used_in_the_middle_of_its_own_call_raises_instead_of_waiting_for_itself(tmp_path: Path):
     store = DiskStore(tmp_path, ram_budget="1MiB")
     handle = store.put(ARRAY.copy())
-    with store._account.lock:
+    with store._state.lock:
         for call in (store.stats, store.flush, lambda: store.get(handle), lambda: store.put(ARRAY)):
             with pytest.raises(SpillError, match="in the middle of what its thread did"):
                 call()

@@ -268,7 +268,7 @@ def test_memory_with_gaps_is_copied_only_when_there_is_room(directory: Path, mon
     thread = threading.Thread(target=lambda: packed.append(spill.pack_hook(second)))
     thread.start()
     try:
-        wait_until(lambda: spill._store._account.waiting_puts == 1)
+        wait_until(lambda: spill._store._room.waiting_puts == 1)
         assert buffers.memory_stats().live_bytes == before
     finally:
         may_write.set()
@@ -1020,7 +1020,7 @@ def test_a_byte_changed_anywhere_in_a_file_is_found_or_changes_nothing(directory
     spill.flush()
     wanted = [spill.unpack_hook(each).numpy().tobytes() for each in packed]
     (path,) = segments(directory)
-    places = [piece for entry in spill._store._account.entries.values() for piece in entry.extent.pieces]
+    places = [piece for entry in spill._store._state.entries.values() for piece in entry.extent.pieces]
     whole, found = path.read_bytes(), []
     with path.open("r+b", buffering=0) as file:
         for place in range(0, len(whole), 499):

@@ -237,7 +237,7 @@ def test_threads_share_batches(tmp_path: Path, budget: str):
 
 def test_where_what_is_held_exceeds_the_budget_full_batches_leave_ram_before_the_next(tmp_path: Path):
     spill = sg.save_on_disk(tmp_path, ram_budget="256KiB", min_bytes=0)
-    cache, x = spill._store._account.cache, np.zeros(250, np.float32)
+    cache, x = spill._store._state.ram, np.zeros(250, np.float32)
     kept, interval = [], sys.getswitchinterval()
     sys.setswitchinterval(10)  # the writer gets no processor but where this thread waits
     try:

@@ -226,7 +226,7 @@ KILLED_AGAIN_AND_AGAIN = """
     from pathlib import Path
     import numpy as np
     import spillgrad as sg
-    from spillgrad.storage.disk_speed import speeds
+    from spillgrad.storage.disk.direct_io import speeds
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
     place, kills = Path(sys.argv[1]), int(sys.argv[2])
     tokens = np.zeros((4, 33), np.int64)

@@ -35,7 +35,7 @@ from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
 from spillgrad.optim.lr_scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.tensor import Tensor
 
 D = TypeVar("D")

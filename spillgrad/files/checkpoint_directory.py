@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from spillgrad.errors import CheckpointError
 from spillgrad.files import safetensors_io
 from spillgrad.files.safetensors_io import damaged, reason
-from spillgrad.storage import file_lock
+from spillgrad.storage.runs import file_lock
 
 T = TypeVar("T")
 

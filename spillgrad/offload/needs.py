@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from spillgrad.nn.module import Module
 from spillgrad.optim.optimizer import Group, Optimizer
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad.tensor import Tensor
 
 

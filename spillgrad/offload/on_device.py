@@ -136,7 +136,7 @@ class OnDevice:
         if not (is_own(array) and array.flags.c_contiguous):
             array = array.copy()
         source = self.source(array)
-        handle = self._store.put(source, label=label, lasting=True)  # first: it may fail
+        handle = self._store.put(source, label=label, persistent=True)  # first: it may fail
         with residents.lock:
             storage.__class__ = OffloadedOnDevice
             cast(OffloadedOnDevice, storage).begin(residents, handle, array, source)

@@ -161,6 +161,6 @@ class Residents:
         # Memory of another array may live on after this one; and it comes back from the disk in order.
         if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
             array = buffers.copy(array)
-        handle = self.store.put(array, label=label, lasting=True)  # first: it may fail
+        handle = self.store.put(array, label=label, persistent=True)  # first: it may fail
         storage.__class__ = OffloadedStorage
         cast(OffloadedStorage, storage).place(self, handle, array)

@@ -14,8 +14,8 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.planning.choose import choose
 from spillgrad.planning.record import Recorder
+from spillgrad.storage.counters import StepTraffic
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.ledger import StepTraffic
 from spillgrad.tensor import Tensor
 
 # In the first step kernels compile, and memory is touched for the first time: its times say nothing.

@@ -11,8 +11,8 @@ import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.ops import creation, matrix_products
+from spillgrad.storage.disk.file_system import free_bytes
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.file_system import free_bytes
 from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
 

@@ -22,7 +22,7 @@ from spillgrad.planning.machine import Machine, measure
 from spillgrad.planning.predict import NOTHING, Prediction, Whole
 from spillgrad.planning.profile import Profile, in_steps, profile
 from spillgrad.planning.record import pattern
-from spillgrad.storage.budget import format_bytes, parse_bytes
+from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 
 # Of the memory, so much is left for what no prediction knows.

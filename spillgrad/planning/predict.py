@@ -15,8 +15,8 @@ from spillgrad.planning.choose import Choice
 from spillgrad.planning.machine import Machine
 from spillgrad.planning.profile import HEAD, OUTSIDE, Profile
 from spillgrad.planning.record import Part, Unit
-from spillgrad.storage import traffic
-from spillgrad.storage.traffic import PHASES, Event, Item
+from spillgrad.storage.residency import belady
+from spillgrad.storage.residency.belady import PHASES, Event, Item
 
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 # Of a step that goes through more batches, so many are followed; the others move what the last of these does.
@@ -121,12 +121,12 @@ class Whole:
                 found.append(event._replace(kind="put"))
         return found
 
-    def _moved(self, budget_bytes: int, choice: Choice, keeps: bool) -> traffic.Traffic:
+    def _moved(self, budget_bytes: int, choice: Choice, keeps: bool) -> belady.Traffic:
         passes = self.profile.accumulate
         followed = min(passes, _PASSES)
-        moved, _ = traffic.of_store(*self.events(choice, followed, keeps), budget_bytes)
+        moved, _ = belady.of_store(*self.events(choice, followed, keeps), budget_bytes)
         if passes > followed:
-            fewer, _ = traffic.of_store(*self.events(choice, followed - 1, keeps), budget_bytes)
+            fewer, _ = belady.of_store(*self.events(choice, followed - 1, keeps), budget_bytes)
             for mine, its in ((moved.written, fewer.written), (moved.read, fewer.read)):
                 for phase in PHASES[:-1]:
                     mine[phase] += (passes - followed) * max(0, mine[phase] - its[phase])
@@ -201,8 +201,8 @@ class Whole:
             held += self._recomputed_at_once(choice)
         saved_bytes, layer_bytes = self._saved(choice)
         if profile.offload:
-            lasting = self.parameter_bytes + self.trained_bytes + self.state_bytes
-            return held + min(budget_bytes, lasting + saved_bytes)
+            persistent = self.parameter_bytes + self.trained_bytes + self.state_bytes
+            return held + min(budget_bytes, persistent + saved_bytes)
         parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
         held += self._more * (parameters + int(trained * profile.state_per_trained_byte))
         if profile.accumulate > 1 and phase in ("forward", "backward"):

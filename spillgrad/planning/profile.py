@@ -26,8 +26,8 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.planning.record import Recorder, Unit, is_within, pattern
 from spillgrad.save_on_disk import Spilled, save_on_disk
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.belady import PHASES, Event, Item
 from spillgrad.storage.store import Handle
-from spillgrad.storage.traffic import PHASES, Event, Item
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
@@ -381,7 +381,7 @@ class _Trace:
             number = self._numbers[handle.sequence] = len(self.items)
             # Gradients are there from backward to their update: no step begins with them.
             self.items.append(
-                Item(handle.nbytes, bool(getattr(handle, "lasting", False)) and handle.label.op != "gradient")
+                Item(handle.nbytes, bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient")
             )
             self.paths.append(handle.label.module or "")
             if handle.label.op == "gradient":

@@ -3,8 +3,9 @@
 * stores: `DiskStore` and `MemoryStore`, each a `Store`, with `Handle Label View StoreStats`;
 * disks: `preflight` returns a `Preflight`, `sweep` each `DeadRun` it removed; `free_bytes`, `is_ram_disk`; sizes as
   text: `parse_bytes`, `format_bytes`;
-* runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin Moved Group Step StepPlan
-  Sample Shrinkage Failure`; `spans(run)` yields each `Span` that took time, `advise(run)` returns each `Advice`;
+* runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin OriginCounters Group
+  Step StepPlan Sample Shrinkage Failure` (`Moved` is another name of `OriginCounters`); `spans(run)` yields each `Span`
+  that took time, `advise(run)` returns each `Advice`;
 * files, whoever wrote them: `inspect_segment(path)` returns a `Segment`, with its `Item Chunk StoredArray`;
   `array_contents(path, array)` returns the `ArrayContents` of one, with each `Bin`; `verify(path)` returns a
   `Verification`, with each `Problem`;
@@ -14,22 +15,22 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spillgrad.storage.budget import format_bytes, parse_bytes
+from spillgrad.storage.disk.file_system import free_bytes, is_ram_disk
+from spillgrad.storage.disk.preflight import Preflight, preflight
+from spillgrad.storage.disk.segment_reader import Stored, read_segment
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.file_system import free_bytes, is_ram_disk
-from spillgrad.storage.journal import read_journal
+from spillgrad.storage.journal.writer import read_journal
 from spillgrad.storage.memory_store import MemoryStore
-from spillgrad.storage.moved import Moved, Origin
-from spillgrad.storage.preflight import Preflight, preflight
-from spillgrad.storage.reader import Stored, read_segment
+from spillgrad.storage.origin_counters import Origin, OriginCounters
+from spillgrad.storage.runs.sweep import DeadRun, sweep
+from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.storage.store import Handle, Label, Store, StoreStats, View
-from spillgrad.storage.sweep import DeadRun, sweep
 
 if TYPE_CHECKING:
-    from spillgrad.storage.inspection.advice import advise
-    from spillgrad.storage.inspection.arrays import Chunk, Item, Segment, StoredArray
-    from spillgrad.storage.inspection.contents import ArrayContents, Bin, array_contents
-    from spillgrad.storage.inspection.records import (
+    from spillgrad.inspection.advice import advise
+    from spillgrad.inspection.arrays import Chunk, Item, Segment, StoredArray
+    from spillgrad.inspection.contents import ArrayContents, Bin, array_contents
+    from spillgrad.inspection.records import (
         Advice,
         Failure,
         Group,
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
         Step,
         StepPlan,
     )
-    from spillgrad.storage.inspection.runs import inspect, spans
-    from spillgrad.storage.inspection.segments import inspect_segment
-    from spillgrad.storage.inspection.verify import Problem, Verification, verify
+    from spillgrad.inspection.runs import inspect, spans
+    from spillgrad.inspection.segments import inspect_segment
+    from spillgrad.inspection.verify import Problem, Verification, verify
+
+Moved = OriginCounters
 
 __all__ = [
     "Advice",
@@ -62,6 +65,7 @@ __all__ = [
     "MemoryStore",
     "Moved",
     "Origin",
+    "OriginCounters",
     "Preflight",
     "Problem",
     "Run",
@@ -121,7 +125,7 @@ _MODULE_OF = {name: module for module, names in _LATE.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"spillgrad.storage.inspection.{_MODULE_OF[name]}"), name)
+        return getattr(importlib.import_module(f"spillgrad.inspection.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.chunks import PAGE_BYTES, compressed_chunks
+from spillgrad.storage.disk.chunks import PAGE_BYTES, compressed_chunks
 from spillgrad.storage.store import Handle, Remote
 from spillgrad_kernels.memory import buffers
 

@@ -16,21 +16,20 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
-from spillgrad.storage import relief
-from spillgrad.storage.account import Account
-from spillgrad.storage.budget import parse_bytes
+from spillgrad.storage import trim_memory
 from spillgrad.storage.codecs import codec_named
+from spillgrad.storage.counters import StepTraffic
+from spillgrad.storage.disk.io_error import what_to_do
+from spillgrad.storage.disk.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.encryption import Encrypted
-from spillgrad.storage.entry import Entry
-from spillgrad.storage.interrupts import keep_whole
-from spillgrad.storage.io_error import what_to_do
-from spillgrad.storage.journal import Journal
-from spillgrad.storage.ledger import StepTraffic
-from spillgrad.storage.lifecycle import Lifecycle
-from spillgrad.storage.loader import Loader
-from spillgrad.storage.prefetcher import Prefetcher
-from spillgrad.storage.run_directory import RunDirectory, default_directory, who_may_replace_runs
-from spillgrad.storage.segment_set import SEGMENT_BYTES, SegmentSet
+from spillgrad.storage.journal.writer import Journal
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.residency.residence import CHANGING, LOADING
+from spillgrad.storage.runs.lifecycle import Lifecycle
+from spillgrad.storage.runs.run_directory import RunDirectory, default_directory, who_may_replace_runs
+from spillgrad.storage.runs.sweep import sweep
+from spillgrad.storage.sizes import parse_bytes
+from spillgrad.storage.state import StoreState
 from spillgrad.storage.store import (
     NO_LABEL,
     Handle,
@@ -43,8 +42,11 @@ from spillgrad.storage.store import (
     may_be_kept,
     storable,
 )
-from spillgrad.storage.sweep import sweep
-from spillgrad.storage.writer import Writer
+from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad.storage.threads.loader import Loader
+from spillgrad.storage.threads.prefetcher import Prefetcher
+from spillgrad.storage.threads.room import Room
+from spillgrad.storage.threads.writer import Writer
 
 # Files that hold nothing are kept this long for the next step, which would only make them anew.
 _KEEP_EMPTY_S = 5.0
@@ -76,9 +78,8 @@ class DiskStore:
     `keep_journal` names the file where the journal of what the store does is written, and stays, for
     `spillgrad inspect`; it replaces that of a store that is closed. Elsewhere it goes with the other files.
 
-    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (lasting ones)
-    until the last alias of it dies. Any other array that a caller made is not counted once the store lets go of it,
-    whoever else holds it.
+    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (persistent
+    arrays), until its last alias dies. Any other array that a caller made stops counting once the store lets go of it.
 
     Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
     then adds its own array; a `put` that does not fit, of an array that must be copied, adds the copy; and one array
@@ -131,25 +132,26 @@ class DiskStore:
             undo.callback(journal.close)
             self._segments = SegmentSet(run.path, run.device, segment_bytes, direct_io=direct_io, checksums=checksums)
             undo.pop_all()
-        self._account = Account(budget_bytes, journal)
+        self._state = StoreState(budget_bytes, journal)
         self._directory = run.path
-        self._lifecycle = Lifecycle(self._account, self._segments, run)
-        self._loader = Loader(self._account, run.path, coding)
-        self._prefetcher = Prefetcher(self._account, self._loader)
+        self._lifecycle = Lifecycle(self._state, self._segments, run)
+        self._loader = Loader(self._state, run.path, coding)
+        self._room = Room(self._state, on_full)
+        self._prefetcher = Prefetcher(self._state, self._loader, self._room)
         self._writer = Writer(
-            self._account,
+            self._state,
             self._segments,
             self._prefetcher,
+            self._room,
             run.path,
             _KEEP_EMPTY_S,
-            on_full,
             self._lifecycle.end,
             coding,
         )
-        self._account.on_step = self._segments.note_step
-        self._account.on_room = self._prefetcher.start_loads
-        self._account.ledger.on_phase = relief.look
-        self._account.close_with(self)
+        self._state.on_step = self._segments.note_step
+        self._state.on_room = self._prefetcher.start_loads
+        self._state.counters.on_phase = trim_memory.trim_soon
+        self._state.close_with(self)
         self._lifecycle.begin(self._writer.worker)
 
     @property
@@ -160,21 +162,21 @@ class DiskStore:
     @property
     def drops(self) -> "collections.deque[Any]":
         """What a finalizer appends a handle to, to drop it; the store sees to it with the next call, or soon."""
-        return self._account.posted
+        return self._state.posted
 
     def see_to_drops(self) -> None:
         """Free what was dropped until now, as every call does first."""
-        self._account.look()
+        self._state.try_drain_posts()
 
     def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
         """Call back when the last reference to an array goes, in any thread, which holds locks; None ends that."""
-        with self._account.lock:
-            self._account.on_drop = callback
+        with self._state.lock:
+            self._state.on_drop = callback
 
     @property
     def ram_budget(self) -> int:
         """The budget in bytes."""
-        return self._account.cache.budget_bytes
+        return self._state.ram.budget_bytes
 
     def put(
         self,
@@ -184,7 +186,7 @@ class DiskStore:
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
         watcher: object | None = None,
-        lasting: bool = False,
+        persistent: bool = False,
     ) -> Handle:
         """Keep `array`; see `Store.put`. Its handle's `watcher` is the given one, to which it refers weakly.
 
@@ -192,22 +194,22 @@ class DiskStore:
         from the caller's memory.
         """
         array = storable(array)
-        account = self._account
-        with account.lock:
+        state = self._state
+        with state.lock:
             self._begin_put("put")
-            entry, fits = account.known(key), True
+            entry, fits = state.known(key), True
             if entry is None:
-                fits = self._writer.wait_for_room(self._writer.needs(array), label or NO_LABEL, array.dtype)
-                entry = account.known(key)  # another thread may have put it meanwhile
+                fits = self._room.wait_for(self._writer.needs(array), label or NO_LABEL, array.dtype)
+                entry = state.known(key)  # another thread may have put it meanwhile
             if entry is None and may_be_kept(array):
-                entry = account.enter(cast(np.ndarray, array), key, label, unchanged, lasting)
+                entry = state.enter(cast(np.ndarray, array), key, label, unchanged, persistent)
                 self._keep(entry, cast(np.ndarray, array), fits, watcher)
             if entry is None:
-                account.cache.reserve(array.nbytes)
+                state.ram.reserve(array.nbytes)
             else:
                 warning = self._end_put()
         if entry is None:
-            entry, warning = self._put_copy(array, fits, key, label, watcher, lasting)
+            entry, warning = self._put_copy(array, fits, key, label, watcher, persistent)
         self._warn(warning, entry)
         return entry
 
@@ -226,34 +228,34 @@ class DiskStore:
 
         Raises SpillError when an earlier write failed.
         """
-        account = self._account
-        with account.lock:
+        state = self._state
+        with state.lock:
             self._begin_put("begin")
-            self._writer.wait_for_room(self._writer.needs(array), label, array.dtype, until_all_left=True)
-            entry = account.enter(array, None, label, None, lasting=False)
-            account.cache.begin_change(entry, array)
+            self._room.wait_for(self._writer.needs(array), label, array.dtype, until_all_left=True)
+            entry = state.enter(array, None, label, None, persistent=False)
+            state.ram.begin_change(entry, array)
             warning = self._end_put()
         self._warn(warning, entry)
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
         """Count bytes that a caller holds for what is stored under a handle, for as long as that is live."""
-        with self._account.lock:
-            self._account.settle("count_with")
-            entry = self._account.live_entry("count_with", handle)
+        with self._state.lock:
+            self._state.require_open("count_with")
+            entry = self._state.live_entry("count_with", handle)
             entry.beside_bytes += nbytes
-            self._account.cache.reserve(nbytes, pinned=True)
+            self._state.ram.reserve(nbytes, pinned=True)
 
     def _begin_put(self, who: str) -> None:
         """Make sure that an array can be taken. Called with the lock held."""
-        self._account.settle(who)
-        self._writer.answer_failures()
-        self._account.cache.schedule.pause()
+        self._state.require_open(who)
+        self._room.answer_failures()
+        self._state.schedule.pause()
 
     def _end_put(self) -> str | None:
         """Return what to warn of. Called with the lock held."""
         self._tell()
-        return self._writer.warning()
+        return self._room.warning()
 
     def _put_copy(
         self,
@@ -262,24 +264,24 @@ class DiskStore:
         key: Hashable | None,
         label: Label | None,
         watcher: object | None,
-        lasting: bool,
+        persistent: bool,
     ) -> tuple[Entry, str | None]:
         """Keep a copy, made without the lock, for which room is reserved; return what to warn of too."""
-        account = self._account
+        state = self._state
         try:
             copy, arrival = dense_copy(array)
         except BaseException:
-            with account.lock:
-                account.cache.unreserve(array.nbytes)
+            with state.lock:
+                state.ram.unreserve(array.nbytes)
             raise
-        with account.lock:
+        with state.lock:
             try:
                 self._begin_put("put")
-                entry = account.known(key)  # another thread may have put it meanwhile
+                entry = state.known(key)  # another thread may have put it meanwhile
             finally:  # from here on the copy counts itself, and nobody else took its room
-                account.cache.unreserve(array.nbytes)
+                state.ram.unreserve(array.nbytes)
             if entry is None:
-                entry = account.enter(copy, key, label, None, lasting)
+                entry = state.enter(copy, key, label, None, persistent)
                 entry.arrival = arrival
                 self._keep(entry, copy, fits, watcher, is_copy=True)
             return entry, self._end_put()
@@ -292,32 +294,32 @@ class DiskStore:
             entry.watcher = weakref.ref(watcher)
         try:
             if fits:
-                self._account.cache.keep(entry, array, ours=entry.lasting or is_copy)
+                self._state.ram.keep(entry, array, is_copy=entry.persistent or is_copy)
                 self._writer.wake_if_behind()
             else:
-                self._writer.write_through(entry, array, ours=is_copy)
+                self._writer.write_through(entry, array, is_copy=is_copy)
         except BaseException:
-            self._account.release(entry)
+            self._state.release(entry)
             raise
 
     def get(self, handle: Handle) -> np.ndarray:
         """Return the array of `handle`; see `Store.get`. Reads the disk itself when nobody did it before."""
-        account = self._account
-        cache = account.cache
+        state = self._state
+        ram = state.ram
         checked = None
         while True:
-            with account.lock:
-                account.settle("get")
-                entry = account.live_entry("get", handle)
-                if entry.loading:
+            with state.lock:
+                state.require_open("get")
+                entry = state.live_entry("get", handle)
+                if entry.residence is LOADING:
                     self._loader.wait(entry)
-                    account.settle("get")
-                    account.live_entry("get", handle)
-                if entry.lasting and entry.on_disk_only:
-                    self._writer.wait_for_room(entry.nbytes + entry.staging_bytes, entry.label, entry.dtype)
+                    state.require_open("get")
+                    state.live_entry("get", handle)
+                if entry.persistent and entry.on_disk_only:
+                    self._room.wait_for(entry.loading_bytes, entry.label, entry.dtype)
                     if not entry.on_disk_only:
                         continue  # it came meanwhile, or was dropped
-                array, unchanged = cache.in_ram(entry)
+                array, unchanged = ram.in_ram(entry)
                 if unchanged is None or array is checked:
                     self._use(entry, array)
                     break
@@ -332,53 +334,52 @@ class DiskStore:
 
     def _use(self, entry: Entry, array: np.ndarray | None) -> None:
         """Note that a caller gets the array of an entry, or begin to load it. Called with the lock held."""
-        account = self._account
-        account.cache.schedule.get(entry)
-        account.ledger.used(entry)
+        state = self._state
+        state.schedule.get(entry)
+        state.counters.used(entry)
         if array is None:
-            account.ledger.misses += 1
+            state.counters.misses += 1
             self._loader.begin(entry, pinned=True)
         else:
-            account.ledger.hits += 1
-            account.cache.hand_out(entry)
+            state.counters.hits += 1
+            state.ram.hand_out(entry)
         self._prefetcher.start_loads()
 
     def use(self, handle: Handle) -> None:
         """Note that who has the array of `handle` already uses it now; see `Store.use`."""
-        account = self._account
-        with account.lock:
-            account.settle("use")
-            account.cache.schedule.get(account.live_entry("use", handle))
-            account.ledger.hits += 1
+        state = self._state
+        with state.lock:
+            state.require_open("use")
+            state.schedule.get(state.live_entry("use", handle))
+            state.counters.hits += 1
             self._prefetcher.start_loads()
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
-        account = self._account
-        with account.lock:
-            account.settle("begin_change")
-            entry = account.live_entry("begin_change", handle)
-            if not account.cache.counts(entry, array):
-                self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
+        state = self._state
+        with state.lock:
+            state.require_open("begin_change")
+            entry = state.live_entry("begin_change", handle)
+            if not state.ram.counts(entry, array):
+                self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("begin_change", entry)
-            if not entry.changing:
-                account.cache.begin_change(entry, array)
-                if account.waiting_puts:
-                    account.changed.notify_all()  # what they wait for can only come later now
+            if entry.residence is not CHANGING:
+                state.ram.begin_change(entry, array)
+                self._room.wake_waiting()  # their room may come from callers only now
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
-        account = self._account
-        with account.lock:
-            account.settle("end_change")
-            entry = account.live_entry("end_change", handle)
-            while entry.changing and changed and entry.readers:  # somebody checks what the disk has
-                account.changed.wait()
-                account.settle("end_change")
-                entry = account.live_entry("end_change", handle)
-            if entry.changing:
+        state = self._state
+        with state.lock:
+            state.require_open("end_change")
+            entry = state.live_entry("end_change", handle)
+            while entry.residence is CHANGING and changed and entry.readers:  # `check` reads its place on disk
+                state.changed.wait()
+                state.require_open("end_change")
+                entry = state.live_entry("end_change", handle)
+            if entry.residence is CHANGING:
                 self._end_change(entry, changed)
-            warning = self._writer.warning()
+            warning = self._room.warning()
         self._warn(warning)
 
     def replace(self, handle: Handle, array: Remote) -> None:
@@ -386,103 +387,103 @@ class DiskStore:
 
         The copy is made without the lock; where that fails, the former values stay.
         """
-        account, cache = self._account, self._account.cache
-        with account.lock:
-            account.settle("replace")
-            entry = account.live_entry("replace", handle)
+        state, ram = self._state, self._state.ram
+        with state.lock:
+            state.require_open("replace")
+            entry = state.live_entry("replace", handle)
             if entry.array is None:
-                self._writer.wait_for_room(entry.nbytes, entry.label, entry.dtype)
+                self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("replace", entry)
             has_former = entry.array is not None
             if has_former:  # which stays meanwhile; a name for it here would have it count on afterwards
-                cache.begin_change(entry, cast(np.ndarray, entry.array))
+                ram.begin_change(entry, cast(np.ndarray, entry.array))
             else:
-                cache.reserve(entry.nbytes)
+                ram.reserve(entry.nbytes)
         copied = None
         try:
             copied = array.fetch()
         finally:
-            with account.lock:
+            with state.lock:
                 try:
                     if copied is not None:
-                        account.settle("replace")
-                        account.live_entry("replace", handle)
+                        state.require_open("replace")
+                        state.live_entry("replace", handle)
                         self._wait_until_idle("replace", entry)
                 finally:  # only now, or the values on disk would be loaded into the room
                     if not has_former:
-                        cache.unreserve(entry.nbytes)
-                    elif entry.changing:
-                        cache.end_change(entry)
+                        ram.unreserve(entry.nbytes)
+                    elif entry.residence is CHANGING:
+                        ram.end_change(entry)
                 if copied is not None:
                     kept, entry.arrival = copied
-                    cache.begin_change(entry, kept)
+                    ram.begin_change(entry, kept)
                     self._end_change(entry, changed=True)
-                    warning = self._writer.warning()
+                    warning = self._room.warning()
         self._warn(warning)
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:
         """Count so many bytes that the caller uses inside; waits as `put` does until they fit, if they can."""
-        account = self._account
-        with account.lock:
-            account.settle("room")
-            self._writer.wait_for_room(nbytes, Label(op="room"), None)
-            account.cache.reserve(nbytes, pinned=True)
+        state = self._state
+        with state.lock:
+            state.require_open("room")
+            self._room.wait_for(nbytes, Label(op="room"), None)
+            state.ram.reserve(nbytes, pinned=True)
         try:
             yield
         finally:
-            with account.lock:
-                account.cache.unreserve(nbytes, pinned=True)
+            with state.lock:
+                state.ram.unreserve(nbytes, pinned=True)
 
     def expect(self, nbytes: int) -> None:
-        """Note how many bytes of lasting arrays there will be: what fits beside them is not written before it must."""
-        with self._account.lock:
-            self._account.cache.schedule.expected_bytes = nbytes
+        """Tell how many bytes of persistent arrays to expect, so that what fits beside them is not written early."""
+        with self._state.lock:
+            self._state.schedule.expected_bytes = nbytes
 
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""
         keep_whole()  # also where the handler is another since, as in each cell of a notebook
-        with self._account.lock:
-            self._account.settle("begin_step")
-            self._account.cache.schedule.begin_step()
-            self._account.ledger.begin_phase("forward")
+        with self._state.lock:
+            self._state.require_open("begin_step")
+            self._state.schedule.begin_step()
+            self._state.counters.begin_phase("forward")
 
     def begin_phase(self, name: str | None) -> None:
         """Note for the journal that a phase of a step begins, "forward", "backward" or "update"; or that none goes on.
 
         Without being told, a step is taken to go forward from its first array on, and backward once one is wanted.
         """
-        with self._account.lock:
-            self._account.ledger.begin_phase(name)
+        with self._state.lock:
+            self._state.counters.begin_phase(name)
             self._tell()
 
     def relabel(self, handle: Handle, label: Label) -> None:
         """Say anew where the array of a handle comes from. Raises SpillError when its handle was dropped."""
-        with self._account.lock:
-            entry = self._account.live_entry("relabel", handle)
+        with self._state.lock:
+            entry = self._state.live_entry("relabel", handle)
             entry.label = label
-            self._account.ledger.relabeled(entry)
+            self._state.counters.relabeled(entry)
 
     def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
         """Note for the journal that an array was not put, as it stays in RAM."""
-        with self._account.lock:
-            self._account.ledger.kept(nbytes, label, dtype)
+        with self._state.lock:
+            self._state.counters.kept(nbytes, label, dtype)
             self._tell()
 
     @property
     def ram_bytes(self) -> int:
         """What `stats().ram_bytes` says, without waiting for anybody."""
-        return self._account.cache.ram_bytes
+        return self._state.ram.ram_bytes
 
     @property
     def waited_s(self) -> float:
         """The seconds that callers waited so far."""
-        return self._account.ledger.moved.wait_s
+        return self._state.counters.total.wait_s
 
     def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
         """Call back once, at the end of the present step; in any thread, which holds locks: it may only take note."""
-        with self._account.lock:
-            self._account.at_step_end.append(callback)
+        with self._state.lock:
+            self._state.at_step_end.append(callback)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
         """Have `watcher` say from now on whether `array`, got from `handle`, is unchanged before it is handed out.
@@ -490,62 +491,62 @@ class DiskStore:
         Unless another thread was quicker, and what watches it is no longer `instead_of`; return what does then. While
         the store holds the array it holds its watcher; where that died before the array, the store reads its own copy.
         """
-        account = self._account
-        with account.lock:
+        state = self._state
+        with state.lock:
             present = handle.watcher()
             if present is instead_of or present is None:
                 handle.watcher, present = weakref.ref(watcher), watcher
-                entry = account.entries.get(handle.sequence)
+                entry = state.entries.get(handle.sequence)
                 if entry is handle:
-                    account.cache.watch(entry, array, watcher.is_unchanged)
+                    state.ram.watch(entry, array, watcher.is_unchanged)
         return present
 
     def drop(self, handle: Handle) -> None:
         """Release one reference; see `Store.drop`. A handle without references is left alone."""
-        self._account.posted.append(handle)
-        self._account.look()
+        self._state.posted.append(handle)
+        self._state.try_drain_posts()
 
     def is_in_ram(self, handle: Handle) -> bool:
         """Return whether `get` would find the array of a handle in RAM now."""
-        with self._account.lock:
-            self._account.settle("is_in_ram")
-            entry = self._account.live_entry("is_in_ram", handle)
-            in_ram = not (entry.on_disk_only or entry.loading)
+        with self._state.lock:
+            self._state.require_open("is_in_ram")
+            entry = self._state.live_entry("is_in_ram", handle)
+            in_ram = not entry.on_disk_only and entry.residence is not LOADING
         return in_ram
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Load `handles` in this order; see `Store.prefetch`."""
-        account = self._account
-        with account.lock:
-            account.settle("prefetch")
-            self._prefetcher.request([account.live_entry("prefetch", handle) for handle in handles])
+        state = self._state
+        with state.lock:
+            state.require_open("prefetch")
+            self._prefetcher.request([state.live_entry("prefetch", handle) for handle in handles])
 
     def flush(self) -> None:
         """Return when every live array is in the files, plain h5py can read them, and the journal says so."""
-        account = self._account
-        with account.lock:
-            account.settle("flush")
+        state = self._state
+        with state.lock:
+            state.require_open("flush")
             self._writer.flush()
         self._lifecycle.write_journal()
 
     def stats(self) -> StoreStats:
         """Return the counters now."""
-        account = self._account
-        with account.lock:
-            account.drain()
-            stats = account.ledger.stats(*self._segments.disk_usage())
+        state = self._state
+        with state.lock:
+            state.drain_posts()
+            stats = state.counters.stats(*self._segments.disk_usage())
         return stats
 
     def check(self) -> list[SpillCorruptionError]:
         """Read back everything on disk, one array at a time; return an error for each that is damaged."""
-        account = self._account
-        with account.lock:
-            account.settle("check")
-            entries = list(account.entries.values())
+        state = self._state
+        with state.lock:
+            state.require_open("check")
+            entries = list(state.entries.values())
         damaged = []
         for entry in entries:
-            with account.lock:
-                account.settle("check")
+            with state.lock:
+                state.require_open("check")
                 if entry.references <= 0 or entry.extent is None:
                     continue
                 self._loader.begin_read(entry, pinned=True)
@@ -554,18 +555,18 @@ class DiskStore:
             except SpillCorruptionError as error:
                 damaged.append(error.with_traceback(None))  # which holds the array
             finally:
-                with account.lock:
-                    account.cache.unreserve(entry.nbytes, pinned=True)
+                with state.lock:
+                    state.ram.unreserve(entry.nbytes, pinned=True)
                     self._loader.end_read(entry)
         return damaged
 
     def retire(self) -> None:
         """Close as soon as no handle is live; see `Store.retire`."""
-        self._account.retire()
+        self._state.retire()
 
     def retire_with(self, owner: object) -> None:
         """Close as soon as an object is gone and no handle is live."""
-        self._account.retire_with(owner)
+        self._state.retire_with(owner)
 
     def close(self) -> None:
         """Stop the threads, free everything and remove the files.
@@ -576,42 +577,40 @@ class DiskStore:
 
     def _tell(self) -> None:
         """Have the journal written where many lines wait. Called with the lock held."""
-        if self._account.ledger.journal.is_behind and not self._account.closing:
+        if self._state.journal.is_behind and not self._state.closing:
             self._writer.wake()
 
     def _wait_until_idle(self, who: str, entry: Entry) -> None:
         """Return once nobody reads or writes an entry's array or extent. Called with the lock held."""
-        account = self._account
-        while entry.writing or entry.loading or entry.readers:
-            account.changed.wait()
-            account.settle(who)
-            account.live_entry(who, entry)
+        state = self._state
+        while entry.is_in_use:
+            state.changed.wait()
+            state.require_open(who)
+            state.live_entry(who, entry)
 
     def _end_change(self, entry: Entry, changed: bool) -> None:
         """Let the array of an entry be written and evicted again. Called with the lock held."""
-        account = self._account
+        state = self._state
         if changed:
-            account.free_extent(entry)
-            account.renumber(entry)
-        account.cache.end_change(entry)
-        if account.waiting_puts:
-            account.changed.notify_all()
-        self._writer.answer_failures()
+            state.note_change(entry)
+        state.ram.end_change(entry)
+        self._room.wake_waiting()
+        self._room.answer_failures()
         self._writer.wake_if_behind()
-        self._writer.wait_for_room(0, entry.label, entry.dtype)
+        self._room.wait_for(0, entry.label, entry.dtype)
 
     def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
         """Forget an array that somebody modified; what is on disk still holds. Called without the lock."""
-        cache = self._account.cache
-        with self._account.lock:
+        ram = self._state.ram
+        with self._state.lock:
             is_lent = entry.lease is not None and entry.lease() is array
             if entry.references <= 0 or not (entry.array is array or is_lent):
                 return
             if entry.extent is None:
                 entry.error = changed_error(entry)
-                cache.remove(entry)
+                ram.remove(entry)
             else:
-                cache.forget(entry)
+                ram.forget(entry)
 
 
 @functools.cache

@@ -52,7 +52,7 @@ class MemoryStore:
         key: Hashable | None = None,
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
-        lasting: bool = False,
+        persistent: bool = False,
     ) -> Handle:
         array = storable(array)
         with self._lock:

@@ -128,14 +128,14 @@ class Store(Protocol):
         key: Hashable | None = None,
         label: Label | None = None,
         unchanged: Callable[[], bool] | None = None,
-        lasting: bool = False,
+        persistent: bool = False,
     ) -> Handle:
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
         not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through
         `unchanged`. One that is remote is copied as soon as there is room, and must not change before that is done. One
-        that is `lasting` stays beyond a training step, as parameters do, and is used in each.
+        that is `persistent` stays beyond a training step, as parameters do, and is used in each.
 
         Raises SpillError when an earlier write failed, or this one did.
         """
@@ -177,7 +177,7 @@ class Store(Protocol):
         ...
 
     def begin_step(self) -> None:
-        """Note that a training step begins: lasting arrays will be used as in the one before, ahead of which they come.
+        """Note that a training step begins, in which persistent arrays are expected to be used as in the one before.
 
         Stores of which all other arrays were dropped know it without being told.
         """

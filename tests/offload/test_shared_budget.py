@@ -57,8 +57,8 @@ def test_training_is_bit_for_bit_that_in_ram(tmp_path: Path, share: float, how: 
         # One derivative's operands, beside what an update is about to have written.
         assert stats.peak_ram_bytes <= budget_bytes + 2 * max(parameter.nbytes for parameter in model.parameters())
     optimizer.zero_grad()
-    lasting_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
-    assert offload.stats().live_bytes == lasting_bytes
+    persistent_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
+    assert offload.stats().live_bytes == persistent_bytes
 
 
 def test_saved_tensors_go_to_the_offloads_store_and_count_in_either_stats(tmp_path: Path):

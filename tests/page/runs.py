@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spillgrad.storage.inspection.records import Advice, Failure, Run, Sample, Settings, Span, Step
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.records import Advice, Failure, Run, Sample, Settings, Span, Step
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
 MIB = 1 << 20
@@ -45,7 +45,7 @@ def gpt(layers: int = 12, steps: int = 5) -> tuple[Run, list[Span]]:
     spans: list[Span] = []
     samples: list[Sample] = []
     made: list[Step] = []
-    origins: dict[Origin, Moved] = {}
+    origins: dict[Origin, OriginCounters] = {}
     t, array, disk, peak_disk = 0.05, 0, 0, 0
     written = read = hits = misses = 0
     waited = 0.0
@@ -63,7 +63,7 @@ def gpt(layers: int = 12, steps: int = 5) -> tuple[Run, list[Span]]:
                 t += 0.004 + 0.002 * mib / 4 * draw.random()
                 nbytes, array = mib * MIB // 4, array + 1
                 origin = Origin(f"transformer.h.{layer}.{module}", op, slot, "float32")
-                moved = Moved(1, nbytes)
+                moved = OriginCounters(1, nbytes)
                 hot += nbytes
                 while hot > BUDGET * 3 // 4:
                     was, size, source = alive[len(spilled)]
@@ -80,7 +80,7 @@ def gpt(layers: int = 12, steps: int = 5) -> tuple[Run, list[Span]]:
                     hot, disk, written = hot - size, disk + size, written + size
                 alive.append((array, nbytes, origin))
                 parts.append(moved)
-                former = origins.get(origin, Moved())
+                former = origins.get(origin, OriginCounters())
                 origins[origin] = total([former, moved])
                 live = sum(size for _, size, _ in alive)
                 sample(hot, nbytes if spilled else 0, 0, int(draw.integers(0, 4 * MIB)), live)
@@ -136,7 +136,9 @@ def hostile() -> tuple[Run, list[Span]]:
     run, spans = gpt(layers=2, steps=2)
     origin = Origin(f"{HOSTILE}.{HOSTILE}", HOSTILE, HOSTILE, HOSTILE)
     long = Origin("a." * 500 + "x" * 100_000, "y" * 100_000, None, None)
-    moved = Moved(1, 900 * MIB, written_bytes=500 * MIB, stored_bytes=200 * MIB, read_bytes=500 * MIB, wait_read_s=2.5)
+    moved = OriginCounters(
+        1, 900 * MIB, written_bytes=500 * MIB, stored_bytes=200 * MIB, read_bytes=500 * MIB, wait_read_s=2.5
+    )
     run = dataclasses.replace(
         run, path=Path(HOSTILE.replace("/", "")), host=HOSTILE, command=HOSTILE * 100, version=HOSTILE,
         began=HOSTILE, state="dead", settings=dataclasses.replace(run.settings, on_full=HOSTILE, codec=HOSTILE),
@@ -150,12 +152,12 @@ def extreme() -> tuple[Run, list[Span]]:
     """Return a run of the largest and smallest numbers that a journal may have."""
     much, long, origin = 1 << 62, 1e12, Origin("m", "op", "self", "int8")
     sample = Sample(0.0, much, much, much, much, much, much, much, much, much, much, much, much, long)
-    moved = Moved(much, much, much, much, much, much, much, long, long)
+    moved = OriginCounters(much, much, much, much, much, much, much, long, long)
     stats = StoreStats(*[much] * 12, *[long] * 4)
     run = dataclasses.replace(
         EMPTY, duration_s=long, stats=stats, origins={origin: moved, Origin(): moved},
         settings=Settings(much), samples=[sample, dataclasses.replace(sample, t=long, ram_bytes=0)],
-        steps=[Step(much, -much, 0.0, long, moved), Step(much, None, long, 0.0, Moved())], failure_count=much,
+        steps=[Step(much, -much, 0.0, long, moved), Step(much, None, long, 0.0, OriginCounters())], failure_count=much,
     )  # fmt: skip
     spans = [
         Span("write", -long, long, 10**30, much, origin), Span("write", -long, long, -(10**30), much, origin),

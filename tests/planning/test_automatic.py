@@ -11,8 +11,8 @@ import spillgrad as sg
 from spillgrad.planning import automatic
 from spillgrad.planning.automatic import _Known, _Run
 from spillgrad.planning.record import Recorder
-from spillgrad.storage.ledger import StepTraffic
-from spillgrad.storage.segment import Extent
+from spillgrad.storage.counters import StepTraffic
+from spillgrad.storage.disk.segment import Extent
 
 IDX = np.random.default_rng(0).integers(0, 256, (4, 65))
 SLOW_BYTES_PER_S = 8e6

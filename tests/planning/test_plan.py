@@ -19,7 +19,7 @@ from spillgrad.planning.predict import NOTHING, Whole
 from spillgrad.planning.profile import HEAD, OUTSIDE, Profile, profile
 from spillgrad.planning.record import Part, Unit
 from spillgrad.save_on_disk import SpillStats
-from spillgrad.storage.traffic import Event, Item
+from spillgrad.storage.residency.belady import Event, Item
 from tests.waiting import wait_until
 
 IDX = np.random.default_rng(0).integers(0, 256, (8, 65))
@@ -191,14 +191,14 @@ def test_two_layers_tell_what_six_save_and_move(offload: bool, accumulate: int, 
     assert whole.parameter_bytes == sum(parameter.nbytes for parameter in model.parameters())
     assert whole.state_bytes == pytest.approx(2 * whole.parameter_bytes, rel=0.01)
     saved = whole.predict(1 << 40).saved_bytes
-    lasting = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
+    persistent = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for share in (0.3, 0.7):
         for policy, choice in (("spill", NOTHING), ("recompute", _everything(whole)), ("keep", NOTHING)):
-            budget = max(int(share * (saved + lasting)), found.least_budget)
+            budget = max(int(share * (saved + persistent)), found.least_budget)
             predicted = whole.predict(budget, choice, keeps=policy == "keep")
             written, read = moved(6, budget, policy, offload, accumulate, tmp_path)
             # Where hardly anything moves, a share of what might: it depends on when the writer comes to it.
-            allowed = 0.15 * (written + read) + 0.03 * (saved + lasting)
+            allowed = 0.15 * (written + read) + 0.03 * (saved + persistent)
             assert predicted.written_bytes == pytest.approx(written, abs=allowed)
             assert predicted.read_bytes == pytest.approx(read, abs=allowed)
 
@@ -242,8 +242,8 @@ def moved(layers: int, budget: int, policy: str, offload: bool, accumulate: int,
 
 def settled(spill: sg.save_on_disk) -> SpillStats:
     """Return what was moved once what the step lets go is written, however busy the machine is."""
-    cache = spill._store._account.cache
-    wait_until(lambda: cache.dirty.leaving() is None and not cache.writing_bytes)
+    ram = spill._store._state.ram
+    wait_until(lambda: ram.dirty.first_that_must_spill() is None and not ram.writing_bytes)
     return spill.stats()
 
 

@@ -11,6 +11,9 @@ import h5py
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.budgeted_tier import BudgetedTier
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.residency.residence import ALLOWED, Residence
 from tests.open_files import open_files_below
 from tests.waiting import wait_until
 
@@ -23,6 +26,22 @@ def a_deadlock_ends_the_run() -> Iterator[None]:
     faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def arrays_go_only_where_they_may(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which an entry of a store goes from one residence to another that the table does not allow."""
+    forbidden = []
+    move = BudgetedTier._move
+
+    def checked(tier: BudgetedTier, entry: Entry, following: Residence) -> None:
+        if following not in ALLOWED[entry.residence]:
+            forbidden.append(f"{entry} from {entry.residence.name} to {following.name}")
+        move(tier, entry, following)
+
+    monkeypatch.setattr(BudgetedTier, "_move", checked)
+    yield
+    assert forbidden == []
 
 
 @pytest.fixture

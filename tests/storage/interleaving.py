@@ -13,23 +13,14 @@ from typing import Any
 
 import pytest
 
-from spillgrad.storage import (
-    account,
-    bell,
-    disk_store,
-    io_threads,
-    journal,
-    loader,
-    prefetcher,
-    schedule,
-    worker,
-    writer,
-)
-from spillgrad.storage import cache as cache_module
+from spillgrad.storage import disk_store, state
+from spillgrad.storage.journal import writer as journal
+from spillgrad.storage.residency import budgeted_tier, step_plan
+from spillgrad.storage.threads import bell, io_threads, loader, prefetcher, worker, writer
 
 # At each line of these files another thread may go on.
 _TRACED = {
-    module.__file__ for module in (account, cache_module, disk_store, io_threads, loader, prefetcher, worker, writer)
+    module.__file__ for module in (state, budgeted_tier, disk_store, io_threads, loader, prefetcher, worker, writer)
 }
 # After so many time-outs without an operation that ends, nothing but time-outs goes on: whoever waits is never woken.
 _IDLE_TIMEOUTS = 50
@@ -101,15 +92,15 @@ class Interleaving:
         )
         queues = types.SimpleNamespace(SimpleQueue=lambda: _Queue(self), Empty=Empty)
         with monkeypatch.context() as patched:
-            for module in (account, worker, io_threads, journal):
+            for module in (state, worker, io_threads, journal):
                 patched.setattr(module, "threading", fake)
-            patched.setattr(account, "StoreLock", fake.Lock)
+            patched.setattr(state, "StoreLock", fake.Lock)
             for module in (bell, io_threads):
                 patched.setattr(module, "queue", queues)
             patched.setattr(io_threads, "_jobs", _Queue(self))
             patched.setattr(io_threads, "_starting", _Lock(self))
             patched.setattr(io_threads, "_started", False)
-            patched.setattr(schedule, "_plans", OrderedDict())  # nothing is known of earlier steps
+            patched.setattr(step_plan, "_plans", OrderedDict())  # nothing is known of earlier steps
             yield
 
     # What threads, locks and queues call

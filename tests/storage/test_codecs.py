@@ -22,8 +22,8 @@ import spillgrad as sg
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
 from spillgrad.storage import codecs
 from spillgrad.storage.codecs import MIN_BYTES, Codec, Encoded, Lossless, codec_named
+from spillgrad.storage.disk.segment import Segment
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.segment import Segment
 from spillgrad.storage.store import Handle, Label
 from tests.storage.test_disk_store import SPILL_UNTIL_FULL, in_own_mounts, run_script
 

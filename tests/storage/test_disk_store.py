@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import ArgumentError, OperandError, SpillError
-from spillgrad.storage import io_threads
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
+from spillgrad.storage.threads import io_threads
 from spillgrad_kernels.memory import buffers
 from tests.waiting import wait_until
 
@@ -270,10 +270,10 @@ def test_a_limit_on_file_sizes_is_met_with_more_files(directory: Path):
 KEEP_IN_RAM_WHEN_FULL = """
     import subprocess, sys, time, warnings
     import numpy as np
-    from spillgrad.storage import writer
+    from spillgrad.storage.threads import room
     from spillgrad.storage.disk_store import DiskStore
 
-    writer._PAUSE_S = 0.05
+    room._PAUSE_S = 0.05
     store = DiskStore(sys.argv[1], ram_budget=200_000, on_full="ram", segment_bytes=500_000)
     store.put(np.ones(40_000))  # makes a first file
     with warnings.catch_warnings(record=True) as caught:
@@ -506,10 +506,12 @@ def test_who_asks_is_told_once_what_the_present_step_moved(make_store: MakeStore
     assert len(told) == 1
 
 
-def test_lasting_arrays_that_changed_and_cannot_stay_are_written_before_anybody_waits_for_room(make_store: MakeStore):
+def test_persistent_arrays_that_changed_and_cannot_stay_are_written_before_any_wait_for_room(
+    make_store: MakeStore,
+):
     nbytes = 100_000
     store = make_store(3 * nbytes)
-    handles = [store.put(np.zeros(nbytes, np.uint8), lasting=True) for _ in range(8)]
+    handles = [store.put(np.zeros(nbytes, np.uint8), persistent=True) for _ in range(8)]
     store.flush()
 
     def change(handle: Handle) -> None:
@@ -534,16 +536,16 @@ def test_lasting_arrays_that_changed_and_cannot_stay_are_written_before_anybody_
     assert all((store.get(handle) == value).all() for handle, value in zip(handles, 4 * [3] + 4 * [2], strict=True))
 
 
-def test_lasting_arrays_that_are_expected_to_fit_are_not_written(make_store: MakeStore):
+def test_persistent_arrays_that_are_expected_to_fit_are_not_written(make_store: MakeStore):
     nbytes = 100_000
     store = make_store(8 * nbytes)
     store.expect(8 * nbytes)
-    handles = [store.put(np.zeros(nbytes, np.uint8), lasting=True) for _ in range(8)]
+    handles = [store.put(np.zeros(nbytes, np.uint8), persistent=True) for _ in range(8)]
     with pytest.raises(AssertionError):
         wait_until(lambda: store.stats().written_bytes > 0, timeout_s=0.2)
     store.drop(handles.pop())
     store.expect(9 * nbytes)  # two more will come: one has to leave
-    store.put(np.zeros(nbytes, np.uint8), lasting=True)
+    store.put(np.zeros(nbytes, np.uint8), persistent=True)
     wait_until(lambda: store.stats().written_bytes == nbytes)
 
 
@@ -594,7 +596,7 @@ def test_where_the_writer_died_files_are_closed_only_once_nobody_writes_them(
     flushing.start()
     assert late.is_asked_for.wait(30)  # an I/O thread is about to write
     monkeypatch.setattr(store._writer, "_next", lambda: {}["an error in the writer"])
-    store._account.bell.ring()
+    store._state.bell.ring()
     flushing.join()
     closing = threading.Thread(target=store.close)
     closing.start()
@@ -713,7 +715,7 @@ def test_a_thread_that_cannot_be_started_hangs_nothing(tmp_path: Path):
         import sys, threading
         import numpy as np
         from spillgrad.errors import SpillError
-        from spillgrad.storage import io_threads
+        from spillgrad.storage.threads import io_threads
         from spillgrad.storage.disk_store import DiskStore
         store = DiskStore(sys.argv[1], ram_budget=0, direct_io=False)
         start = threading.Thread.start
@@ -760,7 +762,7 @@ def test_a_store_works_on_while_a_remote_array_is_copied(make_store: MakeStore, 
         thread.start()
         answered.wait(30)
 
-    handle = store.put(array.copy(), lasting=True)
+    handle = store.put(array.copy(), persistent=True)
     store.flush()
     if not is_in_ram:
         store.drop(store.put(array + 1))
@@ -779,7 +781,7 @@ def test_an_array_whose_successor_cannot_be_copied_stays(make_store: MakeStore, 
     def fail() -> None:
         raise MemoryError("no pinned memory")
 
-    handle = store.put(array.copy(), lasting=True)
+    handle = store.put(array.copy(), persistent=True)
     if is_written:
         store.flush()
     for _ in range(2):
@@ -795,7 +797,7 @@ def test_an_array_dropped_while_its_successor_is_copied_is_gone(make_store: Make
     array = np.arange(1000, dtype=np.int32)
     store = make_store(2 * array.nbytes)
     for former in (array.copy(), RemoteThat(array, lambda: None)):
-        handle = store.put(former, lasting=True)
+        handle = store.put(former, persistent=True)
         with pytest.raises(SpillError, match="dropped"):
             store.replace(handle, RemoteThat(array, lambda: store.drop(handle)))  # noqa: B023
         del former

@@ -15,9 +15,9 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.storage import store_lock
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.sweep import sweep
+from spillgrad.storage.runs.sweep import sweep
+from spillgrad.storage.threads import store_lock
 from tests.failing_calls import FAULTS, FailingCall, Fault, refuse
 from tests.waiting import wait_until
 

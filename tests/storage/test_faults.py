@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.bell import Bell
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.threads.bell import Bell
 from tests.open_files import open_files_below
 
 MakeStore = Callable[..., DiskStore]
@@ -250,8 +250,8 @@ def test_control_c_while_the_process_ends_and_the_disk_hangs_leaves_nothing(dire
         hanging = threading.Event()
         slow = DiskStore(sys.argv[1], ram_budget=500_000)
         slow.put(np.ones(40_000), unchanged=lambda: (hanging.set(), time.sleep(30)) is None)
-        with slow._account.lock:
-            slow._account.waiting_puts = 1  # which makes the writer write
+        with slow._state.lock:
+            slow._room.waiting_puts = 1  # which makes the writer write
             slow._writer.wake()
         hanging.wait()  # a store that closes before would not write at all
 
@@ -345,23 +345,23 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
 
     handle = store.put(array, unchanged=unchanged)
     store.flush()
-    account = store._account
-    found = account.cache.in_ram
+    state = store._state
+    found = state.ram.in_ram
 
     def evicted_in_mid_get(entry: object) -> object:
         result = found(entry)  # type: ignore[arg-type]
-        account.cache.in_ram = found  # type: ignore[method-assign]
+        state.ram.in_ram = found  # type: ignore[method-assign]
         evicting.append(threading.Thread(target=evict))
         evicting[0].start()
         return result
 
     def evict() -> None:
-        with account.lock:
-            account.cache.make_room(100_000)
+        with state.lock:
+            state.ram.make_room(100_000)
             array[:] = 1
             changed.set()
 
-    account.cache.in_ram = evicted_in_mid_get  # type: ignore[method-assign]
+    state.ram.in_ram = evicted_in_mid_get  # type: ignore[method-assign]
     got = store.get(handle)
     evicting[0].join()
     assert (got == 0).all()
@@ -394,7 +394,7 @@ def test_an_array_dropped_while_it_is_prefetched_does_not_stay(make_store: MakeS
         store.drop(second)
         store.prefetch([first])
         deadline = time.monotonic() + 5
-        while not store._account.readers and time.monotonic() < deadline:
+        while not store._state.readers and time.monotonic() < deadline:
             time.sleep(0)
         store.drop(first)
         while store.stats().ram_bytes and time.monotonic() < deadline:

@@ -283,7 +283,7 @@ class MemoryStoreOf:
 class TestLastingArrays:
     def test_a_changed_array_comes_back_as_it_is_now(self, store: Store):
         first, other = some_array(shape=(5000,)), some_array(shape=(5000,))
-        handle, untouched = store.put(first, lasting=True), store.put(other, lasting=True)
+        handle, untouched = store.put(first, persistent=True), store.put(other, persistent=True)
         wanted, others = first.copy(), other.copy()
         del first, other
         for i in range(4):
@@ -302,7 +302,7 @@ class TestLastingArrays:
     def test_an_array_that_did_not_change_after_all_is_not_written_again(self, store: Store):
         array = some_array(shape=(5000,))
         wanted = array.copy()
-        handle = store.put(array, lasting=True)
+        handle = store.put(array, persistent=True)
         for was_written in (False, True):
             written_bytes = store.stats().written_bytes
             store.begin_change(handle, array)
@@ -314,7 +314,7 @@ class TestLastingArrays:
 
     @pytest.mark.parametrize("read_ahead", [False, True])
     def test_an_array_that_is_overwritten_may_be_another_one(self, store: Store, read_ahead: bool):
-        handle = store.put(some_array(shape=(5000,)), lasting=True)
+        handle = store.put(some_array(shape=(5000,)), persistent=True)
         store.flush()
         if read_ahead:
             store.prefetch([handle])
@@ -330,7 +330,7 @@ class TestLastingArrays:
     @pytest.mark.parametrize("is_written", [False, True])
     def test_a_remote_array_is_there_when_it_has_arrived(self, store: Store, is_written: bool):
         first, second = Remote(some_array(shape=(5000,))), Remote(some_array(shape=(5000,)))
-        handle = store.put(first, lasting=True)
+        handle = store.put(first, persistent=True)
         if is_written:
             store.flush()
         assert_same_bytes(store.get(handle), first.values)
@@ -342,7 +342,7 @@ class TestLastingArrays:
 
     def test_memory_of_the_caller_may_change_after_it_was_written(self, store: Store):
         array = some_array(shape=(5000,))
-        handle = store.put(array, lasting=True)
+        handle = store.put(array, persistent=True)
         store.flush()
         store.begin_change(handle, array)
         array[:] = 3
@@ -351,7 +351,7 @@ class TestLastingArrays:
 
     def test_an_array_dropped_while_it_changes_is_gone(self, store: Store):
         array = some_array(shape=(5000,))
-        handle = store.put(array, lasting=True)
+        handle = store.put(array, persistent=True)
         store.begin_change(handle, array)
         store.flush()  # does not wait for it
         store.drop(handle)
@@ -361,17 +361,17 @@ class TestLastingArrays:
         assert store.stats().live_bytes == 0
 
     def test_a_step_may_begin_whatever_is_there(self, store: Store):
-        lasting = store.put(some_array(), lasting=True)
+        persistent = store.put(some_array(), persistent=True)
         passing = store.put(some_array())
         store.begin_step()
-        store.use(lasting)
+        store.use(persistent)
         store.drop(passing)
         store.begin_step()
-        assert_same_bytes(store.get(lasting), store.get(lasting))
+        assert_same_bytes(store.get(persistent), store.get(persistent))
 
     def test_an_array_read_ahead_gives_way_to_the_memory_that_is_changed(self, store: Store):
         array = some_array(shape=(5000,))
-        handle = store.put(array, lasting=True)
+        handle = store.put(array, persistent=True)
         store.flush()
         store.get(handle)
         store.prefetch([handle])

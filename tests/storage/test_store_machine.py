@@ -37,7 +37,7 @@ class StoreMachine(RuleBasedStateMachine):
     directory: Path
     stored = Bundle("stored")
     held = Bundle("held")
-    lasting = Bundle("lasting")
+    persistent = Bundle("persistent")
     changing = Bundle("changing")
 
     @initialize(budget=st.sampled_from(BUDGETS), codec=st.sampled_from([None, "lossless"]), encrypt=st.booleans())
@@ -94,17 +94,17 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.disk.prefetch([pair[0] for pair in pairs])
 
-    @rule(target=lasting, nbytes=st.integers(0, LARGEST))
-    def put_lasting(self, nbytes: int) -> Stored:
+    @rule(target=persistent, nbytes=st.integers(0, LARGEST))
+    def put_persistent(self, nbytes: int) -> Stored:
         self.made += 1
         array = np.full(nbytes, self.made % 251, np.uint8)
-        return self.disk.put(array, lasting=True), self.memory.put(array.copy(), lasting=True)
+        return self.disk.put(array, persistent=True), self.memory.put(array.copy(), persistent=True)
 
-    @rule(pair=lasting)
-    def get_lasting(self, pair: Stored) -> None:
+    @rule(pair=persistent)
+    def get_persistent(self, pair: Stored) -> None:
         np.testing.assert_array_equal(self.disk.get(pair[0]), self.memory.get(pair[1]))
 
-    @rule(target=changing, pair=consumes(lasting))
+    @rule(target=changing, pair=consumes(persistent))
     def begin_change(self, pair: Stored) -> tuple[Stored, np.ndarray]:
         self.made += 1
         arrays = []
@@ -116,7 +116,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.changing_bytes += arrays[0].nbytes
         return pair, arrays[0]
 
-    @rule(target=lasting, changed=consumes(changing))
+    @rule(target=persistent, changed=consumes(changing))
     def end_change(self, changed: tuple[Stored, np.ndarray]) -> Stored:
         pair, array = changed
         assert self.disk.get(pair[0]) is array
@@ -126,8 +126,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.borrowed.append(array)  # this test's bundles hold it
         return pair
 
-    @rule(pair=consumes(lasting))
-    def drop_lasting(self, pair: Stored) -> None:
+    @rule(pair=consumes(persistent))
+    def drop_persistent(self, pair: Stored) -> None:
         self.drop_one_of_several(pair)
 
     @rule()
@@ -235,16 +235,16 @@ def test_threads_that_do_anything_to_a_store_leave_its_account_at_zero(
     assert failures == []
     deadline = time.monotonic() + 10
     while (
-        store.stats().ram_bytes or store._account.readers
+        store.stats().ram_bytes or store._state.readers
     ) and time.monotonic() < deadline:  # one may be on its way to or from the disk
         time.sleep(0.002)
     assert_everything_is_back(store)
 
 
 def assert_everything_is_back(store: DiskStore) -> None:
-    stats, account = store.stats(), store._account
-    cache = account.cache
+    stats, state = store.stats(), store._state
+    ram = state.ram
     assert (stats.live_bytes, stats.ram_bytes) == (0, 0)
-    assert (cache.pinned_bytes, cache.dirty.nbytes, account.readers, account.waiting_puts) == (0, 0, 0, 0)
-    assert [len(entries) for entries in (cache.dirty, cache.clean, cache.absent)] == [0, 0, 0]
-    assert account.entries == {}
+    assert (ram.pinned_bytes, ram.dirty.nbytes, state.readers, store._room.waiting_puts) == (0, 0, 0, 0)
+    assert [len(entries) for entries in (ram.dirty, ram.clean, ram.absent)] == [0, 0, 0]
+    assert state.entries == {}

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from spillgrad.storage.inspection.records import Run, Sample, Settings, Shrinkage, Step, StepPlan
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.records import Run, Sample, Settings, Shrinkage, Step, StepPlan
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
 MIB = 1 << 20
@@ -13,17 +13,17 @@ STEPS = 4
 STEP_S = 2.0
 
 
-def moved(mib: int, waited_s: float = 0.0) -> Moved:
+def moved(mib: int, waited_s: float = 0.0) -> OriginCounters:
     """Return what became of 8 arrays of `mib` MiB in all."""
     packed = mib * MIB
-    return Moved(
+    return OriginCounters(
         arrays=8, packed_bytes=packed, deduplicated_bytes=packed // 4, kept_bytes=packed // 8,
         written_bytes=packed // 2, stored_bytes=packed // 2, read_bytes=packed // 2 - MIB,
         wait_write_s=waited_s / 4, wait_read_s=waited_s * 3 / 4,
     )  # fmt: skip
 
 
-def origins() -> dict[Origin, Moved]:
+def origins() -> dict[Origin, OriginCounters]:
     """Return the arrays of the model, by where they come from."""
     made = {Origin(None, "cross_entropy", "self", "float32"): moved(8)}
     for block in range(3):

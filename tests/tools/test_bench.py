@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.disk_speed import open_direct
+from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad_tools import bench_spill
 from spillgrad_tools.bench_bars import Row
 from spillgrad_tools.bench_report import format_measured, format_seconds, write_between_markers

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spillgrad.storage.disk.segment import Segment
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.loader import Loader
-from spillgrad.storage.segment import Segment
+from spillgrad.storage.threads.loader import Loader
 from spillgrad_tools import bench_soak
 from spillgrad_tools.cli import main
 
@@ -46,7 +46,7 @@ def test_a_store_that_forgets_to_count_is_found(tmp_path: Path, monkeypatch: pyt
 
     def leak(self: Loader, entry: object) -> None:
         end_read(self, entry)  # type: ignore[arg-type]
-        self._account.cache.ram_bytes += 1
+        self._state.ram.ram_bytes += 1
 
     monkeypatch.setattr(Loader, "end_read", leak)
     _, wrong = bench_soak.soak(2, tmp_path)

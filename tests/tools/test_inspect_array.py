@@ -11,7 +11,7 @@ import pytest
 
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad_tools.cli import main
-from tests.storage.inspection.segments import ARRAYS, NORMAL, stored
+from tests.inspection.segments import ARRAYS, NORMAL, stored
 
 NAMES = list(ARRAYS)
 

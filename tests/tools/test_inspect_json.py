@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spillgrad.storage.inspection.records import Failure, Inspection, Run
-from spillgrad.storage.moved import Moved, Origin
+from spillgrad.inspection.records import Failure, Inspection, Run
+from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_groups import choose
 from tests.tools.runs import make_run, sample
@@ -48,7 +48,7 @@ def test_every_field_of_a_run_is_there_under_its_name():
     }
     origin_names = {"module", "op", "slot", "dtype"}
     assert {
-        Origin(**{name: each[name] for name in origin_names}): Moved(
+        Origin(**{name: each[name] for name in origin_names}): OriginCounters(
             **{name: value for name, value in each.items() if name not in origin_names}
         )
         for each in found["origins"]
@@ -96,7 +96,7 @@ def test_the_text_of_a_long_run_is_never_there_as_a_whole():
 
 def test_hostile_text_is_a_json_string():
     text = '\x1b[2J"\\\u2028</script>\udcff'
-    found = loaded(make_run(Path("\udcff"), host=text, origins={Origin(text): Moved()}))["runs"][0]
+    found = loaded(make_run(Path("\udcff"), host=text, origins={Origin(text): OriginCounters()}))["runs"][0]
     assert (found["host"], found["origins"][0]["module"], found["path"]) == (text, text, "\udcff")
 
 

@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from spillgrad.storage.inspection.records import Failure, Run, Settings, Step, StepPlan
-from spillgrad.storage.moved import Moved, Origin
+from spillgrad.inspection.records import Failure, Run, Settings, Step, StepPlan
+from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools import inspect_tables
 from spillgrad_tools.inspect_groups import COLUMNS, choose
@@ -239,13 +239,13 @@ def test_steps_that_the_journal_no_longer_has_are_counted():
 
 
 def test_columns_that_say_nothing_are_left_out():
-    plain = Moved(arrays=2, packed_bytes=MIB, written_bytes=MIB, stored_bytes=MIB)
+    plain = OriginCounters(arrays=2, packed_bytes=MIB, written_bytes=MIB, stored_bytes=MIB)
     head = shown(make_run(RUN, origins={Origin("ln"): plain})).split("\n\n")[-1].splitlines()[0]
     assert head.split() == ["module", "arrays", "packed", "written", "read"]
 
 
 def test_a_column_to_sort_by_is_shown_whatever_it_says():
-    plain = Moved(arrays=2, packed_bytes=MIB, written_bytes=MIB, stored_bytes=MIB)
+    plain = OriginCounters(arrays=2, packed_bytes=MIB, written_bytes=MIB, stored_bytes=MIB)
     text = shown(make_run(RUN, origins={Origin("ln"): plain}), sort="kept")
     assert "kept" in text.split("\n\n")[-1].splitlines()[0].split()
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import ArgumentError
+from spillgrad.inspection.records import Advice, Failure, Sample, Span
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.inspection.records import Advice, Failure, Sample, Span
-from spillgrad.storage.moved import Moved, Origin
+from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad.storage.store import Label
 from spillgrad_tools import report_text
 from spillgrad_tools.cli import main
@@ -322,7 +322,7 @@ def test_modules_are_a_tree_in_which_parts_add_up():
 
 
 def test_beyond_what_anybody_can_see_modules_are_one_tile():
-    origins = {Origin(f"m{place}", "mul"): Moved(1, place) for place in range(100)}
+    origins = {Origin(f"m{place}", "mul"): OriginCounters(1, place) for place in range(100)}
     tree = modules(origins, most_tiles=10)
     assert len(tree["path"]) == 1 + 2 * 10 + 1
     assert tree["left_out"] == 90
@@ -331,7 +331,7 @@ def test_beyond_what_anybody_can_see_modules_are_one_tile():
 
 
 def test_a_path_without_end_is_a_tree_of_bounded_depth():
-    tree = modules({Origin("a." * 5_000, "mul"): Moved(1, 1)})
+    tree = modules({Origin("a." * 5_000, "mul"): OriginCounters(1, 1)})
     assert len(tree["path"]) < 15
 
 
@@ -350,13 +350,13 @@ def test_tables_hold_what_the_run_says_and_leave_columns_of_nothing_out():
 
 
 def test_columns_that_say_something_are_there():
-    moved = Moved(1, 10, deduplicated_bytes=1, kept_bytes=2, written_bytes=8, stored_bytes=4)
+    moved = OriginCounters(1, 10, deduplicated_bytes=1, kept_bytes=2, written_bytes=8, stored_bytes=4)
     (table, *_) = tables(dataclasses.replace(EMPTY, origins={Origin("a"): moved}))
     assert table.titles == ["arrays", "packed", "deduplicated", "kept", "written", "stored", "read", "waited"]
 
 
 def test_long_tables_end_and_say_how_much_is_left_out():
-    origins = {Origin(f"m{place}"): Moved(1, place) for place in range(50)}
+    origins = {Origin(f"m{place}"): OriginCounters(1, place) for place in range(50)}
     (table, *_) = tables(dataclasses.replace(EMPTY, origins=origins), most_rows=10)
     assert [name for name, _ in table.rows] == [f"m{place}" for place in range(49, 39, -1)]
     assert table.left_out == 40

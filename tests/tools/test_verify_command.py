@@ -11,7 +11,7 @@ import pytest
 
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad_tools.cli import main
-from tests.storage.inspection.segments import ARRAYS, NORMAL, stored
+from tests.inspection.segments import ARRAYS, NORMAL, stored
 
 
 def test_what_is_all_right_is_said_with_status_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.screen import Screen
 
-from spillgrad.storage.inspection.records import Failure, Settings
-from spillgrad.storage.moved import Origin
+from spillgrad.inspection.records import Failure, Settings
+from spillgrad.storage.origin_counters import Origin
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.watch_view import Message, View, Watched
 from tests.tools.runs import MIB, STEP_S, STEPS, make_run, moved, sample

@@ -17,7 +17,7 @@ import spillgrad as sg
 from spillgrad.planning.choose import Choice
 from spillgrad.planning.machine import measure_disk
 from spillgrad.planning.predict import NOTHING, Whole
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds, machine
 
@@ -60,10 +60,10 @@ def compare(
     """Predict, then run, for all budgets and policies; the disk is measured again before each run."""
     whole = fresh_process.call(sg.planning.observe, model, batch, context, ram, directory, offload=offload)
     saved_bytes = whole.predict(1 << 50).saved_bytes
-    lasting_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
+    persistent_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for policy in POLICIES:
         for share in SHARES if policy != "keep" else SHARES[:1]:
-            budget_bytes = max(int(share * (saved_bytes + lasting_bytes)), whole.profile.least_budget)
+            budget_bytes = max(int(share * (saved_bytes + persistent_bytes)), whole.profile.least_budget)
             whole.machine = dataclasses.replace(whole.machine, disk=measure_disk(directory, 0.5))
             found = whole.predict(
                 budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"

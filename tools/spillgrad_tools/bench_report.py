@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.bench_bars import LIBRARY_NAMES, Row, Verdict
 from spillgrad_tools.bench_cases import Case, Result
 

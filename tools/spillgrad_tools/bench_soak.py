@@ -22,9 +22,9 @@ import psutil
 from rich.console import Console
 
 from spillgrad.errors import SpillCorruptionError, SpillError
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.chunks import PAGE_BYTES
+from spillgrad.storage.disk.chunks import PAGE_BYTES
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench_bars import Measured, Row, Verdict
@@ -203,18 +203,18 @@ class Client:
 def _leaks(store: DiskStore, directory: Path) -> list[str]:
     """Return what is left of a store that nobody uses any more, and close it."""
     deadline_s = time.monotonic() + PATIENCE_S
-    account = store._account
+    state = store._state
 
     def counted() -> dict[str, int]:
-        stats, cache = store.stats(), account.cache
+        stats, ram = store.stats(), state.ram
         return {
             "live bytes": stats.live_bytes,
             "bytes in RAM": stats.ram_bytes,
-            "pinned bytes": cache.pinned_bytes,
-            "unwritten bytes": cache.dirty.nbytes,
-            "entries": len(account.entries) + len(cache.dirty) + len(cache.clean) + len(cache.absent),
-            "readers": account.readers,
-            "waiting puts": account.waiting_puts,
+            "pinned bytes": ram.pinned_bytes,
+            "unwritten bytes": ram.dirty.nbytes,
+            "entries": len(state.entries) + len(ram.dirty) + len(ram.clean) + len(ram.absent),
+            "readers": state.readers,
+            "waiting puts": store._room.waiting_puts,
         }
 
     while any(counted().values()) and time.monotonic() < deadline_s:

@@ -16,7 +16,7 @@ import psutil
 from rich.console import Console
 
 import spillgrad as sg
-from spillgrad.storage.disk_speed import open_direct, speeds
+from spillgrad.storage.disk.direct_io import open_direct, speeds
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers

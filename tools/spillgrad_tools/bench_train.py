@@ -17,8 +17,8 @@ from rich.console import Console
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.budget import format_bytes, parse_bytes
-from spillgrad.storage.file_system import free_bytes
+from spillgrad.storage.disk.file_system import free_bytes
+from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad_tools.bench_bars import Verdict
 from spillgrad_tools.bench_process import Worker, WorkerEnded
 from spillgrad_tools.bench_report import machine, show_train, train_as_markdown, write_between_markers

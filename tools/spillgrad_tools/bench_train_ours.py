@@ -8,7 +8,7 @@ import numpy as np
 
 import spillgrad as sg
 from spillgrad.nn import init
-from spillgrad.storage.owner import MIN_BYTES
+from spillgrad.storage.store_owner import MIN_BYTES
 from spillgrad_tools.bench_ours import VERSION, set_num_threads
 from spillgrad_tools.bench_train_worker import Spilling
 

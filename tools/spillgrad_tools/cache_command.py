@@ -10,7 +10,7 @@ from rich.table import Table
 
 import spillgrad as sg
 from spillgrad.nn import functional
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit import cache
 from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.train import Training

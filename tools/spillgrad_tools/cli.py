@@ -595,7 +595,7 @@ def _close_output() -> int:
 
 def _one_line(error: Exception, arguments: Sequence[str]) -> str:
     """Return what was given, what is accepted and what to do; nothing when the help was shown instead."""
-    from spillgrad.storage.inspection.printable import printable
+    from spillgrad.inspection.printable import printable
 
     message = str(error)
     if isinstance(error, typer.TyperException):

@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.arrays import Segment, StoredArray
-from spillgrad.storage.inspection.contents import ArrayContents, Bin, array_contents
-from spillgrad.storage.inspection.export import export_npy
-from spillgrad.storage.inspection.find import find_array, require_not_stored
-from spillgrad.storage.inspection.placed import there
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
-from spillgrad.storage.inspection.values import StoredValues
+from spillgrad.inspection.arrays import Segment, StoredArray
+from spillgrad.inspection.contents import ArrayContents, Bin, array_contents
+from spillgrad.inspection.export import export_npy
+from spillgrad.inspection.find import find_array, require_not_stored
+from spillgrad.inspection.placed import there
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
+from spillgrad.inspection.values import StoredValues
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import inspect_json
 from spillgrad_tools.paged import show, write
 

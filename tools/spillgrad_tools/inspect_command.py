@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.inspection.find import is_segment_file
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.runs import inspect
-from spillgrad.storage.inspection.segments import inspect_segment
+from spillgrad.inspection.find import is_segment_file
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.runs import inspect
+from spillgrad.inspection.segments import inspect_segment
 from spillgrad_tools import inspect_json, inspect_tables
 from spillgrad_tools.inspect_array import show_array
 from spillgrad_tools.inspect_groups import choose

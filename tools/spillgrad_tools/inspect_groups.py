@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.storage.inspection.records import Group, Run
-from spillgrad.storage.moved import Moved, total
+from spillgrad.inspection.records import Group, Run
+from spillgrad.storage.origin_counters import OriginCounters, total
 
 # What a column of the table shows, by the name that `--sort` knows it by.
-COLUMNS: dict[str, Callable[[Moved], Any]] = {
+COLUMNS: dict[str, Callable[[OriginCounters], Any]] = {
     "arrays": operator.attrgetter("arrays"),
     "packed": operator.attrgetter("packed_bytes"),
     "deduplicated": operator.attrgetter("deduplicated_bytes"),
@@ -30,8 +30,8 @@ class Groups:
     sort: str
     shown: list[Group]
     left_out: int
-    rest: Moved
-    total: Moved
+    rest: OriginCounters
+    total: OriginCounters
 
 
 def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:

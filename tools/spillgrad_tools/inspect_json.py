@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spillgrad.storage.inspection.records import Inspection, Run
-from spillgrad.storage.moved import Origin
+from spillgrad.inspection.records import Inspection, Run
+from spillgrad.storage.origin_counters import Origin
 from spillgrad_tools.inspect_groups import Groups, choose
 from spillgrad_tools.paged import write
 

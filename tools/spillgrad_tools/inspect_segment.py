@@ -6,9 +6,9 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.arrays import Segment, StoredArray
-from spillgrad.storage.inspection.printable import printable
+from spillgrad.inspection.arrays import Segment, StoredArray
+from spillgrad.inspection.printable import printable
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.fitted_table import Column, fitted
 from spillgrad_tools.inspect_tables import lack, summary
 from spillgrad_tools.inspect_words import short_bytes

@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Group, Run
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Group, Run
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.fitted_table import Column, fitted
 from spillgrad_tools.inspect_groups import COLUMNS, Groups
 from spillgrad_tools.inspect_words import (

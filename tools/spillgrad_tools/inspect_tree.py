@@ -9,13 +9,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from spillgrad.errors import SpillError, SpillFormatError
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.arrays import Item, Segment, StoredArray
-from spillgrad.storage.inspection.find import find_segments
-from spillgrad.storage.inspection.placed import Journals
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.segments import inspect_segment
-from spillgrad.storage.inspection.untrusted import UntrustedReader
+from spillgrad.inspection.arrays import Item, Segment, StoredArray
+from spillgrad.inspection.find import find_segments
+from spillgrad.inspection.placed import Journals
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.segments import inspect_segment
+from spillgrad.inspection.untrusted import UntrustedReader
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_array import array_as_dict
 from spillgrad_tools.inspect_segment import is_sound

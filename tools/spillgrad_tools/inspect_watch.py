@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.inspection.printable import printable
+from spillgrad.inspection.printable import printable
 from spillgrad_tools.paged import close_output
 from spillgrad_tools.watch_follow import Follower
 from spillgrad_tools.watch_keys import Keys, ending

@@ -5,9 +5,9 @@ import shlex
 import socket
 from collections.abc import Iterator
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Run, Sample
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Run, Sample
+from spillgrad.storage.sizes import format_bytes
 
 # What is not known.
 UNKNOWN = "–"

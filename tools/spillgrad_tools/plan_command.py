@@ -12,7 +12,7 @@ from rich.text import Text
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds
 
@@ -105,8 +105,8 @@ def _treatments(plan: sg.planning.Plan) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     if plan.offload:
-        lasting = plan.parameter_bytes + plan.trained_bytes + plan.state_bytes
-        table.add_row("parameters, gradients, optimizer state", "what fits", f"of {format_bytes(lasting)}", "")
+        persistent = plan.parameter_bytes + plan.trained_bytes + plan.state_bytes
+        table.add_row("parameters, gradients, optimizer state", "what fits", f"of {format_bytes(persistent)}", "")
     else:
         kept = plan.parameter_bytes + plan.trained_bytes + plan.state_bytes
         table.add_row("parameters, gradients, optimizer state", format_bytes(kept), "", "")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.inspection.advice import advise
-from spillgrad.storage.inspection.find import is_segment_file, require_not_stored
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Advice, Run, Span
-from spillgrad.storage.inspection.runs import inspect, spans
+from spillgrad.inspection.advice import advise
+from spillgrad.inspection.find import is_segment_file, require_not_stored
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Advice, Run, Span
+from spillgrad.inspection.runs import inspect, spans
 from spillgrad_tools import report_data, report_tables, report_text, report_timeline
 from spillgrad_tools.inspect_words import beyond_budget
 

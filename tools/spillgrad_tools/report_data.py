@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Run, Sample
-from spillgrad.storage.moved import Moved, Origin, total
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Run, Sample
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
 
 # Samples that a page draws: more than a screen has pixels.
 MOST_SAMPLES = 4_000
@@ -45,13 +45,13 @@ def _extremes(samples: Sequence[Sample], most: int) -> list[Sample]:
 Path = tuple[str, ...]
 
 
-def modules(origins: dict[Origin, Moved], most_tiles: int = MOST_TILES) -> dict[str, Any]:
+def modules(origins: dict[Origin, OriginCounters], most_tiles: int = MOST_TILES) -> dict[str, Any]:
     """Return a tree of what came from where, as columns: modules by the dots of their paths, in them operations.
 
     Numbers of parents take the place of names, of which nothing needs to be unique; -1 is above the root. Units: bytes
     and microseconds. Beyond `most_tiles`, the smallest are one tile.
     """
-    leaves: dict[Path, list[Moved]] = {}
+    leaves: dict[Path, list[OriginCounters]] = {}
     for origin, moved in origins.items():
         parts = origin.module.split(".", DEEPEST - 1) if origin.module else [NO_MODULE]
         leaves.setdefault((*parts, f"{origin.op or 'array'}()"), []).append(moved)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import KEYS, Group, Run
-from spillgrad.storage.moved import Moved, total
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import KEYS, Group, Run
+from spillgrad.storage.origin_counters import OriginCounters, total
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.report_text import format_duration
 
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
@@ -61,7 +61,7 @@ def _table(key: str, groups: Sequence[Group], most_rows: int) -> Table:
     everything = total([group.moved for group in groups])
     columns = [column for column in _COLUMNS if _is_worth_showing(column[0], everything)]
 
-    def cells(moved: Moved) -> list[Cell]:
+    def cells(moved: OriginCounters) -> list[Cell]:
         return [Cell(shape(getattr(moved, name)), getattr(moved, name)) for _, name, shape in columns]
 
     rows = [(printable(group.name), cells(group.moved)) for group in shown]
@@ -80,7 +80,7 @@ def _with_times(run: Run, table: Table) -> Table:
     return table._replace(titles=["began", "took", *table.titles], rows=rows, total=whole)
 
 
-def _is_worth_showing(title: str, everything: Moved) -> bool:
+def _is_worth_showing(title: str, everything: OriginCounters) -> bool:
     if title == "stored":
         return everything.stored_bytes != everything.written_bytes
     return title not in _OPTIONAL or bool(getattr(everything, f"{title}_bytes"))

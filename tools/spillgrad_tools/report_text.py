@@ -4,9 +4,9 @@ import json
 import statistics
 from typing import NamedTuple
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Advice, Run
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Advice, Run
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect_words import died
 
 _MIB = 1 << 20

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Span
-from spillgrad.storage.moved import Origin
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Span
+from spillgrad.storage.origin_counters import Origin
 
 # A bar is some 40 bytes of a page, which holds so many in all, and so many names.
 MOST_BARS = 40_000

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.sweep import sweep
+from spillgrad.storage.runs.sweep import sweep
+from spillgrad.storage.sizes import format_bytes
 
 
 def run(directory: Path, dry_run: bool) -> None:

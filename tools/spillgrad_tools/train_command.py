@@ -24,10 +24,10 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
-from spillgrad.storage.budget import parse_bytes
-from spillgrad.storage.inspection.runs import RunReader
-from spillgrad.storage.preflight import Preflight
-from spillgrad.storage.sweep import sweep
+from spillgrad.inspection.runs import RunReader
+from spillgrad.storage.disk.preflight import Preflight
+from spillgrad.storage.runs.sweep import sweep
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.report import report, require_packages

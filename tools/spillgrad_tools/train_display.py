@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from spillgrad.storage.budget import format_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.train import Evaluation, StepRecord
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spillgrad.errors import CheckpointError
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.file_system import free_bytes
+from spillgrad.storage.disk.file_system import free_bytes
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.train import Training
 
 # Where no number of steps is named, so much training may be lost; saving may take a share of the time.

@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.text import Text
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.verify import Problem, Verification, verify
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.verify import Problem, Verification, verify
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import inspect_json
 from spillgrad_tools.inspect_words import many
 from spillgrad_tools.paged import show

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.inspection.records import Run
-from spillgrad.storage.inspection.runs import RunReader, find_runs, goes_on
-from spillgrad.storage.run_directory import LOCK_NAME
+from spillgrad.inspection.records import Run
+from spillgrad.inspection.runs import RunReader, find_runs, goes_on
+from spillgrad.storage.runs.run_directory import LOCK_NAME
 from spillgrad_tools.inspect_words import died, swept_by
 from spillgrad_tools.watch_view import Watched
 

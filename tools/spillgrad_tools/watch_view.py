@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
-from spillgrad.storage.budget import format_bytes
-from spillgrad.storage.inspection.printable import printable
-from spillgrad.storage.inspection.records import Run, Sample
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Run, Sample
+from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.fitted_table import GAP, fitting
 from spillgrad_tools.inspect_groups import COLUMNS
 from spillgrad_tools.inspect_tables import group_column

@@ -31,13 +31,13 @@ from spillgrad.interop.paddle.memory import (
     same_bytes,
 )
 from spillgrad.small_tensors import Place, SmallTensors
-from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.interrupts import keep_whole
-from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Handle, Label
-from spillgrad.storage.store_lock import is_interrupted
+from spillgrad.storage.store_owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad.storage.threads.store_lock import is_interrupted
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import Holder
 

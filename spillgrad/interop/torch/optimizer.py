@@ -12,10 +12,10 @@ import torch
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.interop.arrays import ALIGNMENT_BYTES
 from spillgrad.interop.torch.memory import Layout, Origin, Version, bytes_of, dtype_and_shape, is_plain
-from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.owner import MIN_BYTES, StoreOwner
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
+from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import Holder
 
@@ -35,7 +35,7 @@ class _InStore(Holder):
         _as_bytes(array).copy_(source)
         self._array: Any = None
         self.lent: Any = None
-        super().__init__(store.drops.append, store.put(array, label=label, lasting=True))
+        super().__init__(store.drops.append, store.put(array, label=label, persistent=True))
 
     def copy(self) -> Any:
         """Return a copy of the tensor, which nobody else has."""

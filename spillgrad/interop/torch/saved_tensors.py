@@ -28,12 +28,12 @@ from spillgrad.interop.torch.memory import (
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.small_tensors import Place, SmallTensors
-from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import is_lossy
-from spillgrad.storage.interrupts import keep_whole
-from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Handle, Label
-from spillgrad.storage.store_lock import is_interrupted
+from spillgrad.storage.store_owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad.storage.threads.store_lock import is_interrupted
 from spillgrad_kernels.memory.holder import Holder
 
 # Signal handlers run before or after what is done here: `storage/interrupts.py`.

@@ -21,7 +21,7 @@ _OWN_SEGMENT_ROUND_BYTES = 2 << 20
 
 
 def _readable(nbytes: int) -> str:
-    """Return a number of bytes as text, as `spillgrad.storage.budget.format_bytes` does."""
+    """Return a number of bytes as text, as `spillgrad.storage.sizes.format_bytes` does."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= scale:
             return f"{nbytes / scale:.1f} {unit}"

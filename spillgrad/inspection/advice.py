@@ -1,0 +1,207 @@
+"""What would make a run better, in plain words with numbers.
+
+What another budget comes to is what the store's own simulation says of the step that was recorded: the one by which it
+decides what goes to disk (`traffic`). What compression comes to is what it made of samples.
+"""
+
+import bisect
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+
+from spillgrad.inspection.records import Advice, Run, Shrinkage, StepPlan
+from spillgrad.storage.journal.writer import LONGEST_PLAN
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
+from spillgrad.storage.residency import belady
+from spillgrad.storage.sizes import format_bytes
+
+_MIB = 1 << 20
+# The budgets that may be advised are so many, up to the one in which everything stays. Few of them are tried: a step of
+# the most that journals tell takes 0.4 s each (2-core Zen 5).
+_STAGES = 16
+# Less of a gain is not worth a change.
+_WORTH = 0.1
+_MUCH = 0.5
+# What a step does not need may be an eighth of the budget: nobody has to care.
+_SPARE = 0.125
+# From this share of the time on, callers wait for the disk too long.
+_WAITS = 0.05
+# The share of their bytes that dtypes take as bfloat16; others stay as they are.
+_AS_BF16: dict[str | None, float] = {"float32": 0.5, "float64": 0.25}
+
+
+def advise(run: Run) -> list[Advice]:
+    """Return what to change, what saves most first."""
+    return [*_budgets(run), *_codecs(run), *_waits(run)]
+
+
+def _budgets(run: Run) -> Iterator[Advice]:
+    plan, budget_bytes = run.step_plan, run.settings.budget_bytes
+    if plan is None or budget_bytes is None:
+        return
+    if plan.untold:
+        yield Advice(
+            f"What another ram_budget comes to is not known: {plan.untold:,} things happen to arrays in a batch, and "
+            f"the journal tells what of {LONGEST_PLAN:,} at most; try one, and compare what is read.",
+            {},
+            {},
+        )
+        return
+    read_bytes = _reads(plan, _batches(run))
+    now_bytes = read_bytes(budget_bytes)
+    needed_bytes = _whole_mib(_needed_bytes(plan))
+    if not now_bytes:
+        if needed_bytes < budget_bytes * (1 - _SPARE) and not run.stats.read_bytes:
+            yield Advice(
+                f"A step needs {format_bytes(needed_bytes)} at most: with that for ram_budget, instead of "
+                f"{format_bytes(budget_bytes)}, nothing is read from disk either.",
+                {"ram_budget": needed_bytes},
+                {"read_bytes_per_step": 0.0},
+            )
+        return
+    stages = sorted({_whole_mib(needed_bytes * part // _STAGES) for part in range(1, _STAGES + 1)})
+    *fewer, most = [each for each in stages if each > budget_bytes] or [budget_bytes]
+    # More RAM never reads more: the first that saves much is found by halving.
+    much = bisect.bisect_left(fewer, True, key=lambda each: read_bytes(each) <= now_bytes * (1 - _MUCH))
+    for each in [*(budget for budget in fewer[much : much + 1] if read_bytes(budget)), most]:
+        left_bytes = read_bytes(each)
+        if left_bytes > now_bytes * (1 - _WORTH):
+            continue
+        share = 1 - left_bytes / now_bytes
+        what = "all reads" if not left_bytes else f"{share:.0%} of the reads".replace("%", " %")
+        left = format_bytes(left_bytes) if left_bytes else "nothing"
+        yield Advice(
+            f"Raising ram_budget from {format_bytes(budget_bytes)} to {format_bytes(each)} removes {what}: {left} "
+            f"comes back from disk in a step instead of {format_bytes(now_bytes)}.",
+            {"ram_budget": each},
+            {"read_bytes_per_step": float(left_bytes)},
+        )
+
+
+def _batches(run: Run) -> int:
+    """Return how many batches most steps have: each asks the same of the store."""
+    return statistics.mode([step.batches for step in run.steps] or [1])
+
+
+def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
+    """Return what says how many bytes a step of so many batches reads within a budget."""
+    items = [belady.Item(nbytes, persistent) for nbytes, persistent in plan.arrays]
+    events = [belady.Event(kind, place) for kind, place in plan.happened]
+
+    @functools.cache
+    def read_bytes(budget_bytes: int) -> int:
+        return batches * belady.of_store(items, events, budget_bytes)[0].read_bytes
+
+    return read_bytes
+
+
+def _needed_bytes(plan: StepPlan) -> int:
+    """Return the most bytes that are there at once in a step."""
+    live_bytes = most_bytes = sum(nbytes for nbytes, persistent in plan.arrays if persistent)
+    for kind, place in plan.happened:
+        live_bytes += {"put": 1, "use": 0, "drop": -1}[kind] * plan.arrays[place][0]
+        most_bytes = max(most_bytes, live_bytes)
+    return most_bytes
+
+
+def _codecs(run: Run) -> Iterator[Advice]:
+    written_bytes = run.stats.written_bytes
+    is_offload = run.step_plan is not None and any(persistent for _, persistent in run.step_plan.arrays)
+    if run.settings.codec is not None or is_offload or not written_bytes:
+        return
+    lossless_bytes = 0.0
+    best: tuple[float, str, float] | None = None
+    kinds = _by_kind(run)
+    ratios = _ratios(run)
+    for kind, moved in kinds.items():
+        ratio = ratios[kind]
+        lossless_bytes += moved.written_bytes * ratio
+        gain = moved.written_bytes * (1 - ratio)
+        if best is None or gain > best[0]:
+            best = gain, f"{format_bytes(moved.written_bytes)} of {_name(kind)} compress {_as_ratio(ratio)}", ratio
+    if best is not None and lossless_bytes < written_bytes * (1 - _WORTH):
+        yield Advice(
+            f'{best[1]}: codec="lossless" writes {format_bytes(int(lossless_bytes))} in all instead of '
+            f"{format_bytes(written_bytes)}.",
+            {"codec": "lossless"},
+            {"stored_bytes": lossless_bytes},
+        )
+    if _wait_share(run) > _WAITS:
+        bf16_bytes = sum(moved.written_bytes * _AS_BF16.get(kind[2], 1.0) for kind, moved in kinds.items())
+        if bf16_bytes < written_bytes * (1 - _WORTH):
+            yield Advice(
+                f'codec="bf16" writes {format_bytes(int(bf16_bytes))} in all instead of {format_bytes(written_bytes)}, '
+                "where gradients may be inexact in the third digit.",
+                {"codec": "bf16"},
+                {"stored_bytes": bf16_bytes},
+            )
+
+
+Kind = tuple[str | None, str | None, str | None]
+
+
+def _kind(origin: Origin) -> Kind:
+    return origin.op, origin.slot, origin.dtype
+
+
+def _by_kind(run: Run) -> dict[Kind, OriginCounters]:
+    parts: dict[Kind, list[OriginCounters]] = {}
+    for origin, moved in run.origins.items():
+        parts.setdefault(_kind(origin), []).append(moved)
+    return {kind: total(each) for kind, each in parts.items()}
+
+
+def _ratios(run: Run) -> dict[Kind, float]:
+    """Return the share that is left of what was written of each kind, if it is compressed.
+
+    Where an origin has no sample of its own, those of its kind speak for it.
+    """
+    by_origin = {each.origin: [each] for each in run.shrinkage}
+    by_kind: dict[Kind, list[Shrinkage]] = {}
+    for each in run.shrinkage:
+        by_kind.setdefault(_kind(each.origin), []).append(each)
+    written_bytes: dict[Kind, float] = {}
+    left_bytes: dict[Kind, float] = {}
+    for origin, moved in run.origins.items():
+        kind = _kind(origin)
+        share = _share(by_origin.get(origin) or by_kind.get(kind) or [])
+        written_bytes[kind] = written_bytes.get(kind, 0.0) + moved.written_bytes
+        left_bytes[kind] = left_bytes.get(kind, 0.0) + moved.written_bytes * share
+    return {kind: left_bytes[kind] / nbytes if nbytes else 1.0 for kind, nbytes in written_bytes.items()}
+
+
+def _share(samples: list[Shrinkage]) -> float:
+    nbytes = sum(each.nbytes for each in samples)
+    return sum(each.stored_bytes for each in samples) / nbytes if nbytes else 1.0
+
+
+def _as_ratio(ratio: float) -> str:
+    times = 1 / max(ratio, 1 / 64)
+    return f"{times:.0f}:1" if times >= 3 else f"{times:.1f}:1"
+
+
+def _name(kind: Kind) -> str:
+    op, slot, dtype = kind
+    return f"{'.'.join(part for part in (op, slot) if part) or 'arrays'} ({dtype})"
+
+
+def _waits(run: Run) -> Iterator[Advice]:
+    share = _wait_share(run)
+    in_modules = sum(moved.written_bytes for origin, moved in run.origins.items() if origin.module)
+    if share > _WAITS and in_modules > run.stats.written_bytes * _MUCH:  # what is computed again are modules
+        yield Advice(
+            f'Callers waited {share:.0%} of the time for the disk: policy="auto", where it is not set yet, computes '
+            "again what takes less time than writing and reading it.".replace("%", " %"),
+            {"policy": "auto"},
+            {},
+        )
+
+
+def _wait_share(run: Run) -> float:
+    waited_s = run.stats.wait_write_s + run.stats.wait_read_s
+    return waited_s / run.duration_s if run.duration_s else 0.0
+
+
+def _whole_mib(nbytes: int) -> int:
+    return math.ceil(nbytes / _MIB) * _MIB

@@ -1,0 +1,222 @@
+"""Read a journal, also one that is still being written."""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from spillgrad.errors import SpillFormatError
+from spillgrad.inspection.journal_state import JournalState
+from spillgrad.inspection.lines import LONGEST_BYTES, Head, read_head, read_lines
+from spillgrad.storage.format_version import check_version
+from spillgrad.storage.journal.writer import FORMAT_VERSION, is_of, old_path
+from spillgrad.storage.runs import file_lock
+
+_PIECE_BYTES = 256 << 10
+# A journal and the one before it are not so long; who follows one gets the rest with the next call.
+_READ_MAX_BYTES, _READ_MAX_LINES = 256 << 20, 4_000_000
+_MOMENT_S, _PATIENCE = 0.01, 50
+
+
+class JournalReader:
+    """Follows a journal and the one before it: `read()` takes in what is new.
+
+    Of the journal to which a run's `directory` leads, nothing is taken in where it is another run's.
+
+    Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version.
+    """
+
+    def __init__(self, path: Path, state: JournalState | None = None, directory: Path | None = None) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._directory = directory
+        self.head = Head()
+        self.state = state or JournalState()
+        self._file: _File | None = None
+        self._read_bytes = self._read_lines = 0
+        self._began: str | None = None
+        self._is_over = False  # another run's journal has the place of this one
+        self.is_others = False  # it had it from the beginning
+
+    def read(self) -> bool:
+        """Take in the lines that came since; return whether there were any."""
+        return any([True for piece in self.pieces() if piece])
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there was more than a journal has, and the last call left some of it."""
+        return self._read_bytes > _READ_MAX_BYTES or self._read_lines > _READ_MAX_LINES
+
+    def pieces(self) -> Iterator[bool]:
+        """Take in the lines that came since, in pieces; yield for each whether it had any."""
+        self._read_bytes = self._read_lines = 0
+        if self._file is None:
+            yield from self._begin()
+        while self._file is not None and not self._is_over:
+            yield from self._read(self._file)
+            if self.is_cut or not self._file.was_replaced():
+                return
+            yield from self._read(self._file)  # what came before it was replaced
+            following = self._present()
+            self._file.close()
+            self._file = following
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the process that writes it lives, as the file that was read last says."""
+        return self._file is not None and not self._is_over and self._file.is_locked
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "JournalReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> Iterator[bool]:
+        self._file = self._present()
+        try:
+            former = _File(old_path(self.path))
+        except FileNotFoundError:
+            return
+        try:
+            # It was not replaced between these two lines; nor left by the run before, or put there by somebody.
+            if former.identity != self._file.identity and former.is_before(self._file):
+                yield from self._read(former)
+        finally:
+            former.close()
+
+    def _present(self) -> "_File":
+        """Open the file; between one and the next there is none for a moment."""
+        for _ in range(_PATIENCE):
+            with contextlib.suppress(FileNotFoundError):
+                return _File(self.path)
+            if not old_path(self.path).exists():
+                break
+            time.sleep(_MOMENT_S)
+        return _File(self.path)
+
+    def _read(self, file: "_File") -> Iterator[bool]:
+        if not file.begun:
+            head = file.head()
+            if head is None:
+                return
+            if self._directory is not None and not is_of(self._directory, head.run):
+                self.is_others = self._began is None
+                self._is_over = self._is_over or file is self._file
+                return
+            if file is self._file:
+                self._is_over = self._began not in (None, head.began)
+                if self._is_over:
+                    return
+                self._began = head.began
+            self.head = head
+            file.begun = True
+        for lines in file.read():
+            self._read_bytes += len(lines)
+            before = self._read_lines
+            for line in read_lines(lines):
+                self.state.add(line)
+                self._read_lines += 1
+            yield self._read_lines > before
+            if self.is_cut:
+                return
+
+
+def head_of(path: Path) -> tuple[Head, bool]:
+    """Return how a journal begins (nothing where it does not yet), and whether the process that writes it lives.
+
+    Raises what `JournalReader` raises.
+    """
+    file = _File(path)
+    try:
+        return file.head() or Head(), file.is_locked
+    finally:
+        file.close()
+
+
+class _File:
+    """A file of lines, which may grow."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise SpillFormatError(f"{path} is no file of a run; name a folder of spill files, or a journal")
+        self.identity = found.st_dev, found.st_ino
+        self.begun = False  # the head was taken in
+        self._fd = fd
+        self._head: Head | None = None
+        self._rest = b""
+        self._skips = False
+
+    def head(self) -> Head | None:
+        """Return the first line, if it is there yet."""
+        if self._head is not None:
+            return self._head
+        line, newline, self._rest = os.read(self._fd, _PIECE_BYTES).partition(b"\n")
+        if not newline:
+            if line and not b'{"format": '.startswith(line[:11]):
+                raise self._no_journal()
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._rest = b""
+            return None
+        head = read_head(line)
+        if head is None:
+            raise self._no_journal()
+        check_version(self._path, head.format, FORMAT_VERSION)
+        self._head = head
+        return head
+
+    def is_before(self, following: "_File") -> bool:
+        """Return whether both are of one run, as their heads say."""
+        heads = self.head(), following.head()
+        return None not in heads and heads[0] == heads[1]
+
+    def _no_journal(self) -> SpillFormatError:
+        return SpillFormatError(
+            f"{self._path} is no journal of a run; name a folder of spill files, a segment, or a journal"
+        )
+
+    def read(self) -> Iterator[bytes]:
+        """Yield whole lines, many at once, until there are no more."""
+        while True:
+            found = os.read(self._fd, _PIECE_BYTES)
+            data = self._rest + found
+            end = data.rfind(b"\n") + 1
+            self._rest = data[end:]
+            if self._skips and end:
+                data, self._skips = data[data.find(b"\n") + 1 :], False
+                end = data.rfind(b"\n") + 1
+            if len(self._rest) > LONGEST_BYTES:
+                self._rest, self._skips = b"", True
+                yield b"{\n"  # it counts as a damaged one
+            if end:
+                yield data[:end]
+            if not found:
+                return
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether who writes it lives."""
+        return file_lock.is_locked(self._fd)
+
+    def was_replaced(self) -> bool:
+        """Return whether another file has the name now."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) != self.identity
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._fd)

@@ -1,0 +1,413 @@
+"""What the lines of a journal come to."""
+
+import collections
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from spillgrad.inspection.lines import Line, Totals
+from spillgrad.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
+from spillgrad.storage.journal.writer import LONGEST_PLAN
+from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
+from spillgrad.storage.store import StoreStats
+
+# No journal has more; one that was made to have takes no more memory for it.
+_LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 100
+_PLANS_MAX = 16
+# Of all places together, pieces and chunks.
+_PLACED_MAX = 1 << 20
+# Characters of all origins' names; 20,000 of a model have two thirds of that.
+_NAMES_MAX = 2 << 20
+# Beyond that every other sample goes.
+_SAMPLES_MAX = 20_000
+# Of an array that is live the bytes, and, in so many bits, which source it has: a number takes a third of a tuple.
+_SOURCE_BITS = _ORIGINS_MAX.bit_length()
+_KINDS = {"p": "put", "u": "use", "d": "drop"}
+
+
+class _Live(NamedTuple):
+    nbytes: int
+    origin: Origin
+    moved: OriginCounters
+
+
+class Place(NamedTuple):
+    """Where an array lies, as its journal says: `dataset` is its name, `pieces` are offsets in the file and bytes.
+
+    `pieces` is None where the journal does not say so much. `chunks` are the bytes of each of what compression made.
+    `retold` is before which totals a line said so that was not the first to.
+    """
+
+    segment: str
+    dataset: str
+    shape: list[int]
+    pieces: list[tuple[int, int]] | None
+    checksum: str | None
+    codec: str | None
+    order: str | None
+    chunks: list[int]
+    retold: int | None
+
+
+class Placed(NamedTuple):
+    """An array on disk: where it comes from, and where it lies."""
+
+    origin: Origin
+    step: int | None
+    place: Place
+
+
+_UNKNOWN = _Live(0, NO_ORIGIN, OriginCounters())
+
+
+class JournalState:
+    """Takes in the lines of a journal, one after the other, and says what they come to.
+
+    Sums are those of all the run, also where older lines are no longer there: a file begins with them.
+    `is_flushed` says whether HDF5 has in the files what there is; where arrays lie is kept `with_places` only.
+    """
+
+    def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
+        self.origins: dict[Origin, OriginCounters] = {}
+        self._sources: list[tuple[Origin, OriginCounters]] = []
+        self._known: dict[Origin, int] = {}  # which of the sources
+        self._names_length = 0
+        self.moved = OriginCounters()
+        self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
+        self._unlabelled_steps = 0  # since the newest that has a label
+        self.samples: list[Sample] = []
+        self.failures: collections.deque[Failure] = collections.deque(maxlen=_FAILURES_MAX)
+        self.failure_count = self.lost_lines = self.damaged_lines = 0
+        self._shrunk_bytes: dict[Origin, list[int]] = {}
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.ended = False
+        self.phase: str | None = None
+        self.step: int | None = None  # of training, as the last array says that came
+        self._stats = StoreStats()
+        self._live: dict[int, int] = {}
+        self._live_bytes = 0
+        self.is_flushed = False
+        self._with_places = with_places
+        self._places: dict[int, Place] = {}
+        self._steps: dict[int, int] = {}  # of training, of live arrays
+        self._placed = 0
+        self._totals = 0  # how many there were
+        self.knows_places = True  # all of them: no line of one is missing
+        self.unplaced = 0  # arrays on disk that are more than is looked at
+        self._plans: dict[int, StepPlan] = {}
+        self._uses: collections.Counter[int] = collections.Counter()
+        self._last_plan: int | None = None
+        self._sample_gap_s = 0.0
+        self._phase_began_s = 0.0
+        self._on_span = on_span
+        self._handlers: dict[str, Callable[[Line], None]] = {
+            "pack": self._packed,
+            "label": self._relabeled,
+            "keep": self._kept,
+            "share": self._shared,
+            "write": self._written,
+            "read": self._read,
+            "wait": self._waited,
+            "place": self._stands,
+            "change": lambda line: self._leaves(line.array),
+            "flush": self._flushed,
+            "free": self._freed,
+            "fail": self._failed,
+            "phase": self._phase_began,
+            "step": self._step_ended,
+            "plan": self._planned,
+            "sample": self._sampled,
+            "shrink": self._shrunk,
+            "totals": self._begun,
+            "end": self._ended,
+            "lost": self._lost,
+        }
+
+    def add(self, line: Line | None) -> None:
+        """Take in a line; None is one that makes no sense."""
+        handler = None if line is None else self._handlers.get(line.event)
+        if line is None or handler is None:
+            self.damaged_lines += 1
+            return
+        t = line.t
+        if t > self.last_s:
+            self.last_s = t
+        if self.first_s is None:
+            self.first_s = t
+        handler(line)
+
+    @property
+    def stats(self) -> StoreStats:
+        """What the store did so far; what it held, as of the last sample."""
+        moved = {name: getattr(self.moved, name) for name in IN_STATS}
+        return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """What the most steps asked of the store."""
+        best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
+        return None if best is None else self._plans.get(best)
+
+    @property
+    def shrinkage(self) -> list[Shrinkage]:
+        """What samples of each origin's arrays shrank to."""
+        return [Shrinkage(origin, *sums) for origin, sums in self._shrunk_bytes.items()]
+
+    def _source(self, line: Line) -> int:
+        """Return which of `_sources` a line says that its array comes from."""
+        origin = Origin(line.module, line.op, line.slot, line.dtype)
+        source = self._known.get(origin)
+        if source is None:
+            length = sum(len(name or "") for name in origin)
+            if len(self._known) >= _ORIGINS_MAX or self._names_length + length > _NAMES_MAX:
+                origin, length = NO_ORIGIN, 0
+            self._names_length += length
+            source = self._known.setdefault(origin, len(self._sources))
+            if source == len(self._sources):
+                self._sources.append((origin, self.origins.setdefault(origin, OriginCounters())))
+        return source
+
+    def _live_array(self, number: int) -> _Live | None:
+        packed = self._live.get(number)
+        if packed is None:
+            return None
+        return _Live(packed >> _SOURCE_BITS, *self._sources[packed & ((1 << _SOURCE_BITS) - 1)])
+
+    def _note_step(self, number: int, step: int | None) -> None:
+        if self._with_places and step is not None:
+            self._steps[number] = step
+
+    def _packed(self, line: Line) -> None:
+        source, nbytes = self._source(line), line.bytes
+        for each in (self._sources[source][1], self.moved):
+            each.arrays += 1
+            each.packed_bytes += nbytes
+        if len(self._live) < _LIVE_MAX:
+            self._live[line.array] = nbytes << _SOURCE_BITS | source
+            self._note_step(line.array, line.step)
+            self._live_bytes += nbytes
+        if line.step is not None:
+            self.step = line.step
+
+    def _relabeled(self, line: Line) -> None:
+        former = self._live_array(line.array)
+        if former is None:
+            return
+        source = self._source(line)
+        for each, sign in ((former.moved, -1), (self._sources[source][1], 1)):
+            each.arrays += sign
+            each.packed_bytes += sign * former.nbytes
+        self._live[line.array] = former.nbytes << _SOURCE_BITS | source
+        self._note_step(line.array, line.step)
+
+    def _whose(self, line: Line) -> _Live:
+        """Return the array that a line is about; it says so itself where that is not known, or no longer."""
+        if line.dtype is None and line.cause != "put":
+            return self._live_array(line.array) or _UNKNOWN
+        return _Live(line.bytes, *self._sources[self._source(line)])
+
+    def _kept(self, line: Line) -> None:
+        for each in (self._sources[self._source(line)][1], self.moved):
+            each.kept_bytes += line.bytes
+
+    def _shared(self, line: Line) -> None:
+        nbytes, _, moved = self._live_array(line.array) or _UNKNOWN
+        for each in (moved, self.moved):
+            each.packed_bytes += nbytes
+            each.deduplicated_bytes += nbytes
+
+    def _written(self, line: Line) -> None:
+        if line.array in self._live:
+            self._stands(line)
+        elif line.dtype is None and len(self._live) >= _LIVE_MAX:
+            self.unplaced += 1
+        nbytes, origin, moved = self._whose(line)
+        stored = nbytes if line.stored < 0 else line.stored
+        for each in (moved, self.moved):
+            each.written_bytes += nbytes
+            each.stored_bytes += stored
+        if self._on_span is not None:
+            self._on_span(Span("write", line.t - line.took, line.took, line.array, nbytes, origin))
+
+    def _read(self, line: Line) -> None:
+        nbytes, origin, moved = self._whose(line)
+        for each in (moved, self.moved):
+            each.read_bytes += nbytes
+        if self._on_span is not None:
+            self._on_span(Span("read", line.t - line.took, line.took, line.array, nbytes, origin, ahead=line.ahead))
+
+    def _waited(self, line: Line) -> None:
+        nbytes, origin, moved = self._whose(line)
+        for each in (moved, self.moved):
+            if line.cause == "put":
+                each.wait_write_s += line.took
+            else:
+                each.wait_read_s += line.took
+        if self._on_span is not None:
+            cause = "put" if line.cause == "put" else "get"
+            self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
+
+    def _stands(self, line: Line) -> None:
+        """Note where an array lies from here on; a file's totals, which come later, say which of them there are."""
+        self._leaves(line.array)
+        if not self._with_places or line.segment is None or line.dataset is None:
+            return
+        place = Place(
+            sys.intern(line.segment), line.dataset, line.shape or [], line.pieces, line.xxh3_64, line.codec, line.order,
+            line.chunks or [], self._totals if line.event == "place" else None,
+        )  # fmt: skip
+        if len(self._places) < _LIVE_MAX and self._placed + _length(place) <= _PLACED_MAX:
+            self._places[line.array] = place
+            self._placed += _length(place)
+        else:
+            self.unplaced += 1
+
+    def _leaves(self, array: int) -> None:
+        self.is_flushed = False
+        place = self._places.pop(array, None)
+        if place is not None:
+            self._placed -= _length(place)
+
+    def _flushed(self, line: Line) -> None:
+        self.is_flushed = True
+
+    def placed(self, segment: str) -> list[Placed]:
+        """Return what lies in a segment."""
+        return [
+            Placed(live.origin, self._steps.get(number), place)
+            for number, place in self._places.items()
+            if place.segment == segment and (live := self._live_array(number)) is not None
+        ]
+
+    def _freed(self, line: Line) -> None:
+        self._leaves(line.array)
+        self._steps.pop(line.array, None)
+        packed = self._live.pop(line.array, None)
+        if packed is not None:
+            self._live_bytes -= packed >> _SOURCE_BITS
+
+    def _failed(self, line: Line) -> None:
+        self.failure_count += 1
+        self.failures.append(Failure(line.t, line.reason[:1000]))
+
+    def _lost(self, line: Line) -> None:
+        self.lost_lines += line.lines
+        self.knows_places = False
+        for number in list(self._places):  # it may have gone, and another one may be there
+            self._leaves(number)
+
+    def _phase_began(self, line: Line) -> None:
+        if self._on_span is not None and self.phase is not None:
+            self._on_span(Span(self.phase, self._phase_began_s, max(0.0, line.t - self._phase_began_s)))
+        known = line.phase in ("forward", "backward", "update")
+        self.phase, self._phase_began_s = line.phase if known else None, line.t
+
+    def _step_ended(self, line: Line) -> None:
+        began_s, moved, batches = (
+            max(0.0, line.t - line.took),
+            OriginCounters() if line.moved is None else OriginCounters(*line.moved),
+            1,
+        )
+        number, place = line.number, len(self.steps) - 1 - self._unlabelled_steps
+        newest = self.steps[place] if line.step is not None and place >= 0 else None
+        is_batch = newest is not None and newest.label == line.step
+        if newest is not None and is_batch:
+            number, began_s, batches = newest.number, min(newest.began_s, began_s), newest.batches + 1
+            moved = total([newest.moved, moved])
+        step = Step(number, line.step, began_s, max(0.0, line.t - began_s), moved, batches)
+        if is_batch:
+            self.steps[place] = step
+        else:
+            self.steps.append(step)
+            self._unlabelled_steps = 0 if line.step is not None else self._unlabelled_steps + 1
+        if line.plan is not None:
+            self._uses[line.plan] += 1
+            self._last_plan = line.plan
+            if len(self._uses) > 2 * _PLANS_MAX:
+                self._uses.clear()
+
+    def _planned(self, line: Line) -> None:
+        arrays, happened, to = line.arrays or [], line.happened, line.to or []
+        is_sound = len(happened) == len(to) and all(kind in _KINDS for kind in set(happened))
+        # Each array has a part in what happened: no store tells of others.
+        if line.plan is None or not is_sound or (to and max(to) >= len(arrays)) or len(arrays) > len(to):
+            self.damaged_lines += 1
+        elif line.plan in self._plans or len(self._plans) < _PLANS_MAX:
+            told = [(_KINDS[kind], place) for kind, place in zip(happened, to, strict=True)]
+            too_long = len(told) > LONGEST_PLAN
+            self._plans[line.plan] = StepPlan([], [], len(told)) if too_long else StepPlan(arrays, told, line.events)
+            self._uses[line.plan] = 0
+
+    def _sampled(self, line: Line) -> None:
+        self._stats = dataclasses.replace(
+            self._stats,
+            ram_bytes=line.ram,
+            peak_ram_bytes=line.peak_ram,
+            disk_bytes=line.disk,
+            peak_disk_bytes=max(self._stats.peak_disk_bytes, line.disk),
+            cache_hits=line.hits,
+            cache_misses=line.misses,
+        )
+        if self.samples and line.t - self.samples[-1].t < self._sample_gap_s:
+            return
+        self.samples.append(
+            Sample(
+                line.t, line.ram, line.hot, line.writing, line.cached, line.lent, line.live, line.disk, line.rss,
+                line.written, line.read, line.hits, line.misses, line.waited,
+            )
+        )  # fmt: skip
+        if len(self.samples) > _SAMPLES_MAX:
+            del self.samples[1::2]
+            self._sample_gap_s = 2 * (self.samples[-1].t - self.samples[0].t) / len(self.samples)
+
+    def _shrunk(self, line: Line) -> None:
+        nbytes, origin, _ = self._whose(line)
+        if nbytes and line.sampled:
+            sums = self._shrunk_bytes.setdefault(origin, [0, 0])
+            sums[0] += nbytes
+            sums[1] += math.ceil(nbytes * min(line.shrunk / line.sampled, 1.0))
+
+    def _begun(self, line: Line) -> None:
+        if line.totals is not None:
+            self._take(line.totals)
+
+    def _ended(self, line: Line) -> None:
+        if line.totals is not None:
+            self._take(line.totals)
+        self.ended = True
+
+    def _take(self, totals: Totals) -> None:
+        """Begin with the sums that a line has, whatever was known."""
+        stats = totals.stats
+        self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
+        origins = [Origin(*each[:4]) for each in totals.origins]
+        moved = [OriginCounters(*each[4:]) for each in totals.origins]
+        self._sources = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))
+        self._known = {origin: source for source, (origin, _) in enumerate(self._sources)}
+        self.origins = dict(self._sources)
+        self.moved = OriginCounters(
+            arrays=sum(each.arrays for each in moved),
+            kept_bytes=totals.kept,
+            **{name: getattr(stats, name) for name in IN_STATS},
+        )
+        self._live = {
+            number: nbytes << _SOURCE_BITS | source
+            for number, nbytes, source, _ in totals.live[:_LIVE_MAX]
+            if source < len(self._sources)
+        }
+        self._steps = {}
+        for number, _, _, step in totals.live[:_LIVE_MAX]:
+            self._note_step(number, step)
+        for number, place in list(self._places.items()):
+            if number not in self._live or place.retold != self._totals:
+                self._leaves(number)
+        self._totals += 1
+        self.knows_places = True
+        self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
+
+
+def _length(place: Place) -> int:
+    return 1 + len(place.pieces or ()) + len(place.chunks)

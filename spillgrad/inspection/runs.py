@@ -1,0 +1,246 @@
+"""Find runs and read their journals: of living, finished and dead ones."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from spillgrad.errors import SpillError, SpillFormatError
+from spillgrad.inspection.find import is_segment_file
+from spillgrad.inspection.journal_reader import JournalReader, head_of
+from spillgrad.inspection.journal_state import JournalState
+from spillgrad.inspection.lines import Head
+from spillgrad.inspection.records import Inspection, Run, Settings, Span
+from spillgrad.inspection.segments import inspect_segment
+from spillgrad.storage.journal.writer import JOURNAL_NAME, has_others_beside, is_journal, is_of, old_path
+from spillgrad.storage.runs.lifecycle import write_journals
+from spillgrad.storage.runs.run_directory import LOCK_NAME, RUN_NAME, is_locked, is_segment
+
+# A store of this process writes its journal at once, unless it is busy.
+_PATIENCE_S = 1.0
+
+
+class RunReader:
+    """Follows a run, by its directory or its journal: `read()` takes in what is new, `run()` says what is known.
+
+    Raises what `inspect` raises.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        is_directory = self.path.is_dir()
+        self._directory = self.path if is_directory else None
+        journal = self.path / JOURNAL_NAME if is_directory else self.path
+        self._journal = JournalReader(journal, directory=self._directory)
+
+    def read(self) -> bool:
+        """Take in what came since; return whether there was anything. A run may have no journal yet, or none more."""
+        try:
+            return self._journal.read()
+        except FileNotFoundError:
+            if self._directory is None:
+                raise
+            return False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last `read()` left something, as there was more than a journal has."""
+        return self._journal.is_cut
+
+    @property
+    def phase(self) -> str | None:
+        """What the last lines are about: "forward", "backward", "update", or None."""
+        return self._journal.state.phase
+
+    @property
+    def step(self) -> int | None:
+        """The training step of the array that came last; None where nobody said."""
+        return self._journal.state.step
+
+    def run(self) -> Run:
+        """Return what is known of the run."""
+        directory = _directory(self._journal.head) if self._directory is None else self._directory
+        how = self._state(directory)
+        state, head = self._journal.state, self._journal.head
+        return Run(
+            path=self.path,
+            journal=self._journal.path if self._journal.path.exists() and not self._journal.is_others else None,
+            state=how,
+            host=head.host,
+            process=head.process,
+            command=head.command,
+            version=head.version,
+            began=head.began,
+            duration_s=state.last_s,
+            first_s=state.first_s or 0.0,
+            settings=Settings(head.budget, head.codec, head.encrypt, head.checksums, head.on_full),
+            stats=state.stats,
+            kept_bytes=state.moved.kept_bytes,
+            origins=dict(state.origins),
+            steps=list(state.steps),
+            samples=list(state.samples),
+            failures=list(state.failures),
+            failure_count=state.failure_count,
+            shrinkage=state.shrinkage,
+            segments=_segments(directory),
+            step_plan=state.plan,
+            lost_lines=state.lost_lines,
+            damaged_lines=state.damaged_lines,
+            folder=directory if directory is not None and os.path.isdir(directory) else None,
+        )
+
+    def _state(self, directory: Path | None) -> str:
+        if not self._journal.state.ended:
+            if self._journal.is_written or (directory is not None and is_locked(directory)):
+                return "live"
+            with contextlib.suppress(FileNotFoundError):
+                self.read()  # it may have ended just now: that is told before the locks go
+        return "finished" if self._journal.state.ended else "dead"
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def __enter__(self) -> "RunReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def inspect(path: str | os.PathLike[str]) -> Inspection:
+    """Return what is known of the runs at `path`: a run's directory, one that has some, or a journal; or of a segment.
+
+    Runs may be going on: they are not disturbed. Of this process's, all is told that happened until now; of others',
+    what is a fifth of a second old.
+    Of several, one that ends meanwhile and leaves nothing is left out.
+    Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version, SpillError
+    where there is no run.
+    """
+    if is_segment_file(Path(path)):
+        return Inspection(Path(path), [], inspect_segment(path))
+    write_journals(_PATIENCE_S)
+    runs: list[Run] = []
+    while not runs:  # until there are some, or none to be found
+        runs = list(_read_runs(find_runs(path), Path(path)))
+    return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
+
+
+def _read_runs(places: list[Path], named: Path) -> Iterator[Run]:
+    for place in places:
+        try:
+            run = _read_run(place)
+        except FileNotFoundError:
+            if place == named:
+                raise
+            continue
+        if place == named or place.exists():
+            yield run
+
+
+def _read_run(place: Path) -> Run:
+    with RunReader(place) as reader:
+        reader.read()
+        if place.is_file() and not os.path.getsize(place):
+            raise SpillFormatError(f"{place} is empty: no journal, or one that nothing was written to yet")
+        if reader.is_cut:
+            raise SpillFormatError(f"{place} is longer than a journal is; name one that a store wrote")
+        return reader.run()
+
+
+def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
+    """Return the runs at `path`: directories, and journals that stayed of runs without one.
+
+    Where there are none they are those in the folders `below` it.
+
+    Raises OSError for what cannot be read, SpillError where there is no run.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    names = sorted(os.listdir(path))
+    if RUN_NAME.fullmatch(path.name) or LOCK_NAME in names:
+        return [path]
+    directories = [path / name for name in names if RUN_NAME.fullmatch(name) and (path / name).is_dir()]
+    told = set()
+    for directory in filter(_has_own_journal, directories):
+        with contextlib.suppress(FileNotFoundError):  # the run ended meanwhile
+            told.add(os.path.realpath(directory / JOURNAL_NAME))
+    journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
+    told |= {os.path.realpath(old_path(journal)) for journal in journals if not has_others_beside(journal)}
+    found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
+    if not found and below:  # as the folder of all runs of `spillgrad train`
+        for name in names:
+            if (path / name).is_dir():
+                with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
+                    found += find_runs(path / name, below=False)
+    if not found:
+        segments = [name for name in names if is_segment(name)]
+        if segments:
+            raise SpillError(f"{path} holds no run, but segments; name one of them, such as {path / segments[0]}")
+        raise SpillError(f"{path} holds no run; name a folder that something spilled to, or a journal")
+    return found
+
+
+def goes_on(place: Path) -> bool:
+    """Return whether the process of a run lives, whose directory or journal this is; of that the head alone is read.
+
+    Raises what `inspect` raises.
+    """
+    if place.is_dir():
+        return is_locked(place)
+    try:
+        head, is_written = head_of(place)
+    except FileNotFoundError:  # it was removed
+        return False
+    directory = _directory(head)
+    return is_written or (directory is not None and is_locked(directory))
+
+
+def spans(run: Run) -> Iterator[Span]:
+    """Yield what took time in a run, as far as its journal still has it, in the order in which it ended."""
+    if run.journal is None:
+        return
+    found: list[Span] = []
+    with JournalReader(run.journal, JournalState(on_span=found.append)) as reader:
+        for _ in reader.pieces():
+            yield from found
+            found.clear()
+
+
+def _has_own_journal(directory: Path) -> bool:
+    try:
+        return is_of(directory, head_of(directory / JOURNAL_NAME)[0].run)
+    except (OSError, SpillError):  # it has none, or one that cannot be read: whoever reads it says so
+        return True
+
+
+def _is_filled_journal(path: Path) -> bool:
+    try:
+        return is_journal(path) and os.path.getsize(path) > 0
+    except OSError:  # a link to nothing, or to itself; or it goes meanwhile
+        return False
+
+
+def _directory(head: Head) -> Path | None:
+    """Return the directory of the run whose journal begins so, if it is one of this machine.
+
+    Whatever else a journal names is no run's: nobody is to be told to sweep there.
+    """
+    directory = Path(head.run or "")
+    is_ours = RUN_NAME.fullmatch(directory.name) is not None and head.host in (None, socket.gethostname())
+    return directory if is_ours and "\0" not in str(directory) else None
+
+
+def _segments(directory: Path | None) -> dict[Path, int]:
+    """Return the segments of a run, and the bytes that each takes on the disk."""
+    found = {}
+    try:
+        names = sorted(os.listdir(directory)) if directory is not None else []
+        for name in names:
+            if is_segment(name):
+                found[directory / name] = os.lstat(directory / name).st_blocks * 512  # type: ignore[operator]
+    except (OSError, ValueError):  # it goes meanwhile, is another user's, or is what a hostile journal names
+        return {}
+    return found

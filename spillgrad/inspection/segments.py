@@ -1,0 +1,117 @@
+"""What is in a segment: as the journal of its run says while there is one, else as HDF5 does."""
+
+import contextlib
+import dataclasses
+import os
+import stat
+from pathlib import Path
+from typing import cast
+
+from spillgrad.errors import SpillError, SpillFormatError
+from spillgrad.inspection.arrays import (
+    Segment,
+    StoredArray,
+    foreign,
+    held_bytes,
+    overlap,
+    read_structure,
+)
+from spillgrad.inspection.journal_state import JournalState
+from spillgrad.inspection.placed import Journals, placed_array
+from spillgrad.inspection.untrusted import UntrustedReader
+from spillgrad.storage.runs.run_directory import is_locked
+
+# As many chunks as are looked at in HDF5's structure.
+_CHUNKS_MAX = 1 << 18
+
+
+def inspect_segment(
+    path: str | os.PathLike[str], reader: UntrustedReader | None = None, journals: Journals | None = None
+) -> Segment:
+    """Return what is in a segment, of a living or dead run, without opening it in this process.
+
+    `reader` opens several, and `journals` is for several of a run.
+    Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take and of which no journal tells;
+    SpillFormatError, which is one, for a file of a newer version; OSError for one that cannot be opened.
+    """
+    path = Path(path)
+    with contextlib.ExitStack() as ours:
+        reader = ours.enter_context(UntrustedReader()) if reader is None else reader
+        journals = ours.enter_context(Journals()) if journals is None else journals
+        structure = refused = None
+        try:
+            structure = read_structure(path, reader)
+        except SpillFormatError:
+            raise
+        except SpillError as error:
+            refused = error
+        # The journal last: while HDF5 is asked, a run goes on. It does not tell of what a link leads to.
+        state = journals.of(path) if stat.S_ISREG(os.lstat(path).st_mode) else None
+        if state is not None:
+            return _of_run(path, structure or Segment(path, 0, 0, (), (), 0, ()), refused, state)
+        if structure is None:
+            raise cast(SpillError, refused)
+        return structure
+
+
+def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: JournalState) -> Segment:
+    """Return what is in a segment of a run: as its journal says, with what HDF5 has, if it did not refuse the file."""
+    placed, is_flushed, is_live = state.placed(path.name), state.is_flushed, is_locked(path.parent)
+    found = os.stat(path)
+    in_hdf5 = {array.key: array for array in structure.arrays}
+    problems = [*filter(None, map(foreign, structure.items))]
+    arrays = []
+    most_bytes, chunks, left_out = held_bytes(found), 0, structure.left_out + state.unplaced
+    for one in placed:
+        chunks += 1 + len(one.place.pieces or ()) + len(one.place.chunks)
+        if chunks <= _CHUNKS_MAX:
+            array = placed_array(one, found.st_size, most_bytes)
+            arrays.append(_completed(array, one.place.pieces is None, in_hdf5.get(array.key)))
+        else:
+            left_out += 1
+    if (problem := overlap(arrays, most_bytes)) is not None:
+        problems.append(problem)
+        arrays = [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
+    note = None
+    if is_flushed and not is_live:  # since then HDF5 wrote nothing
+        problems += [str(refused)] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))
+    else:
+        note = _note(state, is_live, sum(array.key not in in_hdf5 for array in arrays), len(arrays), refused is None)
+    return Segment(
+        path, found.st_size, found.st_blocks * 512, tuple(arrays), structure.items, left_out, tuple(problems), note
+    )
+
+
+def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | None) -> StoredArray:
+    """Return an array with what HDF5 alone has of it: all, where the journal does not say where it is."""
+    if in_hdf5 is None or (in_hdf5.problem is not None and not is_elsewhere):
+        return array
+    if is_elsewhere:
+        return in_hdf5
+    return dataclasses.replace(array, views=in_hdf5.views, chunk_shape=in_hdf5.chunk_shape)
+
+
+def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
+    """Return in what HDF5 has another array than the journal."""
+    other = in_hdf5.get(array.key)
+    if other is None:
+        return f"{array.key}: is in the journal, and HDF5 does not have it"
+    if other.problem is not None:
+        return f"{array.key}: as HDF5 has it, {other.problem}"
+    if array.from_journal and (other.shape, other.checksum) != (array.shape, array.checksum):
+        return f"{array.key}: HDF5 has another shape or checksum than the journal"
+    return None
+
+
+def _note(state: JournalState, is_live: bool, unflushed: int, total: int, is_readable: bool) -> str | None:
+    """Return what HDF5 does not have, in a run that flushes later, or that was killed."""
+    if not state.knows_places:
+        return (
+            f"the disk refused lines of the run's journal: what was in it before, but for {total} arrays, is not known"
+        )
+    if is_readable and not unflushed:
+        return None
+    which = f"{unflushed} of {total} arrays are told from the run's journal" if total else "no array was in it"
+    if is_live:
+        return f"not flushed yet: {which}" + ("" if is_readable else "; HDF5 cannot read it before")
+    return f"its run was killed before a flush: {which}" + ("" if is_readable else "; HDF5 cannot read it")

@@ -1,0 +1,1 @@
+"""The files: segments of arrays, and how their bytes move."""

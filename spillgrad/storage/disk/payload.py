@@ -1,0 +1,98 @@
+"""Move bytes between memory and their places in a file, through the page cache or past it."""
+
+import errno
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from spillgrad.storage.disk.chunks import PAGE_BYTES
+from spillgrad.storage.disk.direct_io import open_direct
+from spillgrad_kernels.memory import buffers
+
+# What is copied to be written is copied in pieces of this size: more would not be faster, and is memory.
+_COPIED_BYTES = 2 << 20
+
+
+class PayloadFile:
+    """A file's bytes, as `descriptor` sees them, and past the page cache if `direct`.
+
+    Direct I/O (O_DIRECT) takes a third of the processor's time but moves whole pages between page addresses only. A
+    large array in another library's memory, which begins anywhere, is written by way of a buffer, which each writing
+    thread has beside any budget. What else there is, such as small arrays and the last, partial page of others, goes
+    through the page cache, which the kernel keeps in step with the file; so does everything where the file system knows
+    no direct I/O. Any thread may read and write.
+    """
+
+    def __init__(self, path: str, descriptor: int, direct: bool) -> None:
+        self._descriptor = descriptor
+        self._direct = open_direct(path, os.O_RDWR) if direct else None
+
+    def close(self) -> None:
+        """Close what was opened here; nothing may be under way."""
+        if self._direct is not None:
+            os.close(self._direct)
+            self._direct = None
+
+    def write(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> None:
+        """Write bytes `start:start + nbytes` of a C-contiguous array at `file_offset`.
+
+        With `cached` they go through the page cache.
+        Raises OSError when the disk refuses.
+        """
+        payload = array.reshape(-1).view(np.uint8)[start : start + nbytes]
+        if cached or self._direct is None or nbytes < buffers.POOLED_MIN_BYTES or _is_at_page(payload):
+            self._move(os.pwritev, payload, file_offset, cached)
+            return
+        try:
+            buffer = buffers.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
+        except MemoryError:  # which writing may relieve
+            self._move(os.pwritev, payload, file_offset, cached=True)
+            return
+        for done in range(0, nbytes, _COPIED_BYTES):
+            piece = payload[done : done + _COPIED_BYTES]
+            buffer[: piece.size] = piece
+            self._move(os.pwritev, buffer[: piece.size], file_offset + done, cached)
+
+    def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> int:
+        """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many there were.
+
+        Raises OSError when they cannot be read.
+        """
+        return self._move(os.preadv, array.reshape(-1).view(np.uint8)[start : start + nbytes], file_offset, cached)
+
+    def _move(self, call: Callable[..., int], payload: np.ndarray, file_offset: int, cached: bool) -> int:
+        direct = None if cached or not _is_at_page(payload) else self._direct
+        view = payload.data
+        done = 0
+        while done < len(view):
+            place = file_offset + done
+            count = 0
+            if direct is not None and done % PAGE_BYTES == 0 and place % PAGE_BYTES == 0:
+                count = _move_pages(call, direct, view[done:], place)
+            if not count:
+                count = call(self._descriptor, [view[done:]], place)
+            if not count:
+                break
+            done += count
+        return done
+
+
+def _is_at_page(payload: np.ndarray) -> bool:
+    """Return whether memory begins where a page does."""
+    address: int = payload.__array_interface__["data"][0]
+    return address % PAGE_BYTES == 0
+
+
+def _move_pages(call: Callable[..., int], direct: int, view: memoryview, place: int) -> int:
+    """Move the whole pages of memory that begins at a page's address; return how many bytes that were.
+
+    0 if the file refuses.
+    """
+    whole = len(view) // PAGE_BYTES * PAGE_BYTES
+    try:
+        return call(direct, [view[:whole]], place) if whole else 0
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return 0  # this file system wants larger blocks than pages

@@ -1,0 +1,449 @@
+"""One HDF5 file of arrays, whose bytes move past HDF5, straight to and from the places HDF5 gave them.
+
+`FORMAT.md` says what is in it.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import operator
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from spillgrad.errors import SpillCorruptionError
+from spillgrad.storage.codecs import Encoding, filters
+from spillgrad.storage.disk import hdf5
+from spillgrad.storage.disk.chunks import (
+    PAGE_BYTES,
+    TOLD_PIECES_MAX,
+    Piece,
+    chunk_shape,
+    compressed_chunks,
+    join_pieces,
+    places,
+)
+from spillgrad.storage.disk.hdf5_types import hdf5_type
+from spillgrad.storage.disk.holes import hole_bytes, punch
+from spillgrad.storage.disk.payload import PayloadFile
+from spillgrad.storage.disk.structure_file import StructureFile
+from spillgrad.storage.store import NO_LABEL, Label, View
+
+FORMAT_VERSION = 1
+ATTRIBUTE = b"spillgrad"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Extent:
+    """Where one array lies: its dataset, and the pieces of the file that hold its bytes."""
+
+    segment: "Segment"
+    dataset: str  # its name in the file
+    sequence: int
+    shape: tuple[int, ...]  # of the dataset
+    dtype: np.dtype[Any]
+    pieces: tuple[Piece, ...]
+    allocated_bytes: int
+    place: str  # what the journal says of that
+    label: Label
+    views: list[View]  # its handle's
+    checksum: int | None = None  # of what was written
+    written: bool = False
+    described: bool = False  # the file says what it holds
+    cached: bool = False  # what was written went through the page cache, and may still be there
+    encoding: Encoding | None = None  # of what is not stored as it is
+
+    @property
+    def stored_bytes(self) -> int:
+        """How many bytes of it are stored."""
+        return sum(nbytes for _, _, nbytes in self.pieces)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory that reading takes beside the array."""
+        return 0 if self.encoding is None else self.encoding.staging_bytes
+
+    @property
+    def fits_one_only(self) -> bool:
+        """Whether its place fits no other array: chunks have the sizes that compression gave them."""
+        return self.encoding is not None and bool(self.encoding.chunks)
+
+    @property
+    def where(self) -> str:
+        """What the journal says of the array in its place: the dataset's name as the next flush leaves it."""
+        told = f'{self.place}, "dataset": "{_dataset_name(self.sequence)}"'
+        if self.checksum is not None:
+            told += f', "xxh3_64": "{self.checksum:016x}"'
+        encoding = self.encoding
+        if encoding is None:
+            order = ', "order": ">"' if self.dtype.byteorder == ">" else ""
+            return f'{told}, "shape": {list(self.shape)}{order}'
+        order = ', "order": ">"' if encoding.dtype.byteorder == ">" else ""
+        chunks = f', "chunks": {list(encoding.chunks)}' if 0 < len(encoding.chunks) <= TOLD_PIECES_MAX else ""
+        return (
+            f'{told}, "shape": {list(encoding.shape)}{order}, "stored": {self.stored_bytes}, '
+            f'"codec": "{encoding.codec}"{chunks}'
+        )
+
+    def write(self, array: np.ndarray, cached: bool = False) -> None:
+        """Store the bytes of a C-contiguous array; with `cached`, through the page cache.
+
+        Raises OSError when the disk refuses.
+        """
+        self.cached = cached
+        self.segment.write(self, array)
+
+    def read(self, into: np.ndarray) -> None:
+        """Fill a C-contiguous array with the stored bytes.
+
+        Raises SpillCorruptionError when they are not what was written, OSError when they cannot be read.
+        """
+        self.segment.read(self, into)
+
+    def corrupt(self, what: str) -> SpillCorruptionError:
+        """Return the error for bytes that came back wrong."""
+        return self.segment.corrupt(self, what)
+
+
+class Segment:
+    """An HDF5 file in which datasets come and go.
+
+    Invariant: HDF5 gives every chunk its place when a dataset is created (early allocation, no fill values) and never
+    reads or writes a payload itself; place is given back only by `free`. All methods belong to one thread, the owner,
+    but for `write` and `read`, which any thread may call while the extent is not freed, and `disk_bytes`.
+
+    Once a write failed no array comes any more: HDF5 would offer the place that the disk refuses again and again.
+    """
+
+    def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
+        self.path = path
+        self._told_name = json.dumps(os.path.basename(path))
+        self._checksums = checksums
+        self._undescribed: set[Extent] = set()
+        self.capacity_bytes = capacity_bytes
+        self.live_bytes = 0
+        self._live: set[Extent] = set()
+        self._full = False
+        self._failed = False
+        abandon_at_exit()
+        access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
+        access.set_alignment(PAGE_BYTES, PAGE_BYTES)
+        access.set_fclose_degree(hdf5.h5f.CLOSE_STRONG)
+        with _opening, contextlib.ExitStack() as undo:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            undo.callback(os.unlink, path)
+            undo.callback(os.close, self._fd)
+            self._payload = PayloadFile(path, self._fd, direct_io)
+            undo.callback(self._payload.close)
+            self._structure = StructureFile(self._fd)
+            access.set_fileobj_driver(hdf5.h5fd.fileobj_driver, self._structure)
+            self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
+            undo.pop_all()
+            _open.add(self)
+
+    @property
+    def live_datasets(self) -> int:
+        """How many arrays have a place."""
+        return len(self._live)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the structure could not be read or written: live arrays stay readable here, but no more come."""
+        return self._failed or self._structure.error is not None
+
+    @property
+    def closed_to_more(self) -> bool:
+        """Whether no array may come any more."""
+        return self._full or self.broken
+
+    def place(
+        self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
+    ) -> Extent:
+        """Make a dataset for a C-contiguous array, or what `encoding` says it is, whose bytes `write` then stores.
+
+        Raises OSError when the disk refuses.
+        """
+        dataset = _dataset_name(sequence)
+        shape, dtype = array.shape, array.dtype
+        if encoding is not None and encoding.chunks:
+            shape, dtype = encoding.shape, encoding.dtype
+            pieces, allocated = self._create_compressed(array, dataset, encoding)
+        else:
+            pieces, allocated = self._create(array, dataset)
+        told = f', "segment": {self._told_name}'
+        if len(pieces) <= TOLD_PIECES_MAX:
+            told += f', "pieces": {places(pieces)}'
+        extent = Extent(
+            self, dataset, sequence, shape, dtype, tuple(pieces), allocated, told, label, views, encoding=encoding
+        )
+        for file_offset, _, nbytes in pieces:
+            self._structure.taken(file_offset, file_offset + nbytes)
+        self.live_bytes += allocated
+        self._live.add(extent)
+        self._undescribed.add(extent)
+        return extent
+
+    def place_again(
+        self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
+    ) -> Extent:
+        """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
+        for extents in (self._undescribed, self._live):
+            extents.discard(extent)
+        extent = dataclasses.replace(
+            extent, sequence=sequence, label=label, views=views, checksum=None, written=False, encoding=encoding
+        )
+        for extents in (self._undescribed, self._live):
+            extents.add(extent)
+        return extent
+
+    def write(self, extent: Extent, array: np.ndarray) -> None:
+        """Store the bytes of `array` in `extent`."""
+        payload = array.reshape(-1).view(np.uint8).data
+        digest = xxhash.xxh3_64()
+        for file_offset, start, nbytes in extent.pieces:
+            if self._checksums:
+                digest.update(payload[start : start + nbytes])
+            try:
+                self._payload.write(array, start, nbytes, file_offset, extent.cached)
+            except OSError:
+                self._full = True
+                raise
+        if self._checksums:
+            extent.checksum = digest.intdigest()
+        extent.written = True
+
+    def read(self, extent: Extent, into: np.ndarray) -> None:
+        """Fill `into`, C-contiguous, from `extent`, and verify the checksum."""
+        payload = into.reshape(-1).view(np.uint8).data
+        digest = xxhash.xxh3_64()
+        for file_offset, start, nbytes in extent.pieces:
+            missing = nbytes - self._payload.read(into, start, nbytes, file_offset, extent.cached)
+            if missing:
+                raise self.corrupt(extent, f"the file ends {missing} bytes too early")
+            if extent.checksum is not None:
+                digest.update(payload[start : start + nbytes])
+        if extent.checksum not in (None, digest.intdigest()):
+            raise self.corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
+
+    def free(self, extent: Extent) -> None:
+        """Give the space of `extent` back to HDF5; no read or write of it may be under way.
+
+        In a broken segment it comes back when the file goes.
+        """
+        self.live_bytes -= extent.allocated_bytes
+        self._live.discard(extent)
+        self._undescribed.discard(extent)
+        self._unlink(extent.dataset.encode())
+
+    def flush(self) -> None:
+        """Write HDF5's structure out, so that plain h5py finds every dataset; no write may be under way.
+
+        Raises OSError when it cannot be written, now or earlier.
+        """
+        if not self.broken:
+            with self._structural_change():
+                while self._undescribed:
+                    self._describe(next(iter(self._undescribed)))
+                hdf5.h5f.flush(self._file, hdf5.h5f.SCOPE_LOCAL)
+        if self.broken:
+            raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
+
+    def describe_one(self) -> bool:
+        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        written = next((extent for extent in self._undescribed if extent.written), None)
+        if written is None or self.broken:
+            return False
+        with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+            self._describe(written)
+        return True
+
+    def disk_bytes(self) -> int:
+        """Return how many bytes of disk the file occupies."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def hole_bytes(self, extent: Extent) -> int:
+        """Return how many bytes of disk writing to a new place will take. Raises OSError when the disk refuses."""
+        return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
+
+    def punch_holes(self) -> None:
+        """Give the disk under all pages back that hold neither an array nor structure.
+
+        Structure that HDF5 did not write yet may have its place there: it will be written.
+        Raises OSError when the disk refuses.
+        """
+        length = -(-os.fstat(self._fd).st_size // PAGE_BYTES)
+        used = np.ones(length + 2, np.bool_)
+        pages = used[1:-1]
+        pages[:] = False
+        written = self._structure.pages[:length]
+        pages[: len(written)] = written
+        for extent in self._live:
+            for start, _, nbytes in extent.pieces:
+                pages[start // PAGE_BYTES : -(-(start + nbytes) // PAGE_BYTES)] = True
+        edges = np.flatnonzero(np.diff(used)) * PAGE_BYTES
+        for first, last in edges.reshape(-1, 2).tolist():
+            punch(self._fd, first, last)
+
+    def discard(self) -> None:
+        """Remove the file and close it. One that cannot be removed is empty afterwards."""
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:  # the whole directory was removed
+            pass
+        except OSError:
+            # Who removes the run's directory meets the same obstacle, and says so.
+            os.truncate(self._fd, 0)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is: nothing more is written to it."""
+        with _opening:
+            if self in _open:
+                self._structure.abandon()
+                self._file.close()
+                self._payload.close()
+                os.close(self._fd)
+                _open.discard(self)
+
+    @contextlib.contextmanager
+    def _structural_change(self) -> Iterator[None]:
+        """Note it when what HDF5 does inside fails, and raise the system's error where that was the cause."""
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
+        if self._structure.error is not None:
+            raise OSError(*self._structure.error.args) from self._structure.error
+
+    def _describe(self, extent: Extent) -> None:
+        """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        self._undescribed.discard(extent)
+        if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
+            name = _dataset_name(extent.sequence)
+            self._file.links.move(extent.dataset.encode(), self._file, name.encode())
+            extent.dataset = name
+        encoding = extent.encoding
+        secret = encoding is not None and encoding.secret
+        text = json.dumps(
+            {
+                "format": FORMAT_VERSION,
+                "sequence": extent.sequence,
+                **vars(NO_LABEL if secret else extent.label),
+                "views": [] if secret else [view._asdict() for view in list(extent.views)],
+                "dtype": (encoding or extent).dtype.name,
+                "shape": (encoding or extent).shape,
+                "xxh3_64": None if extent.checksum is None else f"{extent.checksum:016x}",
+                **({"codec": encoding.codec} if encoding else {}),
+            }
+        ).encode()
+        kind = hdf5.h5t.C_S1.copy()
+        kind.set_size(len(text))
+        kind.set_cset(hdf5.h5t.CSET_UTF8)
+        dataset = hdf5.h5d.open(self._file, extent.dataset.encode())
+        attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
+        attribute.write(np.array(text), mtype=kind)
+        extent.described = True
+
+    def _unlink(self, dataset: bytes) -> None:
+        if not self.broken:
+            with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+                self._file.unlink(dataset)
+
+    def _create(self, array: np.ndarray, dataset: str) -> tuple[list[Piece], int]:
+        kind = hdf5_type(array.dtype)
+        layout = hdf5.h5p.create(hdf5.h5p.DATASET_CREATE)
+        layout.set_alloc_time(hdf5.h5d.ALLOC_TIME_EARLY)
+        layout.set_fill_time(hdf5.h5d.FILL_TIME_NEVER)
+        if array.ndim == 0:  # HDF5 has no chunks without dimensions
+            layout.set_layout(hdf5.h5d.CONTIGUOUS)
+            space = hdf5.h5s.create(hdf5.h5s.SCALAR)
+            with self._structural_change():
+                found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
+                return [(found.get_offset(), 0, array.nbytes)], array.nbytes
+        chunk = chunk_shape(array.shape, array.itemsize)
+        layout.set_chunk(chunk)
+        space = hdf5.h5s.create_simple(array.shape)
+        strides = [math.prod(array.shape[i + 1 :]) for i in range(array.ndim)]
+        pieces: list[Piece] = []
+        allocated = 0
+
+        def place(info: Any) -> None:
+            nonlocal allocated
+            elements = math.prod(map(min, chunk, map(operator.sub, array.shape, info.chunk_offset)))
+            start = sum(map(operator.mul, info.chunk_offset, strides))
+            pieces.append((info.byte_offset, start * array.itemsize, elements * array.itemsize))
+            allocated += info.size
+
+        with self._structural_change():
+            found = hdf5.h5d.create(self._file, dataset.encode(), kind, space, dcpl=layout)
+            found.chunk_iter(place)
+        return join_pieces(pieces), allocated
+
+    def _create_compressed(self, payload: np.ndarray, dataset: str, encoding: Encoding) -> tuple[list[Piece], int]:
+        chunk, offsets = compressed_chunks(encoding.shape, encoding.dtype.itemsize)
+        layout = hdf5.h5p.create(hdf5.h5p.DATASET_CREATE)
+        layout.set_fill_time(hdf5.h5d.FILL_TIME_NEVER)
+        layout.set_chunk(chunk)
+        for number, parameters in filters(encoding.dtype):  # optional: HDF5 must not look for those it lacks
+            layout.set_filter(number, hdf5.h5z.FLAG_OPTIONAL, parameters)
+        starts = {}
+        pieces: list[Piece] = []
+        with self._structural_change(), self._structure.written_elsewhere(payload):
+            space = hdf5.h5s.create_simple(encoding.shape)
+            found = hdf5.h5d.create(self._file, dataset.encode(), hdf5_type(encoding.dtype), space, dcpl=layout)
+            start = 0
+            for offset, nbytes in zip(offsets, encoding.chunks, strict=True):
+                found.write_direct_chunk(offset, payload[start : start + nbytes])
+                starts[offset] = start
+                start += nbytes
+            found.chunk_iter(lambda info: pieces.append((info.byte_offset, starts[info.chunk_offset], info.size)))
+        return join_pieces(pieces), payload.nbytes
+
+    def corrupt(self, extent: Extent, what: str) -> SpillCorruptionError:
+        """Return the error for bytes of `extent` that came back wrong."""
+        return SpillCorruptionError(
+            f"get: {extent.label} came back damaged from dataset {extent.dataset} of {self.path}: {what}; "
+            "check that disk, and run the step again"
+        )
+
+
+def _dataset_name(sequence: int) -> str:
+    return f"{sequence:08d}"
+
+
+# HDF5 closes the files it finds open when the process ends, through an interpreter that is gone by then; and a forked
+# child, which has its parent's files open, would keep their space occupied. So both close them first. A fork waits for
+# `_opening`, lest the child have a file that is not listed.
+_open: set[Segment] = set()
+_opening = threading.RLock()  # the child closes them before it gives up the lock
+
+
+def _abandon_all() -> None:
+    for segment in list(_open):
+        segment.abandon()
+
+
+def _abandon_parents() -> None:
+    _abandon_all()
+    _opening.release()
+
+
+@functools.cache
+def abandon_at_exit() -> None:
+    """Have the files that are still open closed when the process ends, and in every forked child.
+
+    What is registered last runs first: so h5py is loaded before. At the end it undoes what its own work needs; and
+    before a fork it takes its lock, which whoever opens a file waits for while holding ours.
+    """
+    hdf5.load()
+    atexit.register(_abandon_all)
+    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)

@@ -1,0 +1,59 @@
+"""Read the segments of living and dead runs."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import ml_dtypes  # noqa: F401  # gives NumPy its dtypes' names
+import numpy as np
+
+from spillgrad.storage.codecs import Codec, Encoding, Lossless, codec_named
+from spillgrad.storage.disk import hdf5
+from spillgrad.storage.disk.chunks import compressed_chunks
+from spillgrad.storage.disk.segment import ATTRIBUTE, FORMAT_VERSION
+from spillgrad.storage.format_version import check_version
+from spillgrad.storage.store import Handle
+
+
+class Stored(NamedTuple):
+    """An array of a segment, and what its attribute says; no array where only the dead run's key could decrypt it."""
+
+    about: dict[str, Any]
+    array: np.ndarray | None
+
+
+def read_segment(path: str | os.PathLike[str]) -> Iterator[Stored]:
+    """Yield the arrays of a segment as of its last flush, decoded; as h5py reads them where no codec was used.
+
+    HDF5 reads it in this process: of a file that somebody else may have written, `inspect_segment` says what is in it.
+    Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read or is no HDF5 file.
+    """
+    with hdf5.load().File(path, "r", locking=False) as file:
+        for dataset in file.values():
+            text = dataset.attrs.get(ATTRIBUTE.decode())
+            if text is None:  # the run was killed in the middle of a flush
+                continue
+            about = json.loads(text)
+            check_version(Path(path), about.get("format"), FORMAT_VERSION)
+            yield Stored(about, _array(dataset, about))
+
+
+def _array(dataset: Any, about: dict[str, Any]) -> np.ndarray | None:
+    codec = about.get("codec")
+    if codec is None:
+        return np.asarray(dataset[()])
+    if codec.endswith("aes256gcm"):
+        return None
+    into = np.empty(about["shape"], about["dtype"])
+    chunks: list[bytes] = []
+    if codec == Lossless.name:
+        offsets = compressed_chunks(into.shape, into.itemsize)[1]
+        chunks = [dataset.id.read_direct_chunk(offset)[1] for offset in offsets]
+        stored = np.frombuffer(b"".join(chunks), np.uint8)
+    else:
+        stored = dataset[()]
+    encoding = Encoding(codec, into.shape, into.dtype, stored.nbytes, tuple(map(len, chunks)))
+    cast(Codec, codec_named(codec)).decode(stored, encoding, Handle(into, about["sequence"], None), into)
+    return into

@@ -1,0 +1,221 @@
+"""The segment files of one run: which of them an array goes to, and when one may go."""
+
+import math
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spillgrad.storage.codecs import Encoding
+from spillgrad.storage.disk.direct_io import Speeds, is_awaited, note_step, speeds
+from spillgrad.storage.disk.segment import Extent, Segment
+from spillgrad.storage.runs.run_directory import segment_name
+from spillgrad.storage.store import Label, View
+from spillgrad_kernels.memory.buffers import POOLED_MIN_BYTES
+from spillgrad_kernels.memory.system_memory import system_memory
+
+SEGMENT_BYTES = 256 << 20
+# Waits below this share of a step are not worth a change.
+_WAIT_SHARE = 0.03
+# The page cache is to leave this share of all memory, and the system is asked how much there is every so often.
+_LEFT_SHARE = 1 / 16
+_ROOM_EVERY_S = 0.1
+# Disk under free space goes back to the file system beyond this multiple of the most that was live.
+_MOST_DISK = 1.05
+
+_Form = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+class SegmentSet:
+    """Segments of bounded size, filled first to last, so that freed space is used again before a file grows.
+
+    A training step stores what the last one did, so the place of an array that is gone waits for one of its shape and
+    dtype: HDF5 takes 200 microseconds to give a place up and make another. All that wait are given up when an array
+    comes that fits none, lest files grow.
+
+    All methods belong to the owner thread, but for `measure` and the counters `disk_bytes` and `peak_disk_bytes`, which
+    a lock guards. `device` is the number of that which `directory` is on.
+    """
+
+    def __init__(
+        self, directory: Path, device: int, segment_bytes: int, *, direct_io: bool | None, checksums: bool
+    ) -> None:  # fmt: skip
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._direct_io = direct_io
+        self._may_choose = direct_io is None
+        self._speeds: Speeds | None = None  # measured when they are needed to choose
+        self._device = device
+        self._checksums = checksums
+        self._room_bytes, self._room_asked_s = 0.0, -math.inf
+        self._measuring = threading.Lock()
+        self._waiting: dict[_Form, list[Extent]] = {}
+        self._segments: list[Segment] = []
+        self._disk_bytes: dict[Segment, int] = {}
+        self._made = 0
+        self._needed_bytes = 0
+        self.disk_bytes = 0
+        self.peak_disk_bytes = 0
+
+    def place(
+        self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
+    ) -> Extent:
+        """Make a place for a C-contiguous array in the first segment with room for it, or in a new one.
+
+        With an `encoding` it is what that makes of an array.
+
+        Raises OSError when the disk refuses.
+        """
+        compressed = encoding is not None and encoding.chunks
+        waiting = None if compressed else self._waiting.get((array.shape, array.dtype))
+        if waiting and not waiting[-1].segment.closed_to_more:
+            extent = waiting.pop()
+            return extent.segment.place_again(extent, sequence, label, views, encoding)
+        self._free_waiting()
+        segment = self._with_room(array.nbytes)
+        try:
+            extent = segment.place(array, sequence, label, views, encoding)
+            try:
+                self._make_way(segment.hole_bytes(extent))
+            except OSError:
+                segment.free(extent)
+                raise
+            return extent
+        finally:
+            self.measure(segment)
+
+    def _make_way(self, nbytes: int) -> None:
+        """Give disk under free space back where so much more will be occupied, beyond what is needed anyway."""
+        live_bytes = sum(segment.live_bytes for segment in self._segments)
+        self._needed_bytes = max(self._needed_bytes, live_bytes)
+        if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
+            for segment in self._segments:
+                segment.punch_holes()
+                self.measure(segment)
+            self._needed_bytes = max(self._needed_bytes, self.disk_bytes)  # structure too
+
+    def free(self, extent: Extent) -> None:
+        """Make the space of `extent` free for other arrays."""
+        if extent.segment.closed_to_more:
+            self._free_waiting()
+            self._free(extent)
+        elif extent.described or extent.fits_one_only:
+            self._free(extent)
+        else:
+            self._waiting.setdefault((extent.shape, extent.dtype), []).append(extent)
+
+    def _free_waiting(self) -> None:
+        for extents in self._waiting.values():
+            for extent in extents:
+                self._free(extent)
+        self._waiting.clear()
+
+    def _free(self, extent: Extent) -> None:
+        segment = extent.segment
+        segment.free(extent)
+        if segment.closed_to_more and not segment.live_datasets:
+            self._remove(segment)
+        else:
+            self.measure(segment)
+
+    def flush(self) -> None:
+        """Write the structure of every segment out.
+
+        Raises OSError when the disk refuses.
+        """
+        self._free_waiting()
+        for segment in self._segments:
+            segment.flush()
+            self.measure(segment)
+
+    def describe_one(self) -> bool:
+        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        self._free_waiting()
+        return any(segment.describe_one() for segment in self._segments)
+
+    def goes_through_cache(self, fitting: bool, nbytes: int) -> bool:
+        """Return whether an array goes through the page cache, though its file may be open for direct I/O too.
+
+        One that does not fit the budget does: for that both who puts and who gets it wait.
+        """
+        if not (self._may_choose and self._direct_io):
+            return False
+        is_large = nbytes >= POOLED_MIN_BYTES  # others go through it anyway
+        return is_awaited(self._device) or (not fitting and is_large and self._has_room(nbytes))
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Return whether the page cache may grow by so many bytes, beside what it was given a moment ago."""
+        now_s = time.monotonic()
+        if now_s - self._room_asked_s > _ROOM_EVERY_S:
+            self._room_asked_s, self._room_bytes = now_s, _cache_room_bytes()
+        self._room_bytes -= nbytes
+        return self._room_bytes > 0
+
+    def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
+        """Note how long callers waited for direct I/O in a step.
+
+        The page cache hides that, at the price of the processor's time, where it has room for what a step moves.
+        """
+        if self._may_choose and self._speeds is not None:
+            worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
+            note_step(self._device, waited_s > worth_s and _cache_room_bytes() > moved_bytes)
+
+    def disk_usage(self) -> tuple[int, int]:
+        """Return how much of the disk is used, and was at most."""
+        return self.disk_bytes, self.peak_disk_bytes
+
+    def has_unused(self) -> bool:
+        """Return whether some place waits for an array, or some segment holds nothing."""
+        return bool(self._waiting) or any(segment.live_datasets == 0 for segment in self._segments)
+
+    def remove_unused(self) -> None:
+        """Give up every waiting place, and remove every segment that holds nothing."""
+        self._free_waiting()
+        for segment in [segment for segment in self._segments if segment.live_datasets == 0]:
+            self._remove(segment)
+
+    def close(self) -> None:
+        """Remove every segment."""
+        self._waiting.clear()
+        for segment in list(self._segments):
+            self._remove(segment)
+
+    def _with_room(self, nbytes: int) -> Segment:
+        for segment in self._segments:
+            fits = segment.live_bytes + nbytes <= segment.capacity_bytes or segment.live_datasets == 0
+            if fits and not segment.closed_to_more:
+                # The file of one large array keeps its blocks: that much is used again before another file grows.
+                segment.capacity_bytes = max(segment.capacity_bytes, nbytes)
+                return segment
+        if self._direct_io is None:
+            self._speeds = speeds(self._directory)
+            self._direct_io = self._speeds.direct_io_pays
+        path = os.fspath(self._directory / segment_name(self._made))
+        capacity_bytes = max(self._segment_bytes, nbytes)
+        segment = Segment(path, capacity_bytes, direct_io=self._direct_io, checksums=self._checksums)
+        self._made += 1
+        self._segments.append(segment)
+        return segment
+
+    def _remove(self, segment: Segment) -> None:
+        self._segments.remove(segment)
+        with self._measuring:
+            self.disk_bytes -= self._disk_bytes.pop(segment, 0)
+        segment.discard()
+
+    def measure(self, segment: Segment) -> None:
+        """Look how much of the disk a segment takes; any thread may, while it holds something live."""
+        with self._measuring:
+            nbytes = segment.disk_bytes()
+            self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
+            self._disk_bytes[segment] = nbytes
+            self.peak_disk_bytes = max(self.peak_disk_bytes, self.disk_bytes)
+
+
+def _cache_room_bytes() -> float:
+    """Return by how much the page cache may grow: within a small control group not much."""
+    system = system_memory()
+    return math.inf if system is None else system.available_bytes - system.total_bytes * _LEFT_SHARE

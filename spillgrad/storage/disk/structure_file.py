@@ -1,0 +1,106 @@
+"""A file as HDF5 sees it: where it keeps its structure."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from spillgrad.storage.disk.chunks import PAGE_BYTES
+
+
+class StructureFile:
+    """The file object through which h5py's `fileobj` driver reads and writes everything but payloads.
+
+    Invariant: HDF5 never sees an I/O error. One that it sees while it writes, on a full disk or past a limit on file
+    sizes, leaves its metadata cache in a state in which the file can neither be used nor closed ("Target already
+    protected", "slist already enabled"), and its own driver fails to close whenever it cannot set the file's length.
+    So the first error is kept in `error`, and from then on, as after `abandon`, nothing is written any more: whoever
+    uses the file looks there.
+
+    `pages` says which pages of the file have structure in them, as far as any was written.
+
+    It is used under h5py's lock only, as all of HDF5 is.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.error: OSError | None = None
+        self._fd = fd
+        self._position = 0
+        self._abandoned = False
+        self._elsewhere = range(0)
+        self.pages = np.zeros(1024, np.bool_)
+
+    @contextlib.contextmanager
+    def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
+        """Have HDF5 give the bytes of `payload` their places inside, but leave writing them there to others."""
+        start = payload.__array_interface__["data"][0]
+        self._elsewhere = range(start, start + payload.nbytes)
+        try:
+            yield
+        finally:
+            self._elsewhere = range(0)
+
+    def taken(self, start: int, stop: int) -> None:
+        """Note that HDF5 gave these bytes to a payload: what structure was there is gone."""
+        self.pages[-(-start // PAGE_BYTES) : stop // PAGE_BYTES] = False
+
+    def abandon(self) -> None:
+        """Write nothing any more."""
+        self._abandoned = True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to `offset` from the start, or from the end; return the position."""
+        self._position = offset + (os.fstat(self._fd).st_size if whence == os.SEEK_END else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill `buffer`, with zeros where the file has nothing."""
+        done = 0
+        try:
+            while done < len(buffer):
+                count = os.preadv(self._fd, [buffer[done:]], self._position + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            self._fail(error)
+        buffer[done:] = bytes(len(buffer) - done)
+        return len(buffer)
+
+    def write(self, buffer: memoryview) -> int:
+        """Write all of `buffer`."""
+        done = 0
+        if self._elsewhere and np.asarray(buffer).__array_interface__["data"][0] in self._elsewhere:
+            return len(buffer)
+        self._note(self._position, self._position + len(buffer))
+        try:
+            while done < len(buffer) and not self._abandoned:
+                done += os.pwrite(self._fd, buffer[done:], self._position + done)
+        except OSError as error:
+            self._fail(error)
+        return len(buffer)
+
+    def truncate(self, nbytes: int) -> None:
+        """Set the file's length."""
+        try:
+            if not self._abandoned:
+                os.ftruncate(self._fd, nbytes)
+        except OSError as error:
+            self._fail(error)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered here."""
+
+    def _note(self, start: int, stop: int) -> None:
+        if stop > len(self.pages) * PAGE_BYTES:
+            self.pages = np.append(self.pages, np.zeros(stop // PAGE_BYTES + 1, np.bool_))
+        self.pages[start // PAGE_BYTES : -(-stop // PAGE_BYTES)] = True
+
+    def _fail(self, error: OSError) -> None:
+        self.error = self.error or error
+        self._abandoned = True

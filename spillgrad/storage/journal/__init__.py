@@ -1,0 +1,1 @@
+"""What a store did, line by line."""

@@ -1,0 +1,323 @@
+"""Enforce the RAM budget: which stored arrays are in RAM, counted to the byte, and which of them must go first."""
+
+import collections
+import weakref
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from spillgrad.storage.residency.entry import Entry, Lease
+from spillgrad.storage.residency.ranked_entries import RankedEntries
+from spillgrad.storage.residency.residence import (
+    BOTH,
+    CALLERS,
+    CALLERS_WRITING,
+    CHANGING,
+    DISK,
+    GONE,
+    LENT,
+    LOADING,
+    LOST,
+    RAM,
+    UNREADABLE,
+    WRITING,
+    Residence,
+)
+from spillgrad.storage.residency.schedule import Schedule
+
+
+class BudgetedTier:
+    """The arrays that a store holds in RAM, with the disk as the tier below.
+
+    Invariant: `ram_bytes` is the sum over arrays that the store holds as they were put, arrays that it made (copies for
+    `put`, and those read back) while any alias of them lives, and reads under way. An array that a caller made counts
+    only while the store holds it. `pinned_bytes` is the part of `ram_bytes` that only callers can free.
+
+    `dirty` are the entries in RAM only, `clean` those in RAM and on disk, `absent` those on disk only. This class alone
+    changes where an entry is, in `_move`, and keeps these lists in step.
+
+    The store's lock guards everything but `_dead`. An array may die in any thread at any moment, so its death takes no
+    lock and runs no Python code, which a signal handler could interrupt: it only appends its lease to `_dead`.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.writing_bytes = 0
+        self.schedule = Schedule(budget_bytes, self._rerank)
+        self.dirty = RankedEntries()
+        self.clean = RankedEntries()
+        self.absent = RankedEntries()
+        lists = {RAM: self.dirty, BOTH: self.clean, DISK: self.absent}
+        self._lists = [lists.get(residence) for residence in Residence]
+        self._leases: dict[int, Lease] = {}
+        self._dead: collections.deque[Lease] = collections.deque()
+        self.on_room: Callable[[], None] = lambda: None  # called whenever `ram_bytes` falls
+
+    def _move(self, entry: Entry, residence: Residence) -> None:
+        """Note where an entry is now. `residence.ALLOWED` has the moves that may happen."""
+        former, following = self._lists[entry.residence], self._lists[residence]
+        if former is not None:
+            former.discard(entry)
+        entry.residence = residence
+        if following is not None:
+            following.add(entry)
+
+    # Arrays come and go
+
+    def keep(self, entry: Entry, array: np.ndarray, is_copy: bool = False) -> None:
+        """Hold an array that is not on disk; with `is_copy`, one that the store made."""
+        entry.array = array
+        if is_copy:
+            self._lease(entry, array)
+        self.reserve(entry.nbytes)
+        self._move(entry, RAM)
+
+    def hold_callers(self, entry: Entry, array: np.ndarray) -> None:
+        """Hold an array that does not fit, in memory that its caller owns, until it is written."""
+        entry.array = array
+        self._move(entry, CALLERS)
+
+    def remove(self, entry: Entry) -> None:
+        """Let go of an entry that was dropped or lost; if it is being written or read, the end of that does."""
+        if entry.residence is CHANGING:
+            self.pinned_bytes -= entry.nbytes
+        if not entry.is_writing and entry.residence is not LOADING:
+            self._let_go(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        is_counted = not entry.in_callers_memory
+        self._move(entry, LOST if entry.references > 0 else GONE)
+        self._release(entry, is_counted)
+
+    # Writing
+
+    def begin_write(self, entry: Entry) -> None:
+        """Note that a thread writes an entry from now on; its array stays where it is."""
+        if entry.residence is CALLERS:
+            self._move(entry, CALLERS_WRITING)
+        else:
+            self.writing_bytes += entry.nbytes
+            self._move(entry, WRITING)
+
+    def end_write(self, entry: Entry) -> None:
+        """Note that an entry is on disk now."""
+        if entry.residence is CALLERS_WRITING:
+            self._move(entry, DISK)
+            self._release(entry, is_counted=False)
+        else:
+            self.writing_bytes -= entry.nbytes
+            self._move(entry, BOTH)
+
+    def fail_write(self, entry: Entry) -> None:
+        """Note that an entry is not on disk after all: it is where it was before the write began."""
+        if entry.residence is CALLERS_WRITING:
+            self._move(entry, CALLERS)
+        else:
+            self.writing_bytes -= entry.nbytes
+            self._move(entry, RAM)
+
+    def abandon_write(self, entry: Entry) -> None:
+        """Note that a write ended for nothing: the entry was dropped meanwhile, or its values are lost."""
+        if entry.residence is WRITING:
+            self.writing_bytes -= entry.nbytes
+        self._let_go(entry)
+
+    # Reading
+
+    def begin_load(self, entry: Entry, pinned: bool) -> None:
+        """Note that a thread reads an entry from now on; `pinned` for a caller, else as a prefetch."""
+        self._move(entry, LOADING)
+        if not pinned:
+            entry.prefetched, entry.must_spill = True, False
+
+    def end_load(self, entry: Entry, array: np.ndarray | None, handed_out: bool) -> None:
+        """Count the array that was read instead of the reservation for it; None if it could not be read."""
+        if array is None or not (handed_out or entry.references > 0):
+            self._move(entry, UNREADABLE if entry.references > 0 else GONE)
+            self.unreserve(entry.nbytes, pinned=handed_out)
+            return
+        lease = self._lease(entry, array)
+        if handed_out and not self._is_needed_again(entry):
+            lease.pinned = True
+            self._move(entry, LENT if entry.references > 0 else GONE)
+        else:
+            if handed_out:
+                self.pinned_bytes -= entry.nbytes
+            entry.array = array
+            self._move(entry, BOTH)
+
+    # Changing
+
+    def begin_change(self, entry: Entry, array: np.ndarray) -> None:
+        """Hold `array`, the array of `entry`, which must not be evicted or written until `end_change`."""
+        lease = entry.lease
+        self._move(entry, CHANGING)
+        if entry.array is not array and lease is not None and lease() is array:
+            self.pinned_bytes -= entry.nbytes  # only callers held it
+            lease.pinned = False
+        elif entry.array is not array:  # memory that the caller made, not counted yet
+            self._release(entry)
+            self._lease(entry, array)
+            self.reserve(entry.nbytes)
+        self.pinned_bytes += entry.nbytes
+        entry.array = array
+
+    def end_change(self, entry: Entry) -> None:
+        """Let the array be evicted again; unless the disk still has its values, it must be written first."""
+        self.pinned_bytes -= entry.nbytes
+        self._move(entry, RAM if entry.extent is None else BOTH)
+
+    def counts(self, entry: Entry, array: np.ndarray) -> bool:
+        """Return whether `array`, the array of `entry`, is part of `ram_bytes`."""
+        return entry.array is array or (entry.lease is not None and entry.lease() is array)
+
+    # Handing out
+
+    def in_ram(self, entry: Entry) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
+        """Return the array of an entry if it is in RAM, and what tells, without the lock, whether it is unchanged."""
+        if entry.array is not None:
+            return entry.array, entry.unchanged
+        lease = entry.lease
+        array = None if lease is None else lease()
+        if lease is None or array is None or lease.unchanged is None:
+            return array, None
+        return array, lease.unchanged() or _presume_changed
+
+    def watch(self, entry: Entry, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
+        """Have `unchanged`, a bound method, asked before `array`, the array of `entry`, is handed out again.
+
+        Its object is held as long as the store holds the array. While only callers hold the array, its object may die;
+        then the array is presumed to be changed.
+        """
+        if entry.array is array:
+            entry.unchanged = unchanged
+        if entry.lease is not None and entry.lease() is array:
+            entry.lease.unchanged = weakref.WeakMethod(unchanged)
+
+    def hand_out(self, entry: Entry) -> None:
+        """Note that a caller gets the array of an entry, which is in RAM.
+
+        If the store made the array and can read it again, only the caller holds it from now on, unless the schedule
+        expects another use.
+        """
+        if entry.residence is not BOTH or entry.lease is None or self._is_needed_again(entry):
+            return
+        self._move(entry, LENT)
+        entry.array = entry.unchanged = None
+        self._pin(entry.lease)
+
+    def forget(self, entry: Entry) -> None:
+        """Let go of an array that a caller changed; the next `get` reads the stored values again."""
+        self._move(entry, DISK)
+        self._release(entry)
+        entry.lease = None
+
+    # Room
+
+    def reserve(self, nbytes: int, pinned: bool = False) -> None:
+        """Count bytes that are about to be used."""
+        self.ram_bytes += nbytes
+        self.peak_ram_bytes = max(self.peak_ram_bytes, self.ram_bytes)
+        if pinned:
+            self.pinned_bytes += nbytes
+
+    def unreserve(self, nbytes: int, pinned: bool = False) -> None:
+        """Stop counting bytes."""
+        if pinned:
+            self.pinned_bytes -= nbytes
+        self.ram_bytes -= nbytes
+        if nbytes:
+            self.on_room()
+
+    def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
+        """Evict clean arrays until `nbytes` more fit; return whether they do.
+
+        For a prefetch, `for_rank` is the rank of what would come in. Then only arrays that are needed later go, or, if
+        a plan is known, only those that must spill.
+        """
+        self.drop_dead()
+        while self.ram_bytes + nbytes > self.budget_bytes:
+            victim = self._needed_last()
+            if victim is None or (for_rank is not None and not self._may_go_for(victim, for_rank)):
+                return False
+            self._move(victim, DISK if victim.lease is None else LENT)
+            self._release(victim)
+        return True
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether arrays that are still counted died. Called without the lock."""
+        return bool(self._dead)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether arrays that the store made are alive. Called without the lock."""
+        return bool(self._leases)
+
+    def drop_dead(self) -> None:
+        """Stop counting arrays that died."""
+        while self._dead:
+            lease = self._dead.popleft()
+            entry = lease.entry
+            del self._leases[id(lease)]
+            self.unreserve(entry.nbytes, pinned=lease.pinned)
+            if entry.lease is lease:
+                entry.lease = None
+                if entry.residence is LENT:
+                    self._move(entry, DISK)
+
+    def _release(self, entry: Entry, is_counted: bool = True) -> None:
+        """Give up the store's own reference to an array; one that the store made counts while callers hold it."""
+        if entry.array is not None:
+            lease = entry.lease
+            if lease is None and is_counted:
+                self.unreserve(entry.nbytes)
+            entry.array = None
+            if lease is not None and lease() is not None:
+                self._pin(lease)
+            entry.unchanged = None  # its object may hold the array that is given up here
+            self.drop_dead()
+
+    def _lease(self, entry: Entry, array: np.ndarray) -> Lease:
+        lease = entry.lease = Lease(array, self._dead.append)
+        lease.entry, lease.pinned, lease.unchanged = entry, False, None
+        self._leases[id(lease)] = lease
+        return lease
+
+    def _pin(self, lease: Lease) -> None:
+        lease.pinned = True
+        self.pinned_bytes += lease.entry.nbytes
+
+    def _is_needed_again(self, entry: Entry) -> bool:
+        """Whether an array that was just used is expected to be used again, and fits the budget until then."""
+        cursor = self.schedule.cursor
+        is_expected = entry.persistent or (cursor is not None and entry.rank < cursor)
+        return is_expected and entry.references > 0 and self.ram_bytes <= self.budget_bytes
+
+    def _needed_last(self) -> Entry | None:
+        """Return the clean entry that is needed last (Belady's rule): one that was just used, else the lowest rank."""
+        cursor = self.schedule.cursor
+        used = None if cursor is None else self.clean.at_or_above(cursor)
+        return used or self.clean.first_to_spill()
+
+    def _may_go_for(self, victim: Entry, rank: int) -> bool:
+        cursor = self.schedule.cursor
+        if cursor is not None and victim.rank >= cursor:
+            return True
+        return victim.must_spill if self.schedule.follows_plan else victim.rank < rank
+
+    def _rerank(self, ranks: Iterable[tuple[Entry, int]]) -> None:
+        """Give entries new ranks, which no other entry has."""
+        new_ranks = list(ranks)
+        for entry, _ in new_ranks:
+            if (former := self._lists[entry.residence]) is not None:
+                former.discard(entry)
+        for entry, rank in new_ranks:
+            entry.rank, entry.must_spill = rank, not entry.prefetched and self.schedule.must_spill(rank)
+            if (present := self._lists[entry.residence]) is not None:
+                present.add(entry)
+
+
+def _presume_changed() -> bool:
+    """Return that an array is not unchanged: what counted its changes is gone."""
+    return False

@@ -1,0 +1,197 @@
+"""Predict when each stored array is needed next: the newest first, or as in an earlier step that stored the same."""
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.residency.step_plan import (
+    LONGEST_STEP,
+    Happened,
+    Packed,
+    StepPlan,
+    Used,
+    find_plan,
+    remember_plan,
+)
+
+# Without a plan, persistent arrays rank below all others, and the one used last ranks highest.
+_LATER = -(1 << 62)
+
+
+class Schedule:
+    """Ranks arrays by when they will be needed: of those ranked below the `cursor`, the highest is needed next.
+
+    A step runs from the first array put into an empty store until the store is empty again. A training loop repeats
+    itself, so the puts and uses of a step become a plan for all stores of the process: a step that begins in the same
+    way is expected to go on in the same way. A step without a plan is expected to need the newest array first. An array
+    ranked at the cursor or above was used already and is needed last.
+
+    Persistent arrays are used in every step. While there are some, a step includes the updates after the backward pass,
+    and lasts until `begin_step` is called for the next one.
+
+    Invariant: no two live arrays have the same rank; ranks follow the plan, or are sequence numbers. The store's lock
+    guards everything.
+    """
+
+    def __init__(self, budget_bytes: int, rerank: Callable[[Iterable[tuple[Entry, int]]], None]) -> None:
+        """Rank arrays for a tier of so many bytes; `rerank` gives new ranks to arrays that have one."""
+        self.budget_bytes = budget_bytes
+        self.cursor: int | None = None  # the rank of the last use; None while arrays are put
+        self.on_step: Callable[[StepPlan | None], None] = lambda plan: None  # called at the end of each step
+        self._rerank = rerank
+        self._live: dict[Entry, int] = {}  # the numbers of the step's arrays
+        self._persistent: dict[Entry, int] = {}
+        self._free_numbers: list[int] = []
+        self._touches = 0
+        self._packed: list[Packed] = []
+        self._used: list[Used] = []
+        self._happened: list[Happened] = []
+        self._live_bytes = self._persistent_bytes = 0
+        self.expected_bytes = 0  # of all persistent arrays that are to come
+        self._live_bytes_then: list[int] = []  # after each put
+        self._plan: StepPlan | None = None
+        self._too_long = False
+
+    def put(self, entry: Entry) -> None:
+        """Rank a new array."""
+        if entry.persistent:
+            number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._persistent)
+            self._persistent[entry] = number
+            self._persistent_bytes += entry.nbytes
+            self._note("put", number, entry)
+            entry.rank = self._persistent_rank(number)
+            entry.must_spill = self.must_spill(entry.rank)
+            return
+        if not self._too_long:
+            self._live[entry] = number = len(self._packed)
+            packed = (entry.label.op, entry.nbytes)
+            self._packed.append(packed)
+            self._note("put", number, entry)
+            self._live_bytes += entry.nbytes
+            self._live_bytes_then.append(self._live_bytes)
+            plan = self._plan
+            if number == 0 or (plan is not None and (number == len(plan.packed) or plan.packed[number] != packed)):
+                self._choose_plan()
+            if self._plan is not None:
+                entry.rank = self._plan.rank(number, len(self._used))
+                entry.must_spill = self.must_spill(entry.rank)
+            self._too_long |= number == LONGEST_STEP
+        self.pause()
+
+    def pause(self) -> None:
+        """Note that arrays are being put rather than used, unless a plan says otherwise."""
+        if self._plan is None or not self._used:
+            self.cursor = None
+
+    def coming_bytes(self, unknown_bytes: int = 0) -> int:
+        """Return how many more bytes will be live at the next peak.
+
+        Without a plan, `unknown_bytes` are assumed for the arrays of a step.
+        """
+        if self._plan is not None and not self._too_long:
+            return max(0, self._plan.peak_bytes(len(self._packed)) - self._live_bytes)
+        # Once arrays are asked for, the newest are needed first: to write them would be a waste.
+        grows = self.cursor is None and (bool(self._live) or not self.expected_bytes)
+        return max(0, self.expected_bytes - self._persistent_bytes) + (unknown_bytes if grows else 0)
+
+    @property
+    def follows_plan(self) -> bool:
+        """Whether the rest of the step is known."""
+        return self._plan is not None and not self._too_long
+
+    @property
+    def has_persistent(self) -> bool:
+        """Whether there are persistent arrays, so that a step lasts until the next one begins."""
+        return bool(self._persistent) and not self._too_long
+
+    def must_spill(self, rank: int) -> bool:
+        """Whether the plan says that an array of this rank cannot stay in RAM until it is needed."""
+        return self._plan is not None and self._plan.must_spill(rank, self.budget_bytes)
+
+    def is_near(self, entry: Entry) -> bool:
+        """Whether an array is needed so soon that it may be prefetched."""
+        return self._plan is None or self._plan.is_near(entry.rank, len(self._used), self.budget_bytes)
+
+    def get(self, entry: Entry) -> None:
+        """Note that an array is used."""
+        entry.prefetched = False
+        number = self._live.get(entry, self._persistent.get(entry))
+        if number is None or self._too_long:
+            if number is None or number >= 0:
+                self.cursor = entry.rank
+            return
+        position = len(self._used)
+        use = number, entry.nbytes
+        self._used.append(use)
+        self._note("use", number, entry)
+        plan = self._plan
+        if position == 0 if plan is None else plan.used[position : position + 1] != (use,):
+            self._choose_plan()
+            plan = self._plan
+        if plan is not None:
+            self.cursor = -1 - position
+        elif number >= 0:
+            self.cursor = entry.rank
+        rank = entry.rank
+        if number < 0:
+            rank = self._persistent_rank(number)
+        elif plan is not None:
+            rank = plan.rank(number, position + 1)
+        if rank != entry.rank:
+            self._rerank([(entry, rank)])
+        self._too_long |= position == LONGEST_STEP
+
+    def drop(self, entry: Entry) -> None:
+        """Forget an array."""
+        number = self._live.pop(entry, None)
+        if number is not None:
+            self._live_bytes -= entry.nbytes
+        elif entry in self._persistent:
+            number = self._persistent.pop(entry)
+            self._persistent_bytes -= entry.nbytes
+            heapq.heappush(self._free_numbers, number)
+        if number is not None:
+            self._note("drop", number, entry)
+
+    def begin_step(self) -> None:
+        """Note that a step begins, unless arrays of the last step are still live."""
+        if not self._live:
+            self.end_step()
+
+    def pass_last(self) -> None:
+        """Note that no arrays of the step are left."""
+        if not self.has_persistent:
+            self.end_step()
+
+    def end_step(self, remember: bool = True) -> None:
+        """End the step; `remember` it unless it was broken off."""
+        plan = None
+        if remember and self._used and not self._too_long:
+            plan = StepPlan(tuple(self._packed), tuple(self._used), self._happened, self._live_bytes_then)
+            plan = remember_plan(plan)
+        if self._packed or self._used:
+            self.on_step(plan)
+        self._live.clear()
+        self._packed, self._used, self._happened = [], [], []
+        self._live_bytes, self._live_bytes_then = 0, []
+        self._plan, self._too_long, self.cursor = None, False, None
+
+    def _note(self, kind: str, number: int, entry: Entry) -> None:
+        if not self._too_long:
+            self._happened.append((kind, number, entry.nbytes))
+            self._too_long = len(self._happened) > 4 * LONGEST_STEP
+
+    def _choose_plan(self) -> None:
+        before = self._plan
+        plan = self._plan = find_plan(self._packed, self._used)
+        if plan is not before:
+            got = len(self._used)
+            ranks = [(e, e.sequence if plan is None else plan.rank(number, got)) for e, number in self._live.items()]
+            persistent = sorted(self._persistent.items(), key=lambda each: each[0].rank)
+            self._rerank(ranks + [(e, self._persistent_rank(number)) for e, number in persistent])
+
+    def _persistent_rank(self, number: int) -> int:
+        if self._plan is not None:
+            return self._plan.rank(number, len(self._used))
+        self._touches += 1
+        return _LATER + self._touches

@@ -1,0 +1,160 @@
+"""What a step put and used, kept as a plan for the steps after it."""
+
+import bisect
+import collections
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spillgrad.storage.residency import belady
+
+# How many plans a process keeps (those used last), and how many arrays and uses a step that becomes one may have.
+_PLANS_MAX = 16
+LONGEST_STEP = 1 << 16
+
+# What identifies an array when it is put: the operation that saved it, and its bytes.
+Packed = tuple[str | None, int]
+# A use: the number of the array, and its bytes.
+Used = tuple[int, int]
+# An event: "put", "use" or "drop", the number of the array, and its bytes.
+Happened = tuple[str, int, int]
+
+
+class _Within(NamedTuple):
+    """What a plan comes to within a budget, once the step has repeated.
+
+    `missed` are the uses that find their array on disk only, `missed_bytes` the bytes of such uses before each use,
+    and `prefetch_bytes` the room for prefetched arrays beside those that stay.
+    """
+
+    missed: frozenset[int]
+    missed_bytes: list[int]
+    prefetch_bytes: int
+
+
+class StepPlan:
+    """What a step put and used, in order, and every event of its arrays.
+
+    Arrays of the step are numbered from 0 in the order in which they were put, persistent ones from -1 downwards.
+
+    `live_bytes` says how many bytes of the step's arrays were live after each put.
+    """
+
+    def __init__(
+        self,
+        packed: tuple[Packed, ...],
+        used: tuple[Used, ...],
+        happened: Sequence[Happened],
+        live_bytes: Sequence[int],
+    ) -> None:
+        self.packed = packed
+        self.used = used
+        self.happened = happened
+        self._peak_bytes = [*itertools.accumulate(reversed(live_bytes), max, initial=0)][::-1]
+        self._uses: dict[int, list[int]] = {}
+        for position, (number, _) in enumerate(used):
+            self._uses.setdefault(number, []).append(position)
+        self._within: dict[int, _Within] = {}
+
+    def peak_bytes(self, put: int) -> int:
+        """Return the most bytes that will be live at any later put, after the first `put` arrays."""
+        return self._peak_bytes[put]
+
+    def must_spill(self, rank: int, budget_bytes: int) -> bool:
+        """Whether an array of a rank cannot stay within a budget until it is needed, by Belady's rule.
+
+        Arrays that are never needed again must spill as soon as any other must.
+        """
+        missed = self._at(budget_bytes).missed
+        steps, position = divmod(-1 - rank, len(self.used))
+        return bool(missed) and (steps >= 2 or position in missed)
+
+    def is_near(self, rank: int, got: int, budget_bytes: int) -> bool:
+        """Whether an array of a rank may be read after `got` uses.
+
+        It may if the arrays to be read before it, and those that stay in RAM, leave room for it.
+        """
+        within = self._at(budget_bytes)
+        steps, position = divmod(-1 - rank, len(self.used))
+        before = steps * within.missed_bytes[-1] + within.missed_bytes[position] - within.missed_bytes[got]
+        return before == 0 or before + self.used[position][1] <= within.prefetch_bytes
+
+    def _at(self, budget_bytes: int) -> _Within:
+        found = self._within.get(budget_bytes)
+        if found is None:
+            self._within[budget_bytes] = found = self._run(budget_bytes)
+        return found
+
+    def _run(self, budget_bytes: int) -> _Within:
+        items, events = self.as_events()
+        moved, prefetch_bytes = belady.of_store(items, events, budget_bytes)
+        uses = (place for place, event in enumerate(events) if event.kind == "use")
+        missed = frozenset(position for position, place in enumerate(uses) if place in moved.missed)
+        missed_bytes = (nbytes if position in missed else 0 for position, (_, nbytes) in enumerate(self.used))
+        return _Within(missed, [*itertools.accumulate(missed_bytes, initial=0)], prefetch_bytes)
+
+    def as_events(self) -> tuple[list[belady.Item], list[belady.Event]]:
+        """Return the arrays and their events as `belady.run` takes them."""
+        put = {number for kind, number, _ in self.happened if kind == "put"}
+        numbers: dict[int, int] = {}
+        items: list[belady.Item] = []
+        events = []
+        for kind, number, nbytes in self.happened:
+            if number not in numbers:
+                numbers[number] = len(items)
+                items.append(belady.Item(nbytes, number < 0 and number not in put))
+            events.append(belady.Event(kind, numbers[number]))
+        return items, events
+
+    def rank(self, number: int, got: int) -> int:
+        """Return the rank of an array after `got` uses of any, by its next use.
+
+        The next use of a persistent array may be in the next step, which is expected to repeat this one. An array of
+        the step that is used no more has the rank of its last use.
+        """
+        uses = self._uses.get(number)
+        if uses is None:
+            return -1 - 2 * len(self.used) - (number if number >= 0 else len(self.packed) - 1 - number)
+        place = bisect.bisect_left(uses, got)
+        if place < len(uses):
+            return -1 - uses[place]
+        return -1 - uses[-1] if number >= 0 else -1 - len(self.used) - uses[0]
+
+
+_plans: collections.OrderedDict[tuple[tuple[Packed, ...], tuple[Used, ...]], StepPlan] = collections.OrderedDict()
+_plans_lock = threading.RLock()
+
+
+def remember_plan(plan: StepPlan) -> StepPlan:
+    """Return the plan that is remembered from now on: this one, or an equal one."""
+    with _plans_lock:
+        key = plan.packed, plan.used
+        known = _plans.get(key)
+        if known is None or known.happened != plan.happened:
+            _plans[key] = known = plan
+        _plans.move_to_end(key)
+        if len(_plans) > _PLANS_MAX:
+            _plans.popitem(last=False)
+    return known
+
+
+def find_plan(packed: list[Packed], used: list[Used]) -> StepPlan | None:
+    """Return the last used plan that begins with these puts and uses."""
+    with _plans_lock:
+        plans = list(reversed(_plans.values()))
+    begin, first_uses = tuple(packed), tuple(used)
+    for plan in plans:
+        if plan.packed[: len(begin)] == begin and plan.used[: len(first_uses)] == first_uses:
+            return plan
+    return None
+
+
+def _renew_lock() -> None:
+    """Make a new lock in a forked child, where the thread that held it does not exist."""
+    global _plans_lock
+    _plans_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,184 @@
+"""How a store ends: closed, retired, forgotten by its owner, with its process, or in a forked child."""
+
+import atexit
+import collections
+import functools
+import math
+import os
+import threading
+import time
+from typing import Any
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.disk.segment import abandon_at_exit
+from spillgrad.storage.disk.segment_set import SegmentSet
+from spillgrad.storage.journal.writer import WRITE_EVERY_S, Line, Sums
+from spillgrad.storage.runs.run_directory import RunDirectory
+from spillgrad.storage.state import StoreState
+from spillgrad.storage.threads.store_lock import own_threads
+from spillgrad.storage.threads.worker import Worker
+
+
+class Lifecycle:
+    """Ends a store exactly once: releases its arrays, then removes its files.
+
+    The writer does so as its last act; where it died, whoever closes the store does so. Files are closed once no thread
+    reads or writes them: afterwards their descriptors may be those of other files.
+    """
+
+    def __init__(self, state: StoreState, segments: SegmentSet, run: RunDirectory) -> None:
+        self._state = state
+        self._segments = segments
+        self._run = run
+        self._worker: Worker
+        self._ended = False
+        self._failure: OSError | None = None
+        state.journal.ask(self._sample, self._sums)
+
+    def begin(self, worker: Worker) -> None:
+        """Start the writer's thread. Raises SpillError, and removes the run, when the system gives no thread."""
+        self._worker = worker
+        _open.add(self)
+        _close_at_exit()
+        try:
+            worker.start()
+        except RuntimeError as error:
+            self.close()
+            raise SpillError(f"spill: the system starts no thread for the store ({error}); end some threads") from error
+
+    def close(self) -> None:
+        """Stop the thread, free everything and remove the files.
+
+        Raises OSError, once, when they cannot be removed.
+        """
+        with self._state.lock:
+            self._state.close()
+        if threading.get_ident() in own_threads:  # the collector came there: it cannot wait for itself
+            return
+        self._worker.join()
+        with self._state.lock:
+            self.end()  # the writer did, unless it died
+            failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # whose traceback holds this frame, and the callers'
+
+    def end(self) -> None:
+        """Release everything once no thread reads or writes. Called with the lock held."""
+        self._state.wait_for_io()
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            try:
+                self._state.clear()
+            finally:  # the files go, whatever became of that
+                try:
+                    self._segments.close()
+                finally:
+                    self._end()
+        except OSError as error:  # the writer may be what ends the store: nobody hears it
+            self._failure = error
+        finally:
+            _open.discard(self)
+
+    def _end(self) -> None:
+        try:
+            self._state.journal.end(self._totals())  # a full disk has room once the segments are gone
+        finally:
+            self._run.remove()
+
+    def write_journal(self, deadline_s: float = math.inf) -> None:
+        """Return when the journal has what happened until now, as far as the disk takes it, or at a monotonic time.
+
+        Called without the lock.
+        """
+        state = self._state
+        if not state.journal.waits or state.lock.is_mine():
+            return
+        written = state.journal.wanted()
+        while state.lock.acquire(timeout=_left_s(deadline_s)):
+            try:
+                if state.closing or state.ended:  # the end is about to be written, or nothing more
+                    return
+                state.bell.ring()
+            finally:
+                state.lock.release()
+            if written.wait(min(WRITE_EVERY_S, _left_s(deadline_s))) or not _left_s(deadline_s):
+                return
+
+    def _sample(self) -> str:
+        return self._state.counters.sample(self._segments.disk_bytes)
+
+    def _totals(self) -> dict[str, Any]:
+        counters = self._state.counters
+        return counters.totals(counters.stats(*self._segments.disk_usage()), self._state.entries.values())
+
+    def _sums(self, lines: collections.deque[Line]) -> Sums:
+        """Return the lines of what happened so far, and what that comes to. Called without the lock."""
+        with self._state.lock:
+            entries = self._state.entries.values()
+            places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]
+            return Sums([lines.popleft() for _ in range(len(lines))], places, self._totals())
+
+    def remove_files(self) -> None:
+        """Remove the files, whoever may be using them."""
+        self._run.remove()
+
+    def forget_parent(self, parent: int) -> None:
+        """In a forked child: the files and threads are the parent's; nothing here works any more."""
+        self._ended = True
+        self._state.journal.close()
+        self._state.forget(
+            SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
+        )
+        self._worker.forget()
+
+
+# Strong references: the files of a store that nobody holds any more go too.
+_open: set[Lifecycle] = set()
+_process = os.getpid()
+
+
+def write_journals(patience_s: float) -> None:
+    """Have the journals of this process's stores say what happened until now, if all that takes no longer."""
+    deadline_s = time.monotonic() + patience_s
+    for lifecycle in list(_open):
+        lifecycle.write_journal(deadline_s)
+
+
+def _left_s(deadline_s: float) -> float:
+    """Return how long somebody may wait until then."""
+    return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+
+def _close_all() -> None:
+    errors = []
+    for lifecycle in list(_open):
+        try:
+            lifecycle.close()
+        except BaseException as error:  # an interrupt while the disk hangs, perhaps; the others close too
+            errors.append(error)
+            lifecycle.remove_files()
+    if errors:
+        raise errors[0]
+
+
+def _forget_parent() -> None:
+    global _process
+    for lifecycle in list(_open):
+        lifecycle.forget_parent(_process)
+    _open.clear()
+    _process = os.getpid()
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    """Have the stores that are still open closed when the process ends, and only then the files they left open."""
+    abandon_at_exit()
+    atexit.register(_close_all)
+
+
+os.register_at_fork(after_in_child=_forget_parent)

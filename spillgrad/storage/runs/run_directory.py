@@ -1,0 +1,221 @@
+"""The directory of one run, and the lock that tells a live run's files from a dead one's."""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.journal.writer import JOURNAL_NAME, NEW_JOURNAL_NAME, OLD_JOURNAL_NAME
+from spillgrad.storage.runs import file_lock
+
+LOCK_NAME = ".lock"
+RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
+_SEGMENT_NAME = re.compile(r"segment-\d+\.h5")
+# Who is disturbed while it makes a directory makes another one, so often.
+_TRIES = 100
+
+# Where the kernel has no locks of open files, a lock neither excludes its own process nor survives a close of any
+# descriptor of its file in that process. So the runs of this process are remembered, by (device, inode), and never
+# probed; `registry_lock` makes making one and probing exclusive.
+own_runs: set[tuple[int, int]] = set()
+registry_lock = threading.RLock()  # re-entered when a finalizer closes a store in the middle of a sweep
+
+
+def segment_name(number: int) -> str:
+    """Return the name of a run's `number`-th segment file."""
+    return f"segment-{number:05d}.h5"
+
+
+def is_run_file(name: str) -> bool:
+    """Return whether a run makes files of this name; no other file is ever removed."""
+    ours = (LOCK_NAME, JOURNAL_NAME, OLD_JOURNAL_NAME, NEW_JOURNAL_NAME)
+    return name in ours or is_segment(name)
+
+
+def is_segment(name: str) -> bool:
+    """Return whether a file of this name is a run's segment."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
+
+
+def is_locked(run: Path) -> bool:
+    """Return whether the process of a run lives; its lock is asked for, never taken."""
+    with registry_lock:
+        try:
+            found = os.stat(run)  # whatever link leads there: closing a lock of one's own may give it up
+            if (found.st_dev, found.st_ino) in own_runs:
+                return True
+            fd = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # no lock; or another user's, which nobody can ask for
+            return False
+        try:
+            return file_lock.is_locked(fd)
+        finally:
+            os.close(fd)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Return what a directory is, whatever path leads to it."""
+    found = os.stat(path, follow_symlinks=False)
+    return found.st_dev, found.st_ino
+
+
+def default_directory() -> Path:
+    """Return this user's directory for runs below the system's temporary one; `TMPDIR` moves it.
+
+    Raises SpillError when somebody else owns it.
+    """
+    directory = Path(tempfile.gettempdir()) / f"spillgrad-{os.getuid()}"
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        try:
+            found = os.lstat(directory)
+        except FileNotFoundError:  # the last run in it removed it just now
+            continue
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise SpillError(f"spill: {directory} belongs to another user; pass a directory of your own")
+        return directory
+
+
+class RunDirectory:
+    """`<directory>/run-<random>`, readable by its owner only, locked while its process lives.
+
+    The lock dies with the process, and a forked child gives its copy up; a process number could be another's by
+    tomorrow.
+    """
+
+    def __init__(self, directory: Path, remove_parent: bool = False) -> None:
+        self._process = os.getpid()
+        self._remove_parent = remove_parent
+        self._lock_fd = -1
+        for tries_left in reversed(range(_TRIES)):
+            self.path = directory / f"run-{secrets.token_hex(8)}"
+            try:
+                with registry_lock:
+                    self._make()
+                break
+            except (FileNotFoundError, FileExistsError, BlockingIOError):
+                # Another run removed the parent meanwhile, or a neighbour's sweep took this run for a dead one. Or no
+                # directory can be made there, as in /proc.
+                if not tries_left:
+                    raise
+
+    @property
+    def device(self) -> int:
+        """The number of the device that the directory is on."""
+        return self._identity[0]
+
+    def _make(self) -> None:
+        """Make the directory and its lock."""
+        lock_fd = -1
+        os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
+        try:
+            os.mkdir(self.path, 0o700)
+            self._identity = identity(self.path)
+            lock_fd = file_lock.open_file(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            if not file_lock.lock(lock_fd, required=True):
+                raise BlockingIOError(errno.EAGAIN, "somebody else has locked it")
+            if not os.fstat(lock_fd).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "somebody else removed it")
+            own_runs.add(self._identity)
+            self._lock_fd = lock_fd
+        finally:
+            if self._lock_fd < 0 <= lock_fd:
+                file_lock.close(lock_fd)
+
+    def remove(self) -> None:
+        """Remove the directory and give the lock up; again, or in a forked child: do nothing.
+
+        Raises SpillError when something cannot be removed.
+        """
+        with registry_lock:
+            if self._lock_fd < 0 or os.getpid() != self._process:
+                return
+            try:
+                self._remove_files()
+            finally:  # what is left is a dead run's: a sweep may try again
+                file_lock.close(self._lock_fd)
+                self._lock_fd = -1
+                own_runs.discard(self._identity)
+            if self._remove_parent:
+                with contextlib.suppress(OSError):  # other runs are in it
+                    os.rmdir(self.path.parent)
+
+    def _remove_files(self) -> None:
+        try:
+            folder = open_run(self.path)
+        except FileNotFoundError:  # somebody removed it before us
+            return
+        except OSError as error:
+            raise _not_removed(self.path, error.strerror) from error
+        try:
+            found = os.fstat(folder)
+            if (found.st_dev, found.st_ino) != self._identity:
+                raise _not_removed(self.path, "another directory is in its place")
+            remove_run_files(self.path, folder)
+        finally:
+            os.close(folder)
+
+
+def open_run(run: Path) -> int:
+    """Open a run's directory, to do what is done there wherever it goes. Raises OSError, also for a link to one."""
+    return os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def remove_run_files(run: Path, folder: int) -> None:
+    """Remove the files of a run whose directory is open, the lock last: a directory without one holds nothing.
+
+    A file of another name stays, and its directory with it. So does what others put in the directory's place.
+    """
+    try:
+        names = os.listdir(folder)
+        ours = [name for name in names if is_run_file(name)]
+        for name in sorted(ours, key=lambda name: name == LOCK_NAME):
+            os.unlink(name, dir_fd=folder)
+        if len(ours) == len(names):
+            os.rmdir(run)
+    except FileNotFoundError:  # somebody removed it before us
+        return
+    except OSError as error:
+        raise _not_removed(run, error.strerror) from error
+
+
+def _not_removed(run: Path, why: str | None) -> SpillError:
+    return SpillError(f"spill: could not remove {run}: {why}; remove it by hand")
+
+
+def who_may_replace_runs(directory: Path) -> str | None:
+    """Return who besides this user and root may remove or rename a run in a directory; None where nobody is known to.
+
+    Nothing is refused for that: a folder may be a team's, or a container's, and some file systems know users by other
+    numbers, or let all write. A run's own directory and files are open to nobody else, and made anew, whoever may
+    write around them. Arrays are read by the descriptors that wrote them, and have checksums; what others put in the
+    run's place is neither written over nor removed. So they can hinder a run, no more. A group may be the user's own.
+    """
+    try:
+        found = os.stat(directory)
+    except FileNotFoundError:  # it is still to be made, for this user alone
+        return None
+    if not stat.S_ISDIR(found.st_mode):
+        return None
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{directory} belongs to another user, who may"
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        return f"all users may write to {directory}, and so"
+    return None
+
+
+def _forget_runs() -> None:
+    """The runs of a forked child's parent are another process's."""
+    global registry_lock
+    registry_lock = threading.RLock()
+    own_runs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_runs)

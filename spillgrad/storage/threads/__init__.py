@@ -1,0 +1,1 @@
+"""The threads of a store, and how they wait for each other."""

@@ -1,0 +1,78 @@
+"""Read arrays back before they are asked for."""
+
+import functools
+from collections.abc import Iterable
+
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.state import StoreState
+from spillgrad.storage.threads.loader import Loader
+from spillgrad.storage.threads.room import Room
+
+# How many arrays are loaded at once: while one waits for the disk, the checksum of the other is verified.
+_LOADING_MAX = 2
+
+
+class Prefetcher:
+    """Loads the arrays that were requested, then those that the schedule expects next.
+
+    It loads only what fits the budget without evicting an array that is needed sooner; or, if a plan is known, without
+    evicting an array that stays, and only as far ahead as the plan leaves room for. The store's lock guards everything.
+    """
+
+    def __init__(self, state: StoreState, loader: Loader, room: Room) -> None:
+        self._state = state
+        self._loader = loader
+        self._room = room
+        self._requested: dict[Entry, None] = {}  # in the order of the requests
+        self._loading = 0
+
+    def request(self, entries: Iterable[Entry]) -> None:
+        """Load these next, in this order."""
+        self._requested.update(dict.fromkeys(entries))
+        self.start_loads()
+
+    def start_loads(self) -> None:
+        """Have I/O threads load what there is room for. `load_waits` says whether to call again once there is more."""
+        state = self._state
+        while self._loading < _LOADING_MAX:
+            entry = self._next()
+            state.load_waits = entry is not None  # set before the search for room: some may be made meanwhile
+            # Callers that wait come first. Otherwise an array evicted for one of them would be loaded again at once.
+            if entry is None or self._room.waiting_puts:
+                return
+            if not state.ram.make_room(self._room_for(entry), for_rank=entry.rank):
+                return
+            state.load_waits = False
+            self._loader.begin(entry, pinned=False)
+            self._loading += 1
+            state.submit(functools.partial(self._load, entry))
+
+    def _room_for(self, entry: Entry) -> int:
+        """Return how many bytes must be free before an entry is loaded.
+
+        Arrays that will be put before the step asks for any would evict it again, so they need room too.
+        """
+        schedule = self._state.schedule
+        waits = schedule.follows_plan and not (entry.persistent or entry in self._requested)
+        return entry.loading_bytes + (schedule.coming_bytes() if waits else 0)
+
+    def _load(self, entry: Entry) -> None:
+        self._loader.prefetch(entry)
+        with self._state.lock:
+            self._loading -= 1
+            if not self._state.closing:
+                self.start_loads()
+
+    def _next(self) -> Entry | None:
+        ram, schedule = self._state.ram, self._state.schedule
+        while self._requested:
+            wanted = next(iter(self._requested))
+            if wanted.on_disk_only and wanted.loading_bytes <= ram.budget_bytes:
+                return wanted
+            del self._requested[wanted]
+        if schedule.cursor is None:
+            return None
+        entry = ram.absent.below(schedule.cursor)
+        while entry is not None and entry.loading_bytes > ram.budget_bytes:
+            entry = ram.absent.below(entry.rank)
+        return entry if entry is not None and schedule.is_near(entry) else None

@@ -1,0 +1,399 @@
+"""Move arrays from RAM to disk, in the one thread that touches the structure of the files."""
+
+import collections
+import functools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.codecs import Codec, Lossless
+from spillgrad.storage.disk.io_error import io_error
+from spillgrad.storage.disk.segment import Extent
+from spillgrad.storage.disk.segment_set import SegmentSet
+from spillgrad.storage.disk.shrink_samples import ShrinkSamples
+from spillgrad.storage.journal.writer import WRITE_EVERY_S
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.residency.residence import RAM
+from spillgrad.storage.state import StoreState
+from spillgrad.storage.store import Remote, changed_error, closed_error
+from spillgrad.storage.threads.prefetcher import Prefetcher
+from spillgrad.storage.threads.room import Room
+from spillgrad.storage.threads.worker import Worker
+
+# While the step is unknown, writing begins when arrays that are not on disk fill this part of the budget.
+_HIGH_WATER = 0.5
+# How often the writer looks for posts of finalizers when no other thread takes the lock: while the store holds arrays,
+# and while it holds none.
+_LOOK_EVERY_S, _LOOK_IDLE_S = 0.02, 0.5
+# How many arrays may have a place whose bytes are not all written: enough that no I/O thread waits for the writer.
+_MOVING_MAX = 4
+
+
+class Writer:
+    """Writes the oldest arrays first, gives freed extents back, flushes, and at last runs `on_end`.
+
+    Its thread finds a place for each array, and an I/O thread writes the bytes there; it also starts prefetches. A
+    write that fails is tried once more. If it fails again, the array stays in RAM, the next `put` or `flush` raises the
+    error, once, and later the array is tried again. The store's lock guards the fields; I/O and callbacks of callers
+    run without it.
+    """
+
+    def __init__(
+        self,
+        state: StoreState,
+        segments: SegmentSet,
+        prefetcher: Prefetcher,
+        room: Room,
+        directory: Path,
+        keep_empty_s: float,
+        on_end: Callable[[], None],
+        codec: Codec | None,
+    ) -> None:
+        self._state = state
+        self._segments = segments
+        self._prefetcher = prefetcher
+        self._room = room
+        self._directory = directory
+        self._codec = codec
+        self._shrinks = ShrinkSamples() if state.journal.kept and codec is None else None
+        self._encoded: collections.deque[Entry] = collections.deque()  # each wants a place
+        self._keep_empty_s = keep_empty_s
+        self._on_end = on_end
+        self._low_water_bytes = int(state.ram.budget_bytes * (1 - _HIGH_WATER))
+        self._urgent: collections.deque[Entry] = collections.deque()  # for each a caller waits in `write_through`
+        self._flush_asked = self._flush_done = 0
+        self._to_flush: collections.deque[Entry] = collections.deque()
+        self._moving = self._moving_bytes = 0
+        self._freed: list[Extent] = []  # extents to give back; only the writer's thread uses this list
+        self._waits_for_others = False  # a failed write is tried again when no other is under way
+        self.worker = Worker("spillgrad-writer", state, self._loop)
+
+    # What callers do, with the lock held
+
+    def wake(self) -> None:
+        """Look for something to write."""
+        self._state.bell.ring()
+
+    def wake_if_behind(self) -> None:
+        """Look for something to write if not everything to come will fit."""
+        if self._is_behind:
+            self.wake()
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether an array that is in RAM only must spill: the sooner it is written, the less callers wait."""
+        ram, schedule = self._state.ram, self._state.schedule
+        if schedule.follows_plan:
+            return ram.dirty.has_must_spill
+        coming_bytes = schedule.coming_bytes(unknown_bytes=self._low_water_bytes)
+        return bool(ram.dirty) and ram.dirty.nbytes + coming_bytes > ram.budget_bytes
+
+    def needs(self, array: np.ndarray | Remote) -> int:
+        """Return how many bytes a new array takes, with its encoded form if both can fit the budget."""
+        if self._codec is not None:
+            with_encoded = array.nbytes + self._codec.bound(array)
+            if with_encoded <= self._state.ram.budget_bytes:
+                return with_encoded
+        return array.nbytes
+
+    def write_through(self, entry: Entry, array: np.ndarray, is_copy: bool) -> None:
+        """Write an entry straight from its caller's memory, or from a copy, which counts; return when it is written."""
+        started = time.perf_counter()
+        state = self._state
+        state.ram.hold_callers(entry, array)
+        self._urgent.append(entry)
+        copied_bytes = entry.nbytes if is_copy else 0
+        state.ram.reserve(copied_bytes)
+        try:
+            while entry.in_callers_memory:
+                self.wake()
+                state.changed.wait()
+                state.require_open("put")
+            if entry.error is not None:
+                raise SpillError(str(entry.error)) from entry.error
+        finally:
+            state.ram.unreserve(copied_bytes)
+            cached = entry.went_through_page_cache
+            state.counters.waited_to_put(started, entry.sequence, entry.label, entry.dtype, cached)
+
+    def flush(self) -> None:
+        """Return when every array put before is in the files, and plain h5py can read it."""
+        state = self._state
+        wanted = list(state.entries.values())
+        ticket = None
+        while ticket is None or self._flush_done < ticket or any(entry.is_unwritten for entry in wanted):
+            state.raise_failure()
+            if ticket is None or self._flush_done >= ticket:
+                self._flush_asked = ticket = self._flush_asked + 1
+                self._to_flush.extend(state.ram.dirty)
+                self.wake()
+            state.changed.wait()
+            state.require_open("flush")
+        state.raise_failure()
+
+    # What the thread does
+
+    def _loop(self) -> None:
+        state = self._state
+        while True:
+            with state.lock:
+                state.drain_posts()
+                encoded = self._encoded.popleft() if self._encoded else None
+                closing = state.closing and encoded is None
+                if not closing:
+                    self._prefetcher.start_loads()
+                entry = None if closing or encoded else self._next()
+                self._freed += state.freed
+                state.freed.clear()
+                flush = self._flush_asked if entry is None and self._can_flush() else None
+                flushing = self._flush_done < self._flush_asked
+            if closing:
+                break
+            journal = state.journal
+            places = entry is not None or encoded is not None or flushing
+            if journal.is_behind or (places and (self._freed or not journal.has_begun)):
+                self._tell()
+            if encoded is not None:
+                self._place(encoded)
+            elif entry is not None and entry.staged_bytes:
+                self._submit(self._encode, entry)
+            elif entry is not None:
+                self._place(entry)
+            elif flush is not None:
+                self._flush(flush)
+            elif not (flushing and self._segments.describe_one()):
+                self._sleep()
+        with state.lock:
+            self._on_end()
+
+    def _sleep(self) -> None:
+        """Wait for something to do, or a post of a finalizer; tidy up when nothing comes for a while."""
+        state = self._state
+        is_behind = state.journal.waits or self._freed
+        patience_s = WRITE_EVERY_S if is_behind else self._keep_empty_s if self._segments.has_unused() else math.inf
+        deadline_s = time.monotonic() + patience_s
+        while not state.has_posts:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 and is_behind:
+                return self._tell()
+            if left_s <= 0:
+                return self._segments.remove_unused()
+            if state.bell.wait(min(left_s, _LOOK_EVERY_S if state.is_in_use else _LOOK_IDLE_S)):
+                return None
+        return None
+
+    def _tell(self) -> None:
+        """Write the journal, and only then give back the extents of arrays that it says are gone.
+
+        So the files always hold what the journal says, even if the run is killed.
+        """
+        self._state.journal.write()
+        freed, self._freed = self._freed, []
+        for extent in freed:
+            self._segments.free(extent)
+
+    def _next(self) -> Entry | None:
+        """Choose the next entry to write, and begin with it."""
+        state = self._state
+        self._waits_for_others = self._waits_for_others and self._moving > 0
+        if self._moving == _MOVING_MAX or self._waits_for_others:
+            return None
+        entry = None
+        while self._urgent and entry is None:
+            urgent = self._urgent.popleft()
+            entry = urgent if urgent.references > 0 else None
+        if entry is None and not state.failures and not (self._room.is_paused and not self._to_flush):
+            ram = state.ram
+            while self._to_flush and entry is None:
+                wanted = self._to_flush.popleft()
+                entry = wanted if wanted.residence is RAM else None
+            # Callers that wait may not have woken yet to evict what was written for them: no more is written than they
+            # lack.
+            is_lacking = self._moving_bytes < self._room.missing_bytes()
+            if entry is None and self._flush_done == self._flush_asked and (is_lacking or self._is_behind):
+                entry = ram.dirty.first_to_spill()
+        if entry is None:
+            return None
+        if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):
+            # It comes again when a write has ended. One that nobody asked for is chosen anew.
+            if entry.in_callers_memory:
+                self._urgent.appendleft(entry)
+            elif self._flush_done < self._flush_asked:
+                self._to_flush.appendleft(entry)
+            return None
+        state.ram.begin_write(entry)
+        self._moving += 1
+        self._moving_bytes += entry.nbytes
+        return entry
+
+    def _stage(self, entry: Entry, nbytes: int) -> bool:
+        """Reserve the bytes of an encoded form. Only one at a time may exceed the budget that way."""
+        ram = self._state.ram
+        if not ram.make_room(nbytes) and self._moving:
+            return False
+        ram.reserve(nbytes)
+        entry.staged_bytes = nbytes
+        return True
+
+    def _can_flush(self) -> bool:
+        return self._flush_done < self._flush_asked and not self._to_flush and not self._moving
+
+    def _place(self, entry: Entry) -> None:
+        """Find a place for an array, and have an I/O thread write it there. Called without the lock."""
+        encoding = None if entry.encoded is None else entry.encoded.encoding
+        try:
+            extent = self._segments.place(_payload(entry), entry.stored_as, entry.label, entry.views, encoding)
+        except Exception as caught:
+            self._written(entry, None, io_error("write", entry, self._directory, caught))
+            return
+        self._submit(self._move, entry, extent)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        with self._state.lock:
+            self._state.submit(functools.partial(work, *arguments))
+
+    # What an I/O thread does
+
+    def _encode(self, entry: Entry) -> None:
+        """Encode an array, which callers can get meanwhile; then the writer finds a place for the encoded form."""
+        state = self._state
+        try:
+            entry.await_arrival()
+            entry.encoded = cast(Codec, self._codec).encode(cast(np.ndarray, entry.array), entry)
+        except Exception as caught:
+            self._written(entry, None, io_error("write", entry, self._directory, caught))
+            return
+        with state.lock:
+            closing = state.closing
+            if not closing:
+                if entry.encoded is None:
+                    self._unstage(entry)
+                self._encoded.append(entry)
+        if closing:  # the writer finds no places any more
+            self._written(entry, None, closed_error("put"))
+        state.bell.ring()
+
+    def _unstage(self, entry: Entry) -> None:
+        entry.encoded = None
+        self._state.ram.unreserve(entry.staged_bytes)
+        entry.staged_bytes = 0
+
+    def _move(self, entry: Entry, extent: Extent) -> None:
+        """Write the bytes of an array, which callers can get meanwhile."""
+        started = time.perf_counter()
+        sampled = None if self._shrinks is None else _payload(entry)  # the entry may soon let go of it
+        try:
+            entry.await_arrival()
+            cached = self._segments.goes_through_cache(not entry.in_callers_memory, entry.nbytes)
+            with self._state.counters.writing:
+                extent.write(_payload(entry), cached)
+            self._segments.measure(extent.segment)
+            unchanged = entry.unchanged is None or entry.unchanged()
+        except Exception as caught:
+            self._written(entry, extent, io_error("write", entry, self._directory, caught))
+            return
+        self._written(entry, extent, None, unchanged, started)
+        if sampled is not None:
+            self._sample(entry, sampled)
+
+    def _sample(self, entry: Entry, array: np.ndarray) -> None:
+        """Note what compression would make of an array that was written, if a sample of its kind is due."""
+        state, shrinks = self._state, cast(ShrinkSamples, self._shrinks)
+        with state.lock:
+            due = shrinks.is_due(entry)
+        if due:
+            began_s = time.perf_counter()
+            sampled_bytes, stored_bytes = Lossless().sample(array)
+            with state.lock:
+                shrinks.took(time.perf_counter() - began_s)
+                state.counters.shrunk(entry, sampled_bytes, stored_bytes)
+
+    def _written(
+        self,
+        entry: Entry,
+        extent: Extent | None,
+        error: SpillError | None = None,
+        unchanged: bool = True,
+        began_s: float = 0.0,
+    ) -> None:
+        """Note how a write ended. Called without the lock."""
+        state = self._state
+        with state.lock:
+            self._moving -= 1
+            self._moving_bytes -= entry.nbytes
+            self._unstage(entry)
+            if error is not None:
+                self._write_failed(entry, error)
+            elif entry.references > 0 and entry.error is None and unchanged:
+                self._count(entry, extent, began_s)
+                entry.extent, extent = extent, None
+                state.ram.end_write(entry)
+            else:
+                self._count(entry, extent, began_s)
+                if entry.references > 0 and entry.error is None:
+                    entry.error = changed_error(entry)
+                    state.counters.changed(entry)
+                state.ram.abandon_write(entry)
+            if extent is not None:
+                state.freed.append(extent)
+            state.changed.notify_all()
+        state.bell.ring()
+
+    def _count(self, entry: Entry, extent: Extent | None, began_s: float) -> None:
+        place = cast(Extent, extent)
+        self._state.counters.written(entry, place.stored_bytes, began_s, place.where)
+
+    def _write_failed(self, entry: Entry, error: SpillError) -> None:
+        state = self._state
+        state.counters.failed(entry, error)
+        if entry.references <= 0 or entry.error is not None:
+            state.ram.abandon_write(entry)
+            return
+        state.ram.fail_write(entry)
+        if not entry.retried:
+            # Another file may have room, or what is freed meanwhile.
+            entry.retried = self._waits_for_others = True
+            if entry.in_callers_memory:
+                self._urgent.append(entry)
+        elif not entry.in_callers_memory:
+            # Nothing is lost: the array is in RAM, and is tried again when a caller next has to wait for it.
+            state.failures[entry] = error
+            self._to_flush.clear()
+            self._flush_done = self._flush_asked
+        elif self._room.keep_in_ram(error):
+            state.ram.keep(entry, cast(np.ndarray, entry.array))
+        else:
+            entry.error = error
+            state.ram.remove(entry)
+
+    def _flush(self, asked: int) -> None:
+        state = self._state
+        whole = True
+        try:
+            self._segments.flush()
+        except (OSError, RuntimeError) as caught:
+            whole = False
+            self._flush_failed(caught)
+        with state.lock:
+            if whole and not state.freed:  # to give those back changes the structure again
+                state.counters.flushed()
+        state.journal.write()  # whose readers then find as much as those of HDF5
+        with state.lock:
+            self._flush_done = asked
+            state.changed.notify_all()
+
+    def _flush_failed(self, cause: Exception) -> None:
+        error = SpillError(f"flush: could not write to {self._directory}: {cause}; free space there")
+        error.__cause__ = cause
+        with self._state.lock:
+            self._state.failures[None] = error
+
+
+def _payload(entry: Entry) -> np.ndarray:
+    """Return the bytes to write. The entry holds them while it is being written, even if it is dropped."""
+    return cast(np.ndarray, entry.array) if entry.encoded is None else entry.encoded.payload

@@ -1,0 +1,113 @@
+"""Whoever waits for a store is woken, in whatever order its threads go on."""
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle
+from tests.storage.interleaving import Interleaving
+
+BUDGET = 1000
+LARGEST = 700
+
+
+@pytest.fixture(autouse=True)
+def no_collection_comes_at_a_moment_of_its_own() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def run_beside_each_other(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *works: Callable[[DiskStore, Interleaving], None]
+) -> None:
+    """Have threads work with one store, and the last of them close it."""
+    run = Interleaving(seed)
+    left = list(works)
+
+    def main(work: Callable[[DiskStore, Interleaving], None]) -> None:
+        work(store, run)
+        left.remove(work)
+        if not left:
+            store.close()
+
+    with run.patch(monkeypatch):
+        store = DiskStore(directory, ram_budget=BUDGET, direct_io=False)
+        run.run(*(lambda work=work: main(work) for work in works))
+
+
+class DoAnything:
+    """Do random things to a store, and check what it gives back."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def __call__(self, store: DiskStore, run: Interleaving) -> None:
+        rng = self._random
+        mine: list[tuple[Handle, int]] = []
+        held: list[np.ndarray] = []
+        for i in range(rng.randrange(3, 15)):
+            choice = rng.random()
+            if choice < 0.45 or not mine:
+                mine.append((store.put(np.full(rng.randrange(LARGEST), i, np.uint8)), i))
+            elif choice < 0.7:
+                handle, value = rng.choice(mine)
+                held.append(store.get(handle))
+                assert (held[-1] == value).all()
+            elif choice < 0.85:
+                store.drop(mine.pop(rng.randrange(len(mine)))[0])
+            elif choice < 0.93:
+                store.prefetch([handle for handle, _ in rng.choices(mine, k=2)])
+            elif choice < 0.97:
+                store.flush()
+            else:
+                with store.room(rng.randrange(LARGEST)):
+                    run.switch()
+            while len(held) > rng.randrange(3):
+                run.switch()
+                held.pop(0)
+            run.progressed()
+        for handle, _ in mine:
+            store.drop(handle)
+        run.switch()
+        held.clear()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_threads_that_do_anything_to_a_store_all_come_to_their_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    run_beside_each_other(directory, monkeypatch, seed, DoAnything(2 * seed), DoAnything(2 * seed + 1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whoever_waits_for_room_is_woken_when_an_array_that_was_read_back_dies(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    borrowed: list[np.ndarray] = []
+    has_room: list[bool] = []
+
+    def wait_for_room(store: DiskStore, run: Interleaving) -> None:
+        handles = [store.put(np.zeros(400, np.uint8))]
+        store.flush()
+        store.drop(store.put(np.zeros(900, np.uint8)))  # which evicts it
+        borrowed.append(store.get(handles[0]))
+        handles += [store.put(np.zeros(500, np.uint8)) for _ in range(2)]
+        has_room.append(True)
+        for handle in handles:
+            store.drop(handle)
+
+    def let_it_die(store: DiskStore, run: Interleaving) -> None:
+        while not (has_room or (borrowed and store._room.waiting_puts)):
+            run.switch()
+        for _ in range(random.Random(seed).randrange(60)):
+            run.switch()
+        borrowed.clear()
+
+    run_beside_each_other(directory, monkeypatch, seed, wait_for_room, let_it_die)
