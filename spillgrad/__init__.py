@@ -56,7 +56,6 @@ from spillgrad.autograd.grad_mode import (
 )  # fmt: skip
 from spillgrad.checkpoint import load_checkpoint, save_checkpoint
 from spillgrad.device import Device as device
-from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
     bfloat16,
     complex64,
@@ -507,8 +506,9 @@ from spillgrad.ops.window_functions import (
     kaiser_window,
 )
 from spillgrad.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from spillgrad.save_on_disk import save_on_disk
 from spillgrad.serialization import load, save
+from spillgrad.spill.disk_offload import disk_offload
+from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.tensor import (
     Tensor,
     is_complex,

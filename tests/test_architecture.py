@@ -14,15 +14,7 @@ CORE = tuple(
     for name in ("node", "engine", "saved", "hooks", "unshared", "grad_mode", "anomaly_mode")
 )
 FACADE_MODULES = ("spillgrad.autograd.graph",)
-DOORS = (
-    "spillgrad.save_on_disk",
-    "spillgrad.device_cache",
-    "spillgrad.small_tensors",
-    "spillgrad.disk_offload",
-    "spillgrad.offload",
-    "spillgrad.planning",
-    "spillgrad.interop",
-)
+DOORS = ("spillgrad.spill", "spillgrad.interop")
 LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",
@@ -73,8 +65,8 @@ LATE_IMPORTS = {
     "spillgrad.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
     "spillgrad.ops.bind": "`import spillgrad` must not wait for tables of names that only NumPy's callers need",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
-    "spillgrad.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
-    "spillgrad.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
+    "spillgrad.spill.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
+    "spillgrad.spill.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.cuda": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
@@ -188,7 +180,7 @@ def test_a_forbidden_import_is_found(module: str, source: str):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("spillgrad.save_on_disk", "import spillgrad.storage.store"),
+        ("spillgrad.spill.save_on_disk", "import spillgrad.storage.store"),
         ("spillgrad.storage.segment", "import h5py\nfrom spillgrad.errors import SpillError"),
         ("spillgrad.autograd.engine", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n import spillgrad.tensor"),
         ("spillgrad_tools.train", "import spillgrad as sg"),

@@ -20,7 +20,7 @@ from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
-from spillgrad.offload.needs import disk_need
+from spillgrad.spill.offload.needs import disk_need
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train_settings import TrainSettings
 

@@ -30,7 +30,7 @@ from spillgrad.interop.paddle.memory import (
     placed,
     same_bytes,
 )
-from spillgrad.small_tensors import Place, SmallTensors
+from spillgrad.spill.small_tensors import Place, SmallTensors
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.disk_store import DiskStore

@@ -27,7 +27,7 @@ from spillgrad.interop.torch.memory import (
     tensor_of_bytes,
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
-from spillgrad.small_tensors import Place, SmallTensors
+from spillgrad.spill.small_tensors import Place, SmallTensors
 from spillgrad.storage.budget import parse_bytes
 from spillgrad.storage.codecs import is_lossy
 from spillgrad.storage.interrupts import keep_whole
