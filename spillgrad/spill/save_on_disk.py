@@ -1,7 +1,6 @@
 """Ready-made hooks that spill saved tensors to HDF5 files under a RAM budget: `save_on_cpu`'s sibling for disks."""
 
 import dataclasses
-import math
 import os
 import threading
 import weakref
@@ -16,188 +15,125 @@ from spillgrad import labels
 from spillgrad.autograd import hooks
 from spillgrad.errors import SavedTensorError
 from spillgrad.nn.module import around_forward
-from spillgrad.ops.autocast import CastOf, Conversion
-from spillgrad.ops.losses import MADE_AHEAD
-from spillgrad.ops.numeric import cast, contiguous
+from spillgrad.ops.autocast import Conversion
+from spillgrad.ops.numeric import cast
+from spillgrad.spill.choice import Outcome, become, made_ahead
+from spillgrad.spill.context import SpillContext
 from spillgrad.spill.disk_offload import OffloadStats, disk_offload
 from spillgrad.spill.offload.tensors import OffloadedView
 from spillgrad.spill.planning.automatic import Automatic
 from spillgrad.spill.policy import Chooser, Policy
-from spillgrad.spill.small_tensors import Layout, SmallTensors, SpilledSmall, layout_of
+from spillgrad.spill.saved_memory import Kept, Packed, note_view, present_label
+from spillgrad.spill.tensor_memory import Copy, Spilled, SpilledSmall, in_memory_order, layout_of, memory_of
 from spillgrad.storage.budget import parse_bytes
-from spillgrad.storage.codecs import LOSSY_DTYPES, is_lossy
 from spillgrad.storage.interrupts import keep_whole
-from spillgrad.storage.owner import MAX_VIEWS, MIN_BYTES, StoreOwner
-from spillgrad.storage.store import Handle, Label, View
-from spillgrad.storage.store_lock import is_interrupted
+from spillgrad.storage.owner import MIN_BYTES
+from spillgrad.storage.store import Handle
 from spillgrad.tensor import Storage, Tensor
-from spillgrad_kernels.device_array import address_of, is_on_device, placed
-from spillgrad_kernels.holder import Holder
+from spillgrad_kernels.device_array import address_of
 
 if TYPE_CHECKING:
     from spillgrad.spill.saved_on_device import DeviceCache, Stored
 
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 # Two of the largest tensors that a layer of GPT-2 saves at 4 × 512 tokens: enough to copy one while another is used.
 DEVICE_BUDGET = "64MiB"
 
 
-class Copy(Storage):
-    """The storage over an array made for or by the store; while nobody changes it, it is what was put under `key`.
-
-    Where a codec may have altered it, it is so for the store with that codec alone, whose mark `altered_by` is.
-    """
-
-    __slots__ = ("altered_by", "key")
-
-    def __init__(self, array: np.ndarray, key: Hashable, altered_by: object) -> None:
-        super().__init__(array)
-        self.key, self.altered_by = key, altered_by
-
-    def is_unchanged(self) -> bool:
-        """Return whether nobody changed the array since it was read."""
-        return not self.version
-
-
-class Spilled(Holder):
-    """What a spilled tensor leaves in the graph: its storage's handle and where in that storage it lies.
-
-    The storage's bytes are freed when the last such object dies.
-    """
-
-    __slots__ = ("__weakref__", "_dtype", "_key", "_offset", "_shape", "_spill", "_strides")
-
-    def __init__(
-        self,
-        spill: "save_on_disk",
-        stored: "Handle | Stored",
-        key: Hashable,
-        array: np.ndarray,
-        offset: int,
-        strides: tuple[int, ...],
-    ) -> None:
-        super().__init__(spill._store.drops.append, stored)
-        self._spill = spill
-        self._key = key
-        self._dtype = array.dtype
-        self._shape = array.shape
-        self._strides = strides
-        self._offset = offset
-
-    @property
-    def stored(self) -> "Handle | Stored":
-        """What the memory is stored as."""
-        return self.held  # type: ignore[no-any-return]
-
-    def tensor(self) -> Tensor:
-        """Return the tensor, over memory it shares with all others of its storage."""
-        dense, storage = self._spill._memory_of(self.stored, self._key)
-        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), storage)
-
-    def __repr__(self) -> str:
-        return f"<Spilled {self.stored!r}>"
-
-
-class _Kept:
-    """What a tensor that stays in RAM leaves in the graph: itself."""
-
-    __slots__ = ("__weakref__", "_tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    @property
-    def storage(self) -> Storage:
-        """The memory that stays."""
-        return self._tensor.storage
-
-    def tensor(self) -> Tensor:
-        """Return the tensor."""
-        return self._tensor
-
-
 @dataclass(frozen=True)
 class SpillStats(OffloadStats):
-    """What the store did and holds; `kept_bytes` are in RAM beside the budget: by the policy, or a loss's gradients."""
+    """The counters of a store, and `kept_bytes`: what stays in RAM beside the budget, by the policy or for a loss."""
 
     kept_bytes: int = 0
 
 
-# Of each slot of gradients that an operation made ahead, what stays in RAM: backward needs it first of all, and then
-# it is what backward makes. Further ones, of graphs that wait, are spilled.
-_nearest: weakref.WeakValueDictionary[str, _Kept] = weakref.WeakValueDictionary()
+class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
+    """Spill what operations inside save for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
 
-
-class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
-    """Keep what operations inside save for backward on disk, and at most `ram_budget` bytes of it in RAM.
-
-    In place of a directory it takes the `disk_offload` of the model: saved tensors then go to that store, and share its
-    budget and its options with parameters, gradients and optimizer state; `stats()` are of the one store.
-
-        with sg.save_on_disk(offload):
+        with sg.save_on_disk("spill/", ram_budget="512MiB") as spill:
             loss = model(x)
+        loss.backward()
 
-    Leaving the context only stops packing: backward may run later. Files are removed when the last graph that uses them
-    dies, or at process exit. Re-enterable, and cheap to make anew for each step. `pack_hook` and `unpack_hook` are the
-    ready-made pair, usable in `saved_tensors_hooks(...)` and `register_hooks(...)` too.
+    After the context has ended, no more tensors are spilled; backward may run later. The files are removed when the
+    last graph that uses them is gone, or when the process ends. The same object can be entered again, and it is cheap
+    to make a new one for each step. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
+    `register_hooks(...)` too.
 
-    One storage is stored once, however many nodes and views save it. Tensors that stay in RAM anyway (views of leaves
-    that require a gradient) or are smaller than `min_bytes` are not spilled; nor are the gradients of one loss that
-    `linear_cross_entropy` made in its forward, with which backward begins: `stats().kept_bytes`. A saved tensor
-    modified in place later comes back as it was, or raises: never as something else. With a `min_bytes` below 4096,
-    smaller storages are copied into arrays that many share, unless the budget is below 32 KiB; the memory of such an
-    array is freed when the last of them is, and some 240 bytes that each takes beside its own count in the budget.
+    In place of a directory it takes the `disk_offload` of a model. Saved tensors then go to the same store as
+    parameters, gradients and optimizer state. They share its budget and its options, and `stats()` counts both.
 
-    When the disk is full, or refuses for another reason, saving raises SpillError; with `on_full="ram"` it warns once
-    and keeps tensors in RAM beyond the budget until the disk takes them. Nothing is lost, and later steps run.
-    `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it with arrays that do not fit the budget, and once two steps in succession waited for the disk.
-    `checksums=False` saves 0.1 s of processor time per GiB written and read, and no longer notices damage on the disk.
+    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM:
+    views of leaves that require a gradient, because these are in RAM anyway; tensors smaller than `min_bytes`; and the
+    gradients of one loss that `linear_cross_entropy` computed in forward, because backward begins with them.
+    `stats().kept_bytes` counts the last. If a saved tensor is modified in place, backward gets its old values or raises
+    an error; it never computes with the new ones.
 
-    `codec` says what tensors become in the files; one that is still in RAM comes back exact whatever it is. "lossless":
-    HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices; at 0.2 GB/s a
-    thread they pay on slow or small disks). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of
-    itself (or 4.6e-41, if that is more); beyond 3.39e38, infinite. "int8": float32 and float64 within 0.4 % of the
-    largest of 128 neighbours; a tensor with a value that is not finite, or beyond 3.4e38, stays exact, and so does one
-    where 128 neighbours are all nearer to 0 than 1.5e-36. The lossy ones leave all other dtypes as they are, views of
-    floats too; gradients are as inexact as what they come from. `encrypt=True` encrypts files with a key that only this
-    object has; it needs the package cryptography.
+    With a `min_bytes` below 4096, storages smaller than that are copied into arrays that many of them share. Such an
+    array is freed when the last tensor in it is. Each tensor takes about 240 bytes of RAM, which count in the budget.
+    A budget below 32 KiB has no room for such arrays: each storage is then stored on its own.
 
-    `only` chooses what is spilled by operation, module or size; see `saved_tensors_hooks`. Of that, `policy` says what
-    becomes: "spill", "keep" (it stays in RAM, beside the budget: `stats().kept_bytes`), or "recompute" (not saved at
-    all: a module's forward runs again in backward, as by `checkpoint`, and only its arguments are saved; alone it means
-    the layers that a `ModuleList` or `Sequential` repeats). Or a mapping, or function, from the paths of modules
-    (patterns, of `fnmatch`) and the names of operations to these:
+    When the disk is full or reports an error, saving raises SpillError. With `on_full="ram"` it warns
+    once instead, and keeps tensors in RAM beyond the budget until the disk accepts them again. No tensor is lost, and
+    later steps run. `direct_io` says whether to bypass the page cache, where the file system can. None decides by a
+    short measurement; it uses the page cache for arrays that do not fit the budget, and after two steps in a row that
+    waited for the disk. `checksums=False` saves 0.1 s of processor time per GiB written and read; damage on the disk
+    then goes unnoticed.
+
+    `codec` says how tensors are encoded in the files. A tensor that is still in RAM comes back exact.
+
+    * "lossless": HDF5's shuffle and zstd filters, for tensors of which a sample shrinks: masks, ReLU's outputs,
+      indices. A thread compresses 0.2 GB/s, so it is worth it on slow or small disks.
+    * "bf16": float32 and float64 are rounded to bfloat16. The error is at most 1/256 of the value, or 4.6e-41 if that
+      is larger. Values beyond 3.39e38 become infinite.
+    * "int8": the error of float32 and float64 is at most 0.4 % of the largest of 128 neighbours. A tensor stays exact
+      if it has a value that is not finite, a value beyond 3.4e38, or 128 neighbours all closer to 0 than 1.5e-36.
+
+    "bf16" and "int8" leave all other dtypes as they are, and views of floats as other dtypes. Gradients become as
+    inexact as the tensors that they are computed from.
+
+    `encrypt=True` encrypts the files with a key that only this object has. It needs the package cryptography.
+
+    `only` chooses by operation, module or size which tensors are spilled; see `saved_tensors_hooks`.
+    `policy` then chooses one of three treatments:
+
+    * "spill" is the default;
+    * "keep" leaves a tensor in RAM, beside the budget (`stats().kept_bytes`);
+    * "recompute" saves only the arguments of a module, and runs its forward again in backward, as `checkpoint` does.
+      Given alone, it applies to the layers that a `ModuleList` or `Sequential` repeats.
+
+    Or it is a mapping, or a function, from module paths (patterns of `fnmatch`) and operation names to these words:
 
         policy={"h.*.mlp": "recompute", "h.0": "keep", "softmax": "keep"}
 
-    An operation's own choice goes first, then that of the innermost module; of a mapping's patterns the first that
-    fits. What none names is spilled. Operations alone cannot be recomputed. Gradients are the same, bit for bit.
+    The choice for an operation takes precedence, then that for the innermost module. Of a mapping's patterns, the first
+    that fits counts. Whatever has no choice is spilled. A single operation cannot be recomputed. Gradients are the
+    same, bit for bit.
 
-    "auto" spills all of it in the first steps, and measures: where they wait for the disk, it recomputes from then on
-    the layers, or parts of them, that take less time to compute again than to write and read (`sg.planning`). That is
-    decided once for a model and the shapes of its inputs, from what passes through `with`, and taken back if steps
-    become no shorter. Each layer that is recomputed takes the memory of what it saves, beside the budget, while
-    backward is in it.
+    "auto" spills everything in the first steps, and measures. If the steps wait for the disk, it recomputes from then
+    on those layers, or parts of layers, that are quicker to compute again than to write and read (`sg.planning`). It
+    decides once for a model and the shapes of its inputs, from the steps inside `with`, and goes back if steps do not
+    become shorter. While backward is in a layer that is recomputed, the tensors which that layer saves are in RAM
+    beside the budget.
 
-    `keep_journal` names a file where the journal stays, of all that is packed, written, read and waited for, which
-    `spillgrad inspect` and `sg.storage.inspect` read, also while it is written. One object has one, to itself for as
-    long as it, or a graph that needs it, is there: who makes a new object for each step names a file for each.
+    `keep_journal` names a file that records what is packed, written, read and waited for. It stays when
+    the spill files go. `spillgrad inspect` and `sg.storage.inspect` read it, also while it is being written. A journal
+    belongs to one object for as long as the object, or a graph that uses it, lives: give each object a file of its own.
 
-    Of tensors on a CUDA device the newest stay there, up to `device_budget`; the others are copied to pinned memory,
-    which counts as RAM here, and from there to the disk, while kernels run, and back before backward comes to them.
-    Beyond the budgets are 16 MiB through which what comes from the disk is copied to the device, and the tensors that
-    one operation's backward uses.
+    The newest tensors of a device stay there, up to `device_budget` bytes. The others are copied to pinned
+    memory, which counts in `ram_budget`, and from there to the disk, while kernels run. They are copied back before
+    backward needs them. Two things come on top of the budgets: 16 MiB through which data from the disk are copied to
+    the device, and the tensors that the backward of one operation uses.
 
     Units: `ram_budget`, `device_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a
     temporary one is used.
-    Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
-    without `ram_budget`, or for an option that is the offload's; SpillError for a directory that cannot be used, or a
-    journal of another object that lives.
+    Raises BudgetError for a size that does not parse; ArgumentError for an unknown word, for a missing package, without
+    `ram_budget`, or for an option that the offload has already; SpillError for a directory that cannot be used, or a
+    journal that belongs to another living object.
     """
 
+    # Gradients that forward makes in advance may stay in RAM.
     sees_gradients = False
 
     def __init__(
@@ -216,19 +152,17 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         only: hooks.Predicate | None = None,
         policy: str | Mapping[str, str] | Chooser = "spill",
     ) -> None:
-        # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
-        self.only = hooks.checked_predicate("save_on_disk", only)
+        # saved_tensors_hooks.__init__() would store the bound hooks, and with them a reference cycle.
         self._policy: Policy | Automatic | None = None if policy in ("spill", "auto") else Policy(policy)
-        self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
-        self._min_bytes = parse_bytes(min_bytes)
+        self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._device_budget = parse_bytes(device_budget)
-        self._codec_mark = object() if is_lossy(codec) else None
-        self._device_cache: DeviceCache | None = None  # once a tensor of a device was saved
+        self._device_cache: DeviceCache | None = None  # made when a tensor of a device is saved
         self._making_device_cache = threading.RLock()
-        self._open_store(
-            "save_on_disk",
+        self._open(
             directory,
             ram_budget,
+            min_bytes,
+            only,
             shared=("disk_offload", disk_offload),
             direct_io=direct_io,
             checksums=checksums,
@@ -237,7 +171,6 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
-        self._small = SmallTensors(self._store)
         self._auto: Automatic | None = None
         if policy == "auto":
             self._policy = self._auto = Automatic(self._store, os.stat(self._store.directory).st_dev)
@@ -262,91 +195,67 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         super().__exit__(kind, error, trace)
 
     def pack_hook(self, tensor: Tensor) -> Any:
-        """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
-        storage = tensor.storage
-        if storage.offloaded:
-            return storage.view_of(tensor)
-        array = tensor.array
-        if storage.trainable or storage.array.nbytes < self._min_bytes or is_interrupted():
-            return tensor
-        if array.nbytes < self._min_bytes:
-            return Tensor.wrap(cast(array, array.dtype))  # a view would keep its whole storage in RAM
-        operation, slot = hooks.packing()
-        if self._policy is not None and self._policy.keeps(operation, labels.current.module or ""):
-            return self._keep(tensor, operation, slot)
-        if slot in MADE_AHEAD and slot not in _nearest:
-            kept = _nearest[slot] = self._keep(tensor, operation, slot)
-            return kept
-        offset = address_of(array) - address_of(storage.array) if array.size else 0
-        if isinstance(storage, CastOf) and not storage.version:
-            return storage.view_of(tensor)
-        key, strides = _key(storage, self._codec_mark), array.strides
-        if self._auto is not None:
-            self._auto.saved(labels.current.module or "", storage.uid, storage.array.nbytes)
-        stored = _as_it_lies(storage.array)
-        is_kept = stored.flags.carray
-        if is_kept and self._small.takes(stored.nbytes) and not is_on_device(stored):
-            layout = layout_of(array.dtype, array.shape, strides, offset)
-            return self._pack_small(storage, stored, layout, operation or None, slot or None)
-        if not is_kept:
-            # Memory with gaps, or read-only: the store copies what this view shows of it, when there is room.
-            key = (key, offset, array.shape, strides, array.dtype)
-            stored = array[tuple(slice(None if stride else 1) for stride in strides)]
-            offset, strides = (
-                0,
-                tuple(inner if stride else 0 for stride, inner in zip(strides, _dense_strides(stored), strict=True)),
-            )
-        elif self._codec_mark is not None and array.dtype != stored.dtype and stored.dtype in LOSSY_DTYPES:
-            # The codec keeps floats close: what looks at their bytes as something else has them stored as bytes.
-            key, stored = (storage.uid, storage.version, np.uint8), stored.reshape(-1).view(np.uint8)
-        label = _label(operation, slot)
-        view = View(label.op, label.slot, array.dtype.name, array.shape, strides, offset)
-        if is_on_device(stored):
-            owner = storage if is_kept else None
-            there = self._on_device().put(contiguous(stored), key, label, owner, view, MAX_VIEWS)
-            return Spilled(self, there, key, array, offset, strides)
-        version = storage.version
-        # The store keeps `unchanged`, and so the storage, as long as it keeps the array in RAM: whoever gets the array
-        # back from there gets this storage, and counts its changes there.
-        watcher = storage if is_kept else None
-        handle = self._store.put(
-            stored, key=key, label=label, unchanged=lambda: storage.version == version, watcher=watcher
-        )
-        if len(handle.views) < MAX_VIEWS:
-            handle.views.append(view)
-        return Spilled(self, handle, key, array, offset, strides)
-
-    def _pack_small(
-        self, storage: Storage, dense: np.ndarray, layout: Layout, operation: str | None, slot: str | None
-    ) -> SpilledSmall:
-        place = self._small.known(storage, storage.version)
-        if place is None:
-            place = self._small.add(storage, storage.version, dense, labels.current.step)
-        if len(place.views) < MAX_VIEWS:
-            start = place.start + layout.offset
-            place.views.append(View(operation, slot, layout.dtype.name, layout.shape, layout.strides, start))
-        return SpilledSmall(place, layout)
+        """Hand a tensor's storage to the store, or keep the tensor; return what `unpack_hook` takes."""
+        match become(tensor, self._min_bytes, self._policy, self._small):
+            case Outcome.TOO_SMALL | Outcome.LEAF | Outcome.STORE_IS_BUSY:
+                return tensor
+            case Outcome.SPILLED:
+                return self._spill(tensor)
+            case Outcome.SMALL:
+                return self._spill_small(tensor)
+            case Outcome.ON_DEVICE:
+                return self._spill_from_device(tensor)
+            case Outcome.COPIED:
+                return Tensor.wrap(cast(tensor.array, tensor.array.dtype))
+            case Outcome.KEPT:
+                return self._keep(tensor)
+            case Outcome.MADE_AHEAD:
+                made_ahead[hooks.packing()[1]] = kept = self._keep(tensor)
+                return kept
+            case Outcome.OFFLOADED | Outcome.CONVERTED:
+                return tensor.storage.view_of(tensor)
 
     def unpack_hook(self, packed: Any) -> Tensor:
         """Return the tensor that `pack_hook` packed."""
-        return (
-            packed.tensor()
-            if isinstance(packed, Spilled | SpilledSmall | _Kept | Conversion | OffloadedView)
-            else packed
-        )
+        return packed.tensor() if isinstance(packed, _PACKED) else packed
 
-    def _keep(self, tensor: Tensor, operation: str, slot: str) -> _Kept:
-        kept = _Kept(tensor)
-        self._store.note_kept(tensor.array.nbytes, _label(operation, slot), tensor.array.dtype)
+    def _spill(self, tensor: Tensor) -> Spilled:
+        if self._auto is not None:
+            _note(self._auto, tensor)
+        memory = memory_of(tensor, self._codec_mark)
+        handle = self._put(memory, present_label(*hooks.packing()))
+        return Spilled(self._store, self, handle, memory.key, memory.layout)
+
+    def _spill_from_device(self, tensor: Tensor) -> Spilled:
+        if self._auto is not None:
+            _note(self._auto, tensor)
+        memory = memory_of(tensor, self._codec_mark)
+        stored = self._on_device().put(memory, present_label(*hooks.packing()))
+        return Spilled(self._store, self, stored, memory.key, memory.layout)
+
+    def _spill_small(self, tensor: Tensor) -> SpilledSmall:
+        if self._auto is not None:
+            _note(self._auto, tensor)
+        storage, layout = tensor._storage, layout_of(tensor)
+        place = self._small.known(storage, storage.version)
+        if place is None:
+            dense = in_memory_order(storage.array)
+            place = self._small.add(storage, storage.version, dense, labels.current.step)
+        note_view(place.views, layout, *hooks.packing(), place.start)
+        return SpilledSmall(place, layout)
+
+    def _keep(self, tensor: Tensor) -> Kept:
+        kept = Kept(tensor)
+        self._store.note_kept(tensor.array.nbytes, present_label(*hooks.packing()), tensor.array.dtype)
         self._kept.add(kept)
         return kept
 
     def stats(self) -> SpillStats:
         """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.
 
-        And the bytes that stay in RAM beside the budget now, each memory once.
+        `kept_bytes` counts what stays in RAM beside the budget now, each memory once.
         """
-        kept = {id(storage): storage.array.nbytes for storage in [entry.storage for entry in list(self._kept)]}
+        kept = {id(storage): storage.array.nbytes for storage in [entry.tensor().storage for entry in list(self._kept)]}
         stats = dataclasses.asdict(self._store.stats())
         device = self._device_cache
         if device is not None:
@@ -360,11 +269,10 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         """
         if self._device_cache is not None:
             self._device_cache.flush()
-        self._small.end_batch()
         super().flush()
 
     def _on_device(self) -> "DeviceCache":
-        """Return what keeps saved tensors of a device."""
+        """Return the cache of saved tensors on a device."""
         with self._making_device_cache:
             if self._device_cache is None:
                 from spillgrad.spill.saved_on_device import DeviceCache
@@ -374,7 +282,7 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
 
     def _memory_of(self, stored: "Handle | Stored", key: Hashable) -> tuple[np.ndarray, Storage]:
         """Return a stored array and the storage over it: the packed one while that is in memory, else a copy's."""
-        # An array has one storage, or a change through one would go unnoticed by who holds the other.
+        # Each array has one storage. With two, a change through one would be unknown to the other.
         array = self._store.get(stored) if isinstance(stored, Handle) else stored.memory()
         storage = stored.watcher()
         while storage is None or address_of(storage.array) != address_of(array):
@@ -391,24 +299,8 @@ class save_on_disk(StoreOwner, hooks.saved_tensors_hooks):
         return array, storage
 
 
-def _key(storage: Storage, codec_mark: object) -> Hashable:
-    """Return what identifies the contents of a storage in the store of that mark: equal keys, equal bytes."""
-    if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
-        return storage.key
-    return storage.uid, storage.version
+def _note(auto: Automatic, tensor: Tensor) -> None:
+    auto.saved(labels.current.module or "", tensor.storage.uid, tensor.storage.array.nbytes)
 
 
-def _as_it_lies(array: np.ndarray) -> np.ndarray:
-    """Return `array` with its axes in the order of its memory, which is C-contiguous then unless it has gaps."""
-    if array.flags.c_contiguous:
-        return array
-    return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
-
-
-def _dense_strides(array: np.ndarray) -> tuple[int, ...]:
-    """Return the strides of a C-contiguous copy of `array`."""
-    return tuple(array.itemsize * math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
-
-
-def _label(operation: str, slot: str) -> Label:
-    return Label(operation or None, slot or None, labels.current.module, labels.current.step)
+_PACKED = (Packed, Conversion, OffloadedView)

@@ -16,7 +16,9 @@ from typing import cast
 import numpy as np
 
 from spillgrad.errors import SpillError
+from spillgrad.ops.numeric import contiguous
 from spillgrad.spill.device_transfers import Copies, Source
+from spillgrad.spill.saved_memory import SavedMemory, note_view
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label, View, changed_error, nobody
 from spillgrad.storage.store_lock import StoreLock, interrupted_error
@@ -102,27 +104,25 @@ class DeviceCache:
 
     # Forward
 
-    def put(
-        self, array: np.ndarray, key: Hashable, label: Label, storage: Storage | None, view: View, most_views: int
-    ) -> Stored:
-        """Keep an array, which `storage` is the owner of or which nobody else has; return what stands for it.
+    def put(self, memory: SavedMemory, label: Label) -> Stored:
+        """Keep memory of a device; return what stands for it.
 
         With the key of what is kept already that returns again. Waits while the store has no room for the oldest.
         """
+        array = contiguous(cast(np.ndarray, memory.array))
         with self._lock:
             self._tidy()
-            stored = self._by_key.get(key)
+            stored = self._by_key.get(memory.key)
             if stored is not None:
                 stored.users += 1
             else:
-                stored = self._by_key[key] = Stored(self, array, key, label, self._sequence)
+                stored = self._by_key[memory.key] = Stored(self, array, memory.key, label, self._sequence)
                 self._sequence += 1
-                if storage is not None:
-                    stored.storage, stored.version = storage, storage.version
-                    stored.watcher = weakref.ref(storage)
+                if memory.watcher is not None:  # else nobody else has the array
+                    stored.storage, stored.version = memory.watcher, memory.watcher.version
+                    stored.watcher = weakref.ref(memory.watcher)
                 self._stay(stored)
-            if len(stored.views) < most_views:
-                stored.views.append(view)
+            note_view(stored.views, memory.layout, label.op, label.slot)
         try:
             while (oldest := self._to_leave()) is not None:
                 self._send(oldest)

@@ -1,57 +1,54 @@
-"""Small saved tensors, many of which go to a store as one array, whatever framework they are of.
+"""Small saved tensors, many of which go to a store as one array, whatever framework they belong to.
 
-What a store knows of an array, and HDF5 of a dataset, takes kilobytes; and each is written by a call of its own.
+For each array a store and HDF5 hold kilobytes of bookkeeping, and the store writes each with a call of its own.
 """
 
-import functools
 import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label, View
-from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
-from spillgrad_kernels.device_array import placed
 from spillgrad_kernels.holder import Holder
 
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 # Memory smaller than this is batched: a page, as large as what HDF5 keeps of a dataset.
 SMALL_BYTES = 4096
 _BATCH_BYTES = 64 << 10
-# Beside a batch that is being filled the budget has room for others.
+# A batch takes at most this part of the budget, so that there is room for others beside the one being filled.
 _BATCHES_PER_BUDGET = 8
-# What is held in RAM for each tensor beside its bytes: a `Place`, a `SpilledSmall` and a number, and what a graph
-# holds them by. It counts in the budget.
+# For each tensor RAM holds a `Place`, a `SpilledSmall`, a number, and a graph's references to them. These bytes count
+# in the budget.
 _HELD_BYTES = 240
-# So many places at least are looked at together, for what they hold of where their bytes come from.
-_FEWEST_WITH_ORIGIN = 64
+# `Original`s are looked through when there are at least so many.
+_FEWEST_ORIGINALS = 64
 _numbers = itertools.count()
 
 
 class Copied(Protocol):
-    """Memory that may be copied to a batch: `packed` is where it last was, and is for `SmallTensors` alone."""
+    """Memory that can be copied to a batch. `packed` says where its last copy is; only `SmallTensors` uses it."""
 
     packed: "tuple[Any, weakref.ref[Place]] | None"
 
 
-class SmallOrigin(Protocol):
-    """What a place holds of the memory that its bytes come from, such as who counts the changes of that."""
+class Original(Protocol):
+    """What a place needs of the memory that was copied there, such as the counter of its changes."""
 
     def is_over(self) -> bool:
-        """Return whether nothing of it matters any more, as nobody changed the memory, nor will."""
+        """Return whether the place needs it no longer: nobody changed the memory, and nobody can."""
         ...
 
 
 class _Batch(Holder):
-    """The array that a batch is, for as long as anything in it is needed; in RAM as `array` while it is looked at."""
+    """An array that small tensors share; it lives as long as any of them. `array` is set while it is in RAM."""
 
     __slots__ = ("__weakref__", "array", "owner")
 
@@ -62,12 +59,12 @@ class _Batch(Holder):
 
 
 class Place:
-    """Where in a batch the bytes of a memory are, as they were when they were copied; `origin` is while it matters."""
+    """Where in a batch the copy of a memory is."""
 
-    __slots__ = ("__weakref__", "batch", "nbytes", "origin", "start")
+    __slots__ = ("__weakref__", "batch", "nbytes", "original", "start")
 
-    def __init__(self, batch: _Batch, start: int, nbytes: int, origin: Any) -> None:
-        self.batch, self.start, self.nbytes, self.origin = batch, start, nbytes, origin
+    def __init__(self, batch: _Batch, start: int, nbytes: int, original: Original | None) -> None:
+        self.batch, self.start, self.nbytes, self.original = batch, start, nbytes, original
 
     @property
     def views(self) -> list[View]:
@@ -75,45 +72,22 @@ class Place:
         return self.batch.held.views  # type: ignore[no-any-return]
 
     def read(self) -> np.ndarray:
-        """Return the bytes, to be copied at once: others share them. Raises what `DiskStore.get` raises."""
+        """Return the bytes, which the caller copies at once, as others share them.
+
+        Raises what `DiskStore.get` raises.
+        """
         return self.batch.owner.read(self.batch)[self.start : self.start + self.nbytes]
 
 
-class Layout(NamedTuple):
-    """How a tensor lies in its storage; many tensors share one."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-
-layout_of = functools.lru_cache(maxsize=4096)(Layout)
-
-
-class SpilledSmall:
-    """What a small tensor leaves in the graph."""
-
-    __slots__ = ("__weakref__", "_layout", "_place")
-
-    def __init__(self, place: Place, layout: Layout) -> None:
-        self._place, self._layout = place, layout
-
-    def tensor(self) -> Tensor:
-        """Return the tensor, over memory of its own."""
-        layout, whole = self._layout, memory.copy(self._place.read())
-        return Tensor.wrap(placed(whole, layout.offset, layout.shape, layout.dtype, layout.strides), Storage(whole))
-
-
 class SmallTensors:
-    """Copies small memory into batches, and puts those into a store.
+    """Copies small memory into batches, and hands these to a store.
 
-    What is packed is copied: a change of the memory afterwards does not reach it. A batch being filled is one that the
-    store knows as being changed, which counts in its budget and stays; the next begins where it is full. A batch is
-    freed when the last of its places is. Batches begin small, and double.
+    Later changes of the memory do not reach the copy. While a batch is filled, the store counts it in its budget and
+    keeps it in RAM, as an array that is being changed. When it is full, the next one begins. The first batch is small;
+    each is twice as large as the one before, up to a limit. A batch is freed when the last of its places is.
 
-    `_lock` guards the batch that is filled. A finalizer in the middle of that finds that this `takes` nothing. In a
-    forked child the store refuses whatever would use it.
+    `_lock` guards the batch that is filled. When a finalizer runs while this thread has the lock, `takes` returns
+    False. In a forked child the store refuses to be used.
     """
 
     def __init__(self, store: DiskStore) -> None:
@@ -124,51 +98,51 @@ class SmallTensors:
         _all.append(weakref.ref(self, _all.remove))
 
     def _begin(self) -> None:
-        """Have nothing in RAM, and know of no storage that is in a batch."""
+        """Forget all batches, and all memory that was copied to one."""
         self._number = next(_numbers)
         self._lock = threading.RLock()
         self._filling: Callable[[], _Batch | None] = _nothing
         self._used = self._places = 0
-        self._read: Callable[[], _Batch | None] = _nothing  # whose array is in RAM, as it was looked at last
-        self._with_origin: list[weakref.ref[Place]] = []
-        self._most_with_origin = _FEWEST_WITH_ORIGIN
+        self._read: Callable[[], _Batch | None] = _nothing  # the last one that was read: its array is in RAM
+        self._with_original: list[weakref.ref[Place]] = []
+        self._most_originals = _FEWEST_ORIGINALS
 
     def forget_parent(self) -> None:
-        """In a forked child: the batches are the parent's, another thread of which may have been filling one."""
+        """Forget, in a forked child, the batches of the parent: a thread of the parent may have been filling one."""
         for batch in (self._filling(), self._read()):
             if batch is not None:
                 batch.array = None
         self._begin()
 
     def takes(self, nbytes: int) -> bool:
-        """Return whether memory of so many bytes is small, and the budget has room for batches."""
-        # This thread may be in the middle of filling one; the lock is asked as `threading.Condition` does.
+        """Return whether memory of so many bytes goes to a batch: it is small, and the budget has room for batches."""
+        # This thread may be in the middle of filling one. `threading.Condition` asks the lock in the same way.
         return 0 < nbytes < SMALL_BYTES <= self._most_bytes and not self._lock._is_owned()  # type: ignore[attr-defined]
 
     def known(self, copied: Copied, version: int) -> Place | None:
-        """Return where a memory is that was changed in place so often, if it was added then, and that is needed."""
+        """Return the place of a memory that was changed in place `version` times; None without a copy of that."""
         packed = copied.packed
         return packed[1]() if packed is not None and packed[0] == (self._number, version) else None
 
     def add(
-        self, copied: Copied, version: int, array: np.ndarray, step: int | None, origin: SmallOrigin | None = None
+        self, copied: Copied, version: int, array: np.ndarray, step: int | None, original: Original | None = None
     ) -> Place:
-        """Copy a memory, which is a C-contiguous array and was changed in place so often, to a batch.
+        """Copy a memory, the C-contiguous `array`, which was changed in place `version` times, to a batch.
 
-        The place holds its origin until that is over. Raises what `DiskStore.put` raises.
+        The place holds `original` until that is over. Raises what `DiskStore.put` raises.
         """
         with self._lock:
-            place = self._add(array, step, origin)
+            place = self._add(array, step, original)
             reference = weakref.ref(place)
-            if origin is not None:
-                if len(self._with_origin) >= self._most_with_origin:
-                    self._let_go_of_origins()
-                self._with_origin.append(reference)
+            if original is not None:
+                if len(self._with_original) >= self._most_originals:
+                    self._drop_originals()
+                self._with_original.append(reference)
         copied.packed = (self._number, version), reference
         return place
 
-    def _add(self, array: np.ndarray, step: int | None, origin: Any) -> Place:
-        batch = self._filling()  # none where nothing of the last one is needed any more
+    def _add(self, array: np.ndarray, step: int | None, original: Original | None) -> Place:
+        batch = self._filling()  # None when all places of the last one died
         if batch is None or self._used + array.nbytes > batch.held.nbytes:
             self.end_batch()
             batch = self._begin_batch(step)
@@ -176,7 +150,7 @@ class SmallTensors:
         self._used += array.nbytes
         self._places += 1
         cast(np.ndarray, batch.array)[start : self._used] = array.reshape(-1).view(np.uint8)
-        return Place(batch, start, array.nbytes, origin)
+        return Place(batch, start, array.nbytes, original)
 
     def _begin_batch(self, step: int | None) -> _Batch:
         array = memory.empty((self._next_bytes,), np.uint8)
@@ -194,18 +168,18 @@ class SmallTensors:
                 self.store.count_with(batch.held, self._places * _HELD_BYTES)
                 self.store.end_change(batch.held, changed=False)
 
-    def _let_go_of_origins(self) -> None:
-        """Have places hold no origin that is over; those that stay are looked at again when they are twice as many."""
+    def _drop_originals(self) -> None:
+        """Drop the originals that are over. The next time is when there are twice as many as stay now."""
         stay = []
-        for reference in self._with_origin:
+        for reference in self._with_original:
             place = reference()
-            if place is not None:
-                if place.origin.is_over():
-                    place.origin = None
+            if place is not None and place.original is not None:
+                if place.original.is_over():
+                    place.original = None
                 else:
                     stay.append(reference)
-        self._with_origin = stay
-        self._most_with_origin = max(_FEWEST_WITH_ORIGIN, 2 * len(stay))
+        self._with_original = stay
+        self._most_originals = max(_FEWEST_ORIGINALS, 2 * len(stay))
 
     def read(self, batch: _Batch) -> np.ndarray:
         """Return the array of a batch. Raises what `DiskStore.get` raises."""
@@ -223,7 +197,7 @@ def _nothing() -> None:
     """Be the reference to no object."""
 
 
-# No set of Python's: who forgets the dead there runs code that a signal handler could interrupt.
+# Not a WeakSet: it forgets the dead with Python code, which a signal handler could interrupt.
 _all: list[weakref.ref[SmallTensors]] = []
 
 

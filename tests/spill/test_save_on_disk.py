@@ -22,8 +22,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import BudgetError, GraphError, SpillCorruptionError, SpillError
-from spillgrad.spill.save_on_disk import Spilled
-from spillgrad.spill.small_tensors import SpilledSmall
+from spillgrad.spill.tensor_memory import Spilled, SpilledSmall
 from spillgrad.storage import is_ram_disk
 from spillgrad_kernels import memory
 from tests.waiting import wait_until

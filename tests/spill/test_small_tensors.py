@@ -14,7 +14,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.spill.small_tensors import SpilledSmall
+from spillgrad.spill.tensor_memory import SpilledSmall
 from tests.storage.test_disk_store import in_own_mounts
 from tests.waiting import wait_until
 

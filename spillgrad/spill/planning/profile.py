@@ -23,7 +23,8 @@ from spillgrad.ops.autocast import autocast
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.disk_offload import disk_offload
 from spillgrad.spill.planning.record import Recorder, Unit, is_within, pattern
-from spillgrad.spill.save_on_disk import Spilled, save_on_disk
+from spillgrad.spill.save_on_disk import save_on_disk
+from spillgrad.spill.tensor_memory import Spilled
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad.storage.traffic import PHASES, Event, Item
