@@ -10,9 +10,9 @@ from spillgrad_kernels.device_array import address_of, empty_on_device
 
 
 class Copies:
-    """Begins copies, which wait for the kernels before them, and for no others.
+    """Begins copies. A copy waits for the kernels before it, and for nothing else.
 
-    A copy holds the memory of the device, not the array over it, and the host's array, until it is done.
+    Until it is done, a copy holds the host's array and the memory of the device, but not the array over that.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Copies:
     def back(self, host: np.ndarray) -> tuple[np.ndarray, driver.Event]:
         """Begin to copy a dense array of the host to new memory; return that, and when it is done.
 
-        What is not pinned goes through pinned memory, piece by piece.
+        An array that is not pinned goes through pinned memory, piece by piece.
         """
         array = empty_on_device(host.shape, host.dtype)
         driver.Event().record(driver.compute()).wait(self._back)  # kernels may still read what was there before
@@ -42,12 +42,12 @@ class Copies:
         return array, driver.Event().record(self._back)
 
     def let_go(self) -> None:
-        """Let go of what the copies that are done have held."""
+        """Let go of what finished copies held."""
         self._out.let_go()
         self._back.let_go()
 
     def wait_for_oldest(self) -> bool:
-        """Wait until one copy more is done; return False when all are."""
+        """Wait until one more copy is done; return False when all are."""
         for stream in (self._out, self._back):
             if stream.held_bytes:
                 stream.let_go(stream.held_bytes - 1)
@@ -56,16 +56,16 @@ class Copies:
 
 
 class Source:
-    """A dense array of the device, as a store takes it; `copy` is `Copies.out`, or what calls that."""
+    """A dense array of the device, as a store takes it. `copy` is `Copies.out`, or a function that calls it."""
 
     def __init__(self, array: np.ndarray, copy: Callable[[np.ndarray], tuple[np.ndarray, driver.Event]]) -> None:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
-        self.done: driver.Event | None = None  # when what the store has is there, once it took the array
+        self.done: driver.Event | None = None  # once the store took the array: when its copy is done
         self._array: np.ndarray | None = array  # until it was taken
         self._copy = copy
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the array to pinned memory; return that, and what waits for it."""
+        """Begin to copy the array to pinned memory; return the copy, and a function that waits until it is done."""
         array, self._array = self._array, None
         assert array is not None
         host, self.done = self._copy(array)
@@ -73,7 +73,7 @@ class Source:
 
 
 def memory_of(array: Any) -> Any:
-    """Return what lives as long as an array's memory."""
+    """Return the object that lives as long as an array's memory."""
     while array.base is not None:
         array = array.base
     return array if array.owner is None else array.owner

@@ -22,59 +22,61 @@ from spillgrad.storage.owner import StoreOwner
 from spillgrad.storage.store import StoreStats
 from spillgrad_kernels import memory
 
-# Of the default device_budget: while one layer's parameters are used, the next one's come.
+# The default device_budget holds so many layers: while one is used, the next is copied.
 _LAYERS_ON_DEVICE = 2
 
 
 @dataclass(frozen=True)
 class OffloadStats(StoreStats):
-    """What the store did and holds, and what is on a CUDA device of it: now, and the most so far."""
+    """The counters of a store, and the bytes of it on a CUDA device: now, and the most so far."""
 
     device_bytes: int = 0
     peak_device_bytes: int = 0
 
 
 class disk_offload(StoreOwner):
-    """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk, but for `ram_budget`.
+    """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk.
 
-    From here on they are read when something looks at them, ahead of time once a step has shown in which order, and
-    written back after they changed; the model, the optimizer and the training loop stay as they are. Values are bit for
-    bit those of training in RAM. `model` and `optimizer` are the attributes of the same names.
+    At most `ram_budget` bytes of them are in RAM. They are read when something uses them; once a step has shown the
+    order of use, they are read ahead of time. After a change they are written back. The model, the optimizer and the
+    training loop stay as they are, and all values are bit for bit those of training in RAM. The attributes `model` and
+    `optimizer` are the two.
 
-    Where the model itself is too large for RAM, give functions: `model` without arguments, whose parameters and buffers
-    go to disk one by one as modules register them, in this thread; `optimizer` from the list of parameters that require
-    gradients.
+    If the model itself is too large for RAM, pass functions. The first takes no arguments and builds the model. Its
+    parameters and buffers go to disk one by one, as modules register them in this thread. The second makes the
+    optimizer from the list of parameters that require gradients.
 
         offload = sg.disk_offload(
             lambda: sg.models.build("gpt2-xl"), lambda params: sg.optim.AdamW(params), "spill/", ram_budget="2GiB"
         )
 
-    With `step_in_backward` the optimizer updates each parameter as soon as backward has its gradient, and frees that:
-    `optimizer.step()` then finds nothing to do, and several backward passes are several steps. Otherwise gradients go
-    to disk too.
+    With `step_in_backward`, the optimizer updates each parameter as soon as backward has its gradient, and frees the
+    gradient. `optimizer.step()` then has nothing to do, and each backward pass is a step of its own. Without it,
+    gradients go to disk too.
 
-    `max_grad_norm` clips gradients as `clip_grad_norm_` over all that the optimizer updates does, just before their
-    update: in `optimizer.step()`, which leaves them on disk as they were and scales a copy of one at a time; with
-    `step_in_backward` in a second phase, when backward ends: gradients then go to disk first. `grad_norm` is the norm
-    they had in the last step. Norms are taken when gradients are finished, so that each is read once.
+    `max_grad_norm` clips gradients as `clip_grad_norm_` does, over all parameters that the optimizer updates.
+    `optimizer.step()` clips just before each update: it scales a copy, and the gradients on disk stay as they were.
+    With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each gradient is
+    read once, because its norm is taken when backward finishes it. `grad_norm` is the norm of all gradients in the last
+    step, before they were clipped.
 
     `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
-    What `numpy()` returns of such a tensor may be written to; if it was, it is stored again once nobody holds it.
-    Copies and pickles of the model and the optimizer are in RAM, and no part of this.
+    An array that `numpy()` returns of such a tensor may be written to. If it was, its values are stored again once
+    nobody holds the array. Copies and pickles of the model and of the optimizer are in RAM, and independent of this
+    object.
 
-    A model on a CUDA device, its gradients and the optimizer's state live on disk too, and on the device while they are
-    used: they go to pinned memory, which counts as RAM here, and come back from there, while kernels run, ahead of time
-    once a step has shown in which order. What was used last stays, up to `device_budget`; by default that is
-    twice what one layer or one update needs at once.
+    A model on a CUDA device, its gradients and the optimizer's state live on disk too. They are on the device while
+    they are used, and copied through pinned memory, which counts in `ram_budget`, while kernels run. What was used last
+    stays on the device, up to `device_budget`. The default is twice what one layer or one update needs at once.
 
-    `keep_journal` names a file where the journal stays, for `spillgrad inspect`; see `save_on_disk`.
+    `keep_journal` names a file for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
 
     Units: `ram_budget` and `device_budget` are bytes, or a size such as "512MiB". `least_budget` and
-    `least_device_budget`, the least that hold all that one layer or one update needs at once, are bytes.
-    Raises BudgetError for a size that does not parse or is less than the least, ArgumentError for a parameter that
-    shares memory with another tensor, or is offloaded already, SpillError for a directory that cannot be used, or,
-    unless `on_full` is "ram", where all that comes to be stored has no room.
+    `least_device_budget` are bytes: the smallest budgets that hold what one layer or one update needs at once.
+    Raises BudgetError for a size that does not parse, or is less than the least; ArgumentError for a parameter that
+    shares memory with another tensor, or is offloaded already; SpillError for a directory that cannot be used, or for a
+    disk without room for all that will be stored, unless `on_full` is "ram".
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class disk_offload(StoreOwner):
         found = None if isinstance(model, Module) else residents()
         with contextlib.ExitStack() as undo:
             if found is not None:
-                undo.callback(found.store.close)  # nobody else has what was built there
+                undo.callback(found.store.close)  # nobody else uses it
             self.model = built_model(model, found)
             self.optimizer = built_optimizer(optimizer, self.model)
             copies_gradients = max_grad_norm is not None and not step_in_backward
@@ -158,11 +160,14 @@ class disk_offload(StoreOwner):
 
     @property
     def grad_norm(self) -> float | None:
-        """The norm that gradients had in the last step, before they were clipped; None before the first."""
+        """The norm of the gradients in the last step, before they were clipped; None before the first step."""
         return self._training.grad_norm
 
     def flush(self) -> None:
-        """Return when all that nobody is changing is in the files. Raises SpillError when it could not be written."""
+        """Return when everything that nobody is changing is in the files.
+
+        Raises SpillError when something could not be written.
+        """
         self._residents.thread.last_changed = None
         self._residents.settle()
         super().flush()

@@ -1,4 +1,4 @@
-"""What happens to saved tensors within `save_on_disk`: spilled, kept, or recomputed, by module or operation."""
+"""The policy of `save_on_disk`: which saved tensors are spilled, kept or recomputed, by module or operation."""
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +11,14 @@ from spillgrad.utils.checkpoint import checkpoint
 
 CHOICES = ("spill", "keep", "recompute")
 
-# A name, of an operation or a module's path, to a choice; None leaves it to others.
+# From the name of an operation, or the path of a module, to a choice; None means no choice.
 Chooser = Callable[[str], str | None]
 
 
 class Policy:
-    """A choice for every saved value: its operation's own comes first, then those of modules from the innermost out.
+    """A choice for each saved value: first that for its operation, then those for its modules, the innermost first.
 
-    What nobody chose is spilled. Raises ArgumentError for what is no policy.
+    A value without a choice is spilled. Raises ArgumentError for an argument that is no policy.
     """
 
     def __init__(self, policy: str | Mapping[str, str] | Chooser) -> None:
@@ -50,7 +50,7 @@ class Policy:
         self._known: dict[tuple[str, str], bool] = {}
 
     def keeps(self, operation: str, path: str) -> bool:
-        """Return whether what an operation saves, within the module at a path, stays in RAM."""
+        """Return whether a value stays in RAM that an operation saves within the module at a path."""
         known = self._known.get((operation, path))
         if known is None:
             known = self._known[operation, path] = self._keeps(operation, path)
@@ -64,16 +64,16 @@ class Policy:
             return choice == "keep"
         for outer in _outward(path):
             choice = self._of_module(outer)
-            # Of a recomputed module, its arguments are saved: they belong to who called it.
+            # Of a recomputed module the arguments are saved. They belong to the modules around it.
             if choice is not None and choice != "recompute":
                 return choice == "keep"
         return False
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the forward of the module at a path, so that it is recomputed if that was chosen."""
+        """Run the forward of the module at a path, to be recomputed in backward if that was chosen."""
         if self._of_module(path) != "recompute":
             return forward(*args, **kwargs)
-        with module.around_forward(self, None):  # what is inside comes again with it
+        with module.around_forward(self, None):  # modules inside are recomputed with it
             return checkpoint(forward, *args, **kwargs)
 
 

@@ -1,7 +1,7 @@
 """Saved tensors of a device: the newest stay there, the others are copied to a store, and back before they are needed.
 
-Copies run on streams of their own, one in each direction, while kernels run. What is saved last is needed first: the
-oldest leave, and a thread brings the newest of them back once backward asks for any.
+Backward needs first what was saved last. So the oldest tensors leave the device, and once backward asks for one of
+them, a thread brings the next ones back. Copies run beside kernels, on a stream for each direction.
 """
 
 import bisect
@@ -25,19 +25,19 @@ from spillgrad.storage.store_lock import StoreLock, interrupted_error
 from spillgrad.tensor import Storage
 from spillgrad_kernels.cuda import driver
 
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 
 class _Move(threading.Event):
-    """Is set when the thread that sends or loads an array is through with it."""
+    """An event that is set when the thread that sends or loads an array has finished."""
 
     def __init__(self, thread: int) -> None:
         super().__init__()
         self._thread = thread
 
     def await_end(self) -> None:
-        """Wait for the thread. Raises SpillError where it is this one: a finalizer or a signal handler came there."""
+        """Wait for the thread. Raises SpillError if it is this one: a finalizer or signal handler interrupted it."""
         if self._thread == threading.get_ident():
             raise interrupted_error()
         self.wait()
@@ -46,7 +46,7 @@ class _Move(threading.Event):
 class Stored:
     """The memory of a storage as it was when it was saved: on the device, in the store, or both.
 
-    It is freed once all that `put` returned it for was dropped.
+    It is freed after one `drop` for each `put` that returned it.
     """
 
     __slots__ = (
@@ -58,17 +58,19 @@ class Stored:
         self.cache, self.key, self.label, self.sequence = cache, key, label, sequence
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
         self.array: np.ndarray | None = array
-        self.handle: Handle | None = None  # what the store has it under
+        self.handle: Handle | None = None  # of the copy in the store
         self.views: list[View] = []
         self.users = 1
-        # While the memory is the caller's: who counts its changes, and how many there were.
+        # While the memory is the caller's: the storage that counts its changes, and how many there were.
         self.storage: Storage | None = None
         self.version = 0
-        self.error: SpillError | None = None  # why there is nothing to get any more
+        self.error: SpillError | None = None  # why its values are lost
         self.moving: _Move | None = None  # while it is sent or loaded
-        self.ready: driver.Event | None = None  # when what was copied back is there
-        self.copy: Storage | None = None  # over what was copied back: it counts the changes of that
-        self.watcher: Callable[[], Storage | None] = nobody  # what counts the changes of the memory, if it lives
+        self.ready: driver.Event | None = None  # when the copy back is done
+        self.copy: Storage | None = None  # over the array that was copied back: it counts changes of that
+        self.watcher: Callable[[], Storage | None] = (
+            nobody  # the storage that counts changes of the memory, while it lives
+        )
 
     def __repr__(self) -> str:
         return f"<Stored {self.sequence}: {self.label}, {self.dtype.name} {self.shape}>"
@@ -85,8 +87,8 @@ class Stored:
 class DeviceCache:
     """Keeps at most `budget_bytes` of saved memory on the device, and the rest in `store`.
 
-    Beyond the budget is what backward uses at the moment. The lock guards all fields; the store, which may wait for the
-    disk, is called without it. What is dropped waits in `_dropped`, as whoever drops must not wait for the lock.
+    What backward uses at the moment comes on top. The lock guards all fields. Calls to the store, which may wait for
+    the disk, are made without the lock. `drop` must not wait for the lock, so what it drops waits in `_dropped`.
     """
 
     def __init__(self, store: DiskStore, budget_bytes: int) -> None:
@@ -105,9 +107,9 @@ class DeviceCache:
     # Forward
 
     def put(self, memory: SavedMemory, label: Label) -> Stored:
-        """Keep memory of a device; return what stands for it.
+        """Keep memory of a device; return what stands for it: for a key that is kept already, the same again.
 
-        With the key of what is kept already that returns again. Waits while the store has no room for the oldest.
+        Waits while the store has no room for the oldest arrays.
         """
         array = contiguous(cast(np.ndarray, memory.array))
         with self._lock:
@@ -132,7 +134,7 @@ class DeviceCache:
         return stored
 
     def _to_leave(self) -> Stored | None:
-        """Return the oldest array on the device if the budget is exceeded; the caller is the one who sends it."""
+        """Return the oldest array on the device if the budget is exceeded. The caller must send it."""
         with self._lock:
             if self.resident_bytes <= self.budget_bytes:
                 return None
@@ -144,7 +146,7 @@ class DeviceCache:
         return stored
 
     def _send(self, stored: Stored, leaves: bool = True) -> None:
-        """Copy an array on the device to the store, which may take a while; it is gone from the device then.
+        """Copy an array on the device to the store, which may wait for the disk. Then it leaves the device.
 
         Raises what the store raises; the array stays.
         """
@@ -171,9 +173,9 @@ class DeviceCache:
     # Backward
 
     def get(self, stored: Stored) -> np.ndarray:
-        """Return an array on the device, copied back if need be; the next ones are begun with.
+        """Return an array on the device, copied back if need be, and begin to copy the next ones back.
 
-        Raises SpillError for what was changed before it was copied, and what the store or the device refuses.
+        Raises SpillError when it was changed before it was copied, and the errors of the store and the device.
         """
         array = None
         while array is None:
@@ -186,7 +188,7 @@ class DeviceCache:
                     self._begin_load(stored, threading.get_ident())
             if array is None and moving is None:
                 self._load(stored)
-            elif array is None and moving is not None:  # another thread moves it; where that fails, this one tries
+            elif array is None and moving is not None:  # another thread moves it; if that fails, this one tries
                 moving.await_end()
         if ready is not None:
             ready.wait(driver.compute())
@@ -195,9 +197,9 @@ class DeviceCache:
         return array
 
     def watch(self, stored: Stored, copy: Storage, instead_of: Storage | None) -> Storage:
-        """Have a storage over what was copied back count its changes, for as long as that is on the device.
+        """Let a storage over the array that was copied back count its changes; return the storage that does.
 
-        Unless another thread was quicker; return the one that does then, as `DiskStore.watch`.
+        That is another one if another thread was quicker, as in `DiskStore.watch`.
         """
         with self._lock:
             present = stored.watcher()
@@ -208,7 +210,7 @@ class DeviceCache:
             return present
 
     def _make_room_behind(self, stored: Stored) -> None:
-        """Let go of what backward has used before, of a graph that is kept: it is needed last."""
+        """Let go of arrays that backward used before. If the graph is kept, they are needed last."""
         with self._lock:
             place = len(self._resident)
             while place > 0 and self.resident_bytes > self.budget_bytes:
@@ -225,7 +227,7 @@ class DeviceCache:
         self._count(stored.nbytes)
 
     def _load(self, stored: Stored) -> None:
-        """Begin to copy an array back. Raises what the store or the device refuses."""
+        """Begin to copy an array back. Raises the errors of the store and the device."""
         array = None
         try:
             assert stored.handle is not None
@@ -243,7 +245,7 @@ class DeviceCache:
                 moving.set()
 
     def _fetch_next(self, stored: Stored) -> None:
-        """Have a thread bring back what backward needs after an array, as far as there is room."""
+        """Let a thread copy back the arrays that backward needs after this one, as far as there is room."""
         if not self._away:
             return
         loader = _loader.thread()  # first: the system may give no thread
@@ -268,7 +270,7 @@ class DeviceCache:
         bisect.insort(self._resident, stored, key=_sequence)
 
     def _leave(self, stored: Stored) -> None:
-        """Take an array off the device; what the store has of it counts as away."""
+        """Remove an array from the device. If the store has it, it counts as away."""
         if _discard(self._resident, stored):
             self.resident_bytes -= stored.nbytes
         stored.array = stored.ready = stored.copy = None
@@ -276,7 +278,7 @@ class DeviceCache:
             bisect.insort(self._away, stored, key=_sequence)
 
     def _is_changed(self, stored: Stored) -> bool:
-        """Return whether the memory was changed before the store had it; then there is nothing to get."""
+        """Return whether the memory was changed before the store had it. Its values are lost then."""
         if stored.storage is None or stored.storage.version == stored.version:
             return False
         stored.error = changed_error(stored)
@@ -284,7 +286,7 @@ class DeviceCache:
         return True
 
     def _tidy(self) -> None:
-        """Let go of memory whose copy is done, and of what was dropped."""
+        """Let go of memory whose copy is done, and free what was dropped."""
         while self._leaving and self._leaving[0][1].query():
             stored, _ = self._leaving.popleft()
             self._is_changed(stored)
@@ -303,7 +305,7 @@ class DeviceCache:
                 self._store.drop(stored.handle)
 
     def drop(self, stored: Stored) -> None:
-        """Release one reference; never blocks: who has the lock, or takes it next, sees to it."""
+        """Release one reference without waiting. The thread that has the lock, or takes it next, frees the memory."""
         self._dropped.append(stored)
         if not self._lock.is_mine() and self._lock.acquire(blocking=False):
             try:
@@ -312,7 +314,7 @@ class DeviceCache:
                 self._lock.release()
 
     def flush(self) -> None:
-        """Copy to the store what is on the device alone."""
+        """Copy to the store the arrays that are only on the device."""
         with self._lock:
             self._tidy()
             alone = [one for one in self._resident if one.handle is None]
@@ -362,7 +364,7 @@ class _Loader:
     def _run(self) -> None:
         while True:
             stored = self._wanted.get()
-            with contextlib.suppress(Exception):  # who needs the array loads it again, and meets the error
+            with contextlib.suppress(Exception):  # `get` loads the array again, and raises the error
                 stored.cache._load(stored)
             del stored  # while it waits it keeps no array alive
 

@@ -1,1 +1,1 @@
-"""What `spillgrad.disk_offload` is made of."""
+"""The parts of `spillgrad.disk_offload`."""

@@ -24,7 +24,7 @@ _IDLE_BYTES = 64 << 20
 
 @contextlib.contextmanager
 def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
-    """Have what modules register in this thread go to the store at once."""
+    """Move parameters and buffers to the store as soon as modules register them in this thread."""
     thread = threading.get_ident()
 
     def offload(module: Module, name: str, tensor: Tensor | None) -> None:
@@ -40,7 +40,7 @@ def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
 
 
 def built_model(given: Any, residents: Residents | None) -> Module:
-    """Return a module, or what a function builds, which goes to the store meanwhile."""
+    """Return a module, or the one that a function builds, which goes to the store meanwhile."""
     model = given
     if residents is not None:
         if not callable(given):
@@ -59,7 +59,7 @@ def built_model(given: Any, residents: Residents | None) -> Module:
 
 
 def built_optimizer(given: Any, model: Module) -> Optimizer | None:
-    """Return an optimizer, or what a function makes of the parameters that require gradients."""
+    """Return an optimizer, or the one that a function makes for the parameters that require gradients."""
     optimizer = given
     if given is not None and not isinstance(given, Optimizer):
         if not callable(given):

@@ -1,4 +1,4 @@
-"""What training takes whose model lives on disk: at once of RAM, and in all of the disk."""
+"""The memory and the disk space that training needs when its model lives on disk."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from spillgrad.tensor import Tensor
 
 
 class Need(NamedTuple):
-    """Bytes that must be in RAM, or on the device, at once; `why` says of whom, and what for."""
+    """Bytes that must be in RAM, or on the device, at once; `why` says which, and what for."""
 
     nbytes: int
     why: str
 
 
 class Needs(NamedTuple):
-    """What must be in RAM and on the device at once, and in either if all were there."""
+    """What must be at once in RAM, on the device, and in either if all tensors were there."""
 
     ram: Need
     device: Need
@@ -25,7 +25,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Needs:
-    """Return the least budgets: of tensors that are all on a device, each passes through RAM alone."""
+    """Return the least budgets. If all tensors are on a device, they pass through RAM one at a time."""
     at_once = largest_need(model, optimizer, copies_gradients)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     there = [tensor.is_cuda for _, tensor in tensors]
@@ -41,9 +41,9 @@ def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool 
 def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Need:
     """Return the most that one layer's call, forward or backward, or one parameter's update uses at once.
 
-    An update reads and writes the parameter, its gradient and its state, and may scale a copy of the gradient; a layer
-    may look at all that is its own and, of the modules around it, theirs. Parameters of a module that has no forward
-    are used one by one.
+    An update reads and writes the parameter, its gradient and its state, and may scale a copy of the gradient. A layer
+    may use all of its own tensors, and those of the modules around it. Parameters of a module without a forward are
+    used one by one.
     """
     return max(
         (*_of_layers(model), *_of_updates(model, optimizer, copies_gradients)),
@@ -52,7 +52,7 @@ def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: b
 
 
 class DiskNeed(NamedTuple):
-    """Bytes of all that comes to be stored."""
+    """Bytes of all that will be stored."""
 
     parameters: int
     gradients: int
@@ -75,7 +75,7 @@ def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> Di
 
 
 def _of_layers(model: Module) -> Iterator[Need]:
-    # A module that is in several places is looked at in the first: what is around it there stands for the others.
+    # Of a module in several places, only the first counts, with the modules around it there.
     for path, module in model.named_modules():
         own = _own(module)
         around = {id(tensor): tensor for outer in _around(model, path) if _runs(outer) for tensor in _own(outer)}
@@ -121,7 +121,7 @@ def _members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
 
 
 def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
-    """Return the bytes of a parameter's state, also of what its first update has yet to make."""
+    """Return the bytes of a parameter's state, including state that its first update will make."""
     there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
     expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0
     return max(sum(there), expected)

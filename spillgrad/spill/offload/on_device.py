@@ -1,19 +1,19 @@
-"""Offloaded tensors of a device: in its memory while somebody uses them, and before and after as far as it is allowed.
+"""Offloaded tensors of a device: in its memory while they are used, and longer while there is room.
 
-Their values come from the store in a stream of their own, ahead of use once a step has shown in which order, and go
-back to it once nobody changes them any more, while kernels run.
+Once a step has shown the order of their use, a stream of their own copies them from the store ahead of time. They go
+back to the store, while kernels run, once nobody changes them any more.
 """
 
 import collections
 import weakref
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import numpy as np
 
 from spillgrad.device import CUDA
 from spillgrad.errors import SpillError
 from spillgrad.spill.device_transfers import Copies, Source, memory_of
-from spillgrad.spill.offload.tensors import OffloadedStorage, is_held
+from spillgrad.spill.offload.tensors import Keeper, OffloadedStorage, is_held
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage
@@ -21,28 +21,33 @@ from spillgrad_kernels.cuda import driver
 from spillgrad_kernels.cuda.array import is_own
 from spillgrad_kernels.holder import Deaths
 
-if TYPE_CHECKING:
-    from spillgrad.spill.offload.residents import Residents
-
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
-# How many tensors ahead are looked at: more than a layer of a transformer has.
+# So many tensors are copied ahead of their use: more than a layer of a transformer has.
 _AHEAD = 16
-# How many that a step used are remembered, and passed over where a step goes another way than the last.
+# So many uses of a step are remembered. So many of them are skipped where a step differs from the last.
 _LONGEST, _PASSED = 1 << 16, 64
 
 
+class DeviceKeeper(Keeper, Protocol):
+    """A keeper of storages that has some on a device."""
+
+    @property
+    def on_device(self) -> "OnDevice": ...
+
+
 class OffloadedOnDevice(OffloadedStorage):
-    """Memory of a device in a store: a copy is on the device while somebody holds the array, or it may stay there."""
+    """Memory of a device in a store. A copy is on the device while somebody holds the array, or while there is room."""
 
     device = CUDA
+    _residents: DeviceKeeper
     _kept: np.ndarray | None = None  # while it changes, or may stay
     _ready: driver.Event | None = None  # when what was copied back is there, until the first use of it
     _source: Source | None = None  # what the store took last
 
-    def begin(self, residents: "Residents", handle: Handle, array: np.ndarray, source: Source) -> None:
-        """Be the storage of `array`, which the store has taken from `source`."""
+    def begin(self, residents: "DeviceKeeper", handle: Handle, array: np.ndarray, source: Source) -> None:
+        """Become the storage of `array`, which the store has taken from `source`."""
         self.place(residents, handle, array)
         self.reference = weakref.ref(self, residents.on_device.forget)
         self._kept, self._source = array, source
@@ -103,14 +108,14 @@ class OffloadedOnDevice(OffloadedStorage):
         self._source = source
 
     def _digest(self) -> None:
-        """Return nothing: where others may change memory of the device it is stored again."""
+        """Return None: memory of the device that others may change is stored again."""
 
 
 Reference = weakref.ref[OffloadedOnDevice]
 
 
 class OnDevice:
-    """What of the offloaded tensors is on the device: at most `budget_bytes`, and beyond that what is used right now.
+    """The offloaded tensors on the device: at most `budget_bytes`, and beyond that those that are used right now.
 
     `resident_bytes` counts each array until the last alias of its memory dies, copies under way among them. The lock of
     `Residents` guards everything.
@@ -120,9 +125,9 @@ class OnDevice:
         self.copies = Copies()
         self.budget_bytes = budget_bytes
         self.resident_bytes = self.peak_resident_bytes = 0
-        self._array_bytes = 0  # of these, but for memory that only copies hold, and that is free once they are done
+        self._array_bytes = 0  # of these, without memory that only copies hold, which is free once they are done
         self._store = store
-        # What is not there any more, bytes of memory, of arrays, and storages: all may die anywhere.
+        # What died since they were last read: bytes of memory, bytes of arrays, and storages. All may die anywhere.
         self._died = Deaths()
         self._arrays_died = Deaths()
         self._forgotten: collections.deque[Reference] = collections.deque()
@@ -131,8 +136,8 @@ class OnDevice:
         # What is kept, the longest unused first.
         self._kept: dict[Reference, None] = {}
 
-    def offload(self, residents: "Residents", storage: Storage, array: np.ndarray, label: Label) -> None:
-        """Be where the memory of a plain storage is, which the store gets."""
+    def offload(self, residents: "DeviceKeeper", storage: Storage, array: np.ndarray, label: Label) -> None:
+        """Move the memory of a plain storage on the device to the store."""
         if not (is_own(array) and array.flags.c_contiguous):
             array = array.copy()
         source = self.source(array)
@@ -178,10 +183,10 @@ class OnDevice:
         self._order.begin_step()
 
     def make_room(self, nbytes: int, waits: bool = True, before: int = 0) -> bool:
-        """Let go of what is used last until so many bytes more fit; return whether they do.
+        """Let go of the arrays that are needed last until `nbytes` more fit; return whether they do.
 
-        Of what comes next, so many stay. Then it waits for copies that alone hold memory: it is free once they are
-        done, and nothing else need go for it.
+        The first `before` arrays that come next stay. Then wait for copies that are the last to hold memory, which is
+        free once they are done.
         """
         self._tidy()
         for reference in self._victims(before) if self._array_bytes + nbytes > self.budget_bytes else ():
@@ -197,7 +202,7 @@ class OnDevice:
         return self.resident_bytes + nbytes <= self.budget_bytes
 
     def _victims(self, before: int) -> list[Reference]:
-        """Return what is kept: first what was not used the longest, then what comes, the last first."""
+        """Return what is kept: the longest unused first, then what comes next, the last of it first."""
         coming = [storage.reference for storage in self._order.coming()]
         others = self._kept.keys() - coming
         return [
@@ -206,7 +211,7 @@ class OnDevice:
         ]
 
     def _begin_next(self) -> None:
-        """Begin to copy what a step like the last uses next, unless what it uses before must make room."""
+        """Begin to copy what a step like the last uses next, as far as no earlier use must make room for it."""
         wanted = []
         for place, following in enumerate(self._order.coming()):
             if following.is_there:
@@ -218,14 +223,14 @@ class OnDevice:
                 if not self.make_room(following.handle.nbytes, waits=False, before=place + 1):
                     break
                 following.begin_load()
-            except (SpillError, MemoryError):  # who needs it tries again, and is told
+            except (SpillError, MemoryError):  # its use tries again, and raises
                 break
             self.keep(following)
         if wanted:
             self._store.prefetch(wanted)
 
     def _tidy(self) -> None:
-        """Let go of what copies are done with, and of what is not there any more."""
+        """Let go of what finished copies held, and stop counting what died."""
         self.copies.let_go()
         self.resident_bytes -= sum(self._died)
         self._array_bytes -= sum(self._arrays_died)
@@ -234,9 +239,9 @@ class OnDevice:
 
 
 class _Order:
-    """In which order a step uses storages: as the step before it did, as far as is known.
+    """The order in which a step uses storages, which is expected to be that of the step before.
 
-    It goes by their labels, since gradients are others in each step.
+    It knows them by their labels, since each step has new gradients.
     """
 
     def __init__(self) -> None:
@@ -246,7 +251,7 @@ class _Order:
         self._by_label: dict[Label, Reference] = {}
 
     def name(self, storage: OffloadedOnDevice) -> None:
-        """Take a storage for what is meant by its label from now on."""
+        """Let the label of a storage mean that storage from now on."""
         self._by_label[storage.handle.label] = storage.reference
 
     def use(self, storage: OffloadedOnDevice) -> bool:

@@ -1,4 +1,4 @@
-"""Which offloaded tensors are in RAM now, and how long they stay."""
+"""The offloaded tensors that are in RAM now, and how long they stay there."""
 
 import collections
 import contextlib
@@ -6,13 +6,14 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from spillgrad.autograd import hooks
-from spillgrad.device import CPU, Device, device_of
-from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage
+from spillgrad.device import CPU, Device
+from spillgrad.spill.offload.frames import Frame, ThreadFrames
+from spillgrad.spill.offload.tensors import KINDS, Keeper, OffloadedStorage
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Storage, Tensor
@@ -22,47 +23,29 @@ from spillgrad_kernels.device_array import is_on_device
 if TYPE_CHECKING:
     from spillgrad.spill.offload.on_device import OnDevice
 
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 
-class _Frame:
-    """What a module, or an update, has used so far: it may look at it again. Outside of all, nothing is kept."""
-
-    def __init__(self, number: int | None, owner: int | None = None) -> None:
-        self.number = number
-        self.owner = owner
-        self.arrays: dict[Device, collections.deque[np.ndarray | Tensor]] = collections.defaultdict(collections.deque)
-
-    def hold(self, used: np.ndarray | Tensor) -> None:
-        """Keep an array, or what was made of one."""
-        self.arrays[used.device if isinstance(used, Tensor) else device_of(used)].append(used)
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.frames = [_Frame(None)]
-        self.last_changed: np.ndarray | None = None  # who is about to modify it may not hold it yet
-
-
-class Residents:
-    """What of the offloaded tensors is in RAM, and why."""
+class Residents(Keeper):
+    """Decides which offloaded tensors are in RAM."""
 
     def __init__(self, store: DiskStore) -> None:
         self.store = store
         self._device_budget_bytes = 0
         self._on_device: OnDevice | None = None
-        self.lock = threading.RLock()  # guards which arrays change
+        # Guards which arrays change.
+        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
         # Weak, as storages hold this object.
         self.changing: collections.deque[weakref.ref[OffloadedStorage]] = collections.deque()
-        self.thread = _Thread()
+        self.thread = ThreadFrames()
         self._numbers = itertools.count()
 
     @property
     def on_device(self) -> "OnDevice":
-        """What of them is on a device."""
+        """The offloaded tensors on a device."""
         if self._on_device is None:
-            from spillgrad.spill.offload.on_device import OnDevice  # with the driver, which others do without
+            from spillgrad.spill.offload.on_device import OnDevice  # it needs a driver
 
             with self.lock:
                 if self._on_device is None:
@@ -77,17 +60,17 @@ class Residents:
                 self._on_device.budget_bytes = nbytes
 
     def device_stats(self) -> dict[str, int]:
-        """Return the bytes of them on a device, now and at most."""
+        """Return the bytes of offloaded tensors on a device: now, and the most so far."""
         with self.lock:
             return {} if self._on_device is None else self._on_device.stats()
 
     @property
-    def frame(self) -> _Frame:
-        """What keeps arrays in RAM now."""
+    def frame(self) -> Frame:
+        """The innermost frame of this thread: it keeps arrays in RAM."""
         return self.thread.frames[-1]
 
     def enter(self, owner: int, begins_step: bool = False) -> None:
-        """Begin to keep what is used from here on; what operations save of it for backward is read again there."""
+        """Enter a frame, which keeps the arrays used from here on; backward reads those again that operations save."""
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
@@ -95,10 +78,10 @@ class Residents:
                     with self.lock:
                         self._on_device.begin_step()
             hooks.watch(1)
-        self.thread.frames.append(_Frame(next(self._numbers), owner))
+        self.thread.frames.append(Frame(next(self._numbers), owner))
 
     def leave(self, owner: int) -> None:
-        """Let go of what was used since `owner` entered; if it never came to that, do nothing."""
+        """Leave the frame of `owner`, and let go of its arrays. Do nothing when `owner` did not enter one."""
         frames = self.thread.frames
         if frames[-1].owner != owner:
             return
@@ -109,7 +92,7 @@ class Residents:
         self.settle()
 
     def make_room(self, nbytes: int, device: Device) -> None:
-        """Let go of what this thread used first on a device, as far as it and so much more exceed the budget."""
+        """Let go of the arrays that this thread used first on a device, until `nbytes` more fit the budget."""
         used = [frame.arrays[device] for frame in self.thread.frames]
         budget = self.store.ram_budget if device is CPU else self.on_device.budget_bytes
         excess = nbytes - budget + sum(array.nbytes for arrays in used for array in arrays)
@@ -119,7 +102,7 @@ class Residents:
 
     @contextlib.contextmanager
     def room(self, nbytes: int, device: Device) -> Iterator[None]:
-        """Have room for so many bytes that the caller makes inside."""
+        """Reserve room for `nbytes` that the caller allocates inside."""
         if device is CPU:
             with self.store.room(nbytes):
                 yield
@@ -129,7 +112,7 @@ class Residents:
             yield
 
     def settle(self) -> None:
-        """Give what nobody modifies any more to the store."""
+        """Give the store the new values of all arrays that nobody uses any more after a change."""
         with self.lock:
             for _ in range(len(self.changing)):
                 known = self.changing.popleft()
@@ -144,7 +127,10 @@ class Residents:
                 self._on_device.make_room(0, waits=False)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
-        """Move the memory of a leaf to the store, unless the tensor is only part of it, or of a class of its own."""
+        """Move the memory of a leaf to the store.
+
+        Do nothing for a tensor that is part of its memory, or of a class that derives from tensors.
+        """
         kind, storage = KINDS.get(type(tensor)), tensor._storage
         if kind is None or tensor._array is not storage.array:
             return
@@ -157,7 +143,7 @@ class Residents:
         tensor.__class__ = kind
 
     def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
-        # Memory of another array may live on after this one; and it comes back from the disk in order.
+        # The memory of a view would outlive this array; and arrays come back from the disk C-contiguous.
         if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
             array = memory.copy(array)
         handle = self.store.put(array, label=label, lasting=True)  # first: it may fail

@@ -1,9 +1,11 @@
 """Tensors whose memory is in a store, and in RAM while somebody uses it."""
 
+import collections
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import xxhash
@@ -11,33 +13,51 @@ import xxhash
 from spillgrad.autograd.node import NO_EDGE, Edge
 from spillgrad.device import CPU, Device
 from spillgrad.nn.parameter import Buffer, Parameter
+from spillgrad.spill.offload.frames import Frame, ThreadFrames
+from spillgrad.spill.saved_memory import Layout
+from spillgrad.spill.tensor_memory import layout_of, over
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Storage, Tensor
 from spillgrad_kernels import memory
-from spillgrad_kernels.device_array import address_of, placed
 from spillgrad_kernels.holder import finalizer, later
 
-if TYPE_CHECKING:
-    from spillgrad.spill.offload.residents import Residents
-
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 
-class OffloadedStorage(Storage):
-    """Memory in a store, which is in RAM while somebody holds the array: `array` reads it where it is not.
+class Keeper(Protocol):
+    """What an offloaded storage asks of the one who keeps it, `Residents`."""
 
-    From an in-place change on the array stays in RAM until nobody uses it any more; then the store has its new values.
+    store: DiskStore
+    lock: contextlib.AbstractContextManager[Any]
+    thread: ThreadFrames
+    changing: "collections.deque[weakref.ref[OffloadedStorage]]"
+
+    @property
+    def frame(self) -> Frame: ...
+
+    def make_room(self, nbytes: int, device: Device) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def offload(self, tensor: Tensor, label: Label) -> None: ...
+
+
+class OffloadedStorage(Storage):
+    """Memory in a store. It is in RAM while somebody holds `array`, which reads it when it is not there.
+
+    After an in-place change the array stays in RAM until nobody uses it any more. The store gets its new values then.
     """
 
     offloaded = True
     device = CPU
     __del__ = finalizer
-    # Of a gradient: its norm as it is now, where somebody noted it.
+    # The norm of a gradient, while it is known.
     norm: float | None = None
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
-        """Return what stands for `tensor`, over this storage, in a graph."""
+        """Return what stands in a graph for a tensor over this storage."""
         return OffloadedView(tensor)
 
     def put_away(self, gradient: Tensor) -> None:
@@ -46,25 +66,25 @@ class OffloadedStorage(Storage):
         self._residents.settle()
 
     def hold(self, made: Tensor) -> None:
-        """Keep what was made of the memory as long as the module that runs keeps the memory itself."""
+        """Keep a tensor that was made from the memory for as long as the running module keeps the memory."""
         frame = self._residents.frame
         if frame.number is not None:
             frame.hold(made)
 
-    def place(self, residents: "Residents", handle: Handle, array: np.ndarray) -> None:
-        """Be the storage of `array`, which the store has under `handle`: a plain storage was given this class."""
+    def place(self, residents: Keeper, handle: Handle, array: np.ndarray) -> None:
+        """Become the storage of `array`, which the store has under `handle`, after a plain storage got this class."""
         del vars(self)["array"]
         self._residents, self._handle = residents, handle
         self._drop = later(residents.store.drops.append, handle)
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
-        self._lent: bytes | None = None  # the digest of what it was, where others may or may not change it
+        self._lent: bytes | None = None  # the digest of its values, when others may change it without saying so
         self._used_in: int | None = -1
 
     @property
     def array(self) -> np.ndarray:  # type: ignore[override]
-        """The dense memory: the same array as long as anybody holds it."""
+        """The dense memory. It is one array for as long as anybody holds it."""
         array = self._alive()
         frame = self._residents.frame
         if array is not None and frame.number is not None and self._used_in == frame.number:
@@ -84,7 +104,7 @@ class OffloadedStorage(Storage):
         return array
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the memory as it is in RAM, else other memory, which is taken over when a change begins."""
+        """Return the memory if it is in RAM, else new memory, which becomes the storage's when a change begins."""
         with self._residents.lock:
             array = self._alive()
             if array is None:
@@ -99,7 +119,7 @@ class OffloadedStorage(Storage):
         super().begin_change()
 
     def lend(self) -> None:
-        """Take it that who gets the memory may change it, for as long as he has it."""
+        """Prepare for a caller that gets the memory, and may change it for as long as it holds that."""
         with self._residents.lock:
             was_changing = self._changing
             self._begin_change()
@@ -110,7 +130,7 @@ class OffloadedStorage(Storage):
     def _begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
-            if not self._changing:  # what was changed before makes room
+            if not self._changing:  # arrays that were changed before make room
                 residents.thread.last_changed = None
                 residents.settle()
             array = residents.thread.last_changed = self.array
@@ -131,7 +151,7 @@ class OffloadedStorage(Storage):
         self._changing, self._lent = False, None
         return True
 
-    # What is different where the memory is a device's
+    # Memory of a device overrides the following
 
     def _read(self) -> np.ndarray:
         """Return the array, which nobody holds, from the store."""
@@ -150,13 +170,13 @@ class OffloadedStorage(Storage):
         self._residents.store.end_change(self._handle, self._lent is None or self._lent != self._digest())
 
     def _digest(self) -> bytes | None:
-        """Return what tells later whether the array was changed; None where it is to be taken for changed."""
+        """Return a digest that tells later whether the array was changed; None to take it for changed."""
         array = cast(np.ndarray, self._alive())
         return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def is_held(alive: Callable[[], np.ndarray | None]) -> bool:
-    """Return whether anybody refers to an array but the one who keeps it: the store, or its storage on a device."""
+    """Return whether anybody refers to an array beside its keeper: the store, or its storage on a device."""
     return _holders(alive) > _KEPT_ONLY
 
 
@@ -170,25 +190,22 @@ def _holders_of_a_kept_array() -> int:
     return _holders(weakref.ref(kept[0]))
 
 
-# What Python counts for an array that only one refers to.
+# The reference count of an array that only its keeper refers to.
 _KEPT_ONLY = _holders_of_a_kept_array()
 
 
 class OffloadedView:
-    """What a saved tensor over an offloaded storage leaves in the graph: where in that it lies."""
+    """Stands in a graph for a saved tensor over an offloaded storage."""
 
-    __slots__ = ("_dtype", "_offset", "_shape", "_storage", "_strides")
+    __slots__ = ("_layout", "_storage")
 
     def __init__(self, tensor: Tensor) -> None:
-        array = tensor._array
+        self._layout: Layout = layout_of(tensor)
         self._storage = tensor._storage
-        self._offset = address_of(array) - address_of(tensor._storage.array) if array.size else 0
-        self._shape, self._dtype, self._strides = array.shape, array.dtype, array.strides
 
     def tensor(self) -> Tensor:
         """Return the tensor, over the storage's array."""
-        dense = self._storage.array
-        return Tensor.wrap(placed(dense, self._offset, self._shape, self._dtype, self._strides), self._storage)
+        return over(self._storage.array, self._layout, self._storage)
 
 
 class Offloaded(Tensor):

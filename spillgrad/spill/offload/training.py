@@ -1,4 +1,4 @@
-"""What happens to an offloaded model in training: in modules, as gradients come, and in updates."""
+"""The hooks of an offloaded model in training: around modules, after gradients, and around updates."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from spillgrad.tensor import Storage, Tensor
 
 
 class OffloadedTraining:
-    """What the hooks of a model, its parameters and the optimizer do. They hold this; it holds none of them."""
+    """The hooks of a model, its parameters and the optimizer. They hold this object; it holds none of them."""
 
     def __init__(self, residents: Residents, step_in_backward: bool, max_grad_norm: float | None) -> None:
         self.residents = residents
@@ -31,14 +31,14 @@ class OffloadedTraining:
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._names: dict[int, str] = {}
         self._groups: dict[int, int] = {}
-        self._factor: float | None = None  # what gradients are scaled by, during the updates of one step
+        self._factor: float | None = None  # it scales gradients during the updates of one step
         self._uses_up = False  # whether those updates are the last use of the gradients
-        self._waiting: Callable[[], Tensor | None] = lambda: None  # whose gradient was the last to wait for an update
-        # Parameters that got their gradient in a backward that goes on, by the outermost one.
+        self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter whose gradient waits
+        # For each outermost backward that is running, the parameters that got their gradient in it.
         self._finished: weakref.WeakKeyDictionary[Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
 
     def take_model(self, model: Module) -> None:
-        """Offload parameters and buffers, and watch modules and gradients."""
+        """Offload parameters and buffers, and add hooks to modules and parameters."""
         tensors = [*model.named_parameters(), *model.named_buffers()]
         owners: dict[Storage, str] = {}
         for name, tensor in tensors:
@@ -53,7 +53,7 @@ class OffloadedTraining:
             if isinstance(tensor, Offloaded):  # while the model was built
                 self.residents.store.relabel(tensor._storage._handle, label)
             else:
-                if tensor.array is not tensor.storage.array:  # a view of more than is needed
+                if tensor.array is not tensor.storage.array:  # a view of larger memory
                     tensor.data = tensor.detach().clone()
                 self.residents.offload(tensor, label)
             if isinstance(tensor, Parameter):  # also one that is frozen now
@@ -66,7 +66,7 @@ class OffloadedTraining:
             module.register_forward_hook(leave, with_kwargs=True, always_call=True)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Offload the state, and watch updates."""
+        """Offload the state, and take over the updates."""
         self._optimizer = weakref.ref(optimizer)
         optimizer.around_step = self._around_step  # type: ignore[method-assign]
         optimizer.around_update = self._around_update  # type: ignore[method-assign]
@@ -80,12 +80,12 @@ class OffloadedTraining:
         self.residents.enter(id(module), begins_step and not self._adds_to_gradients())
 
     def _adds_to_gradients(self) -> bool:
-        """Return whether gradients wait for the update that ends a step: another batch belongs to the same one."""
+        """Return whether gradients wait for an update: then this batch belongs to the same step as the last."""
         waiting = self._waiting()
         return waiting is not None and waiting.grad is not None
 
     def _accumulated(self, param: Tensor) -> None:
-        """Use, or put away, a gradient that backward has added to a parameter's."""
+        """Use a parameter's gradient after backward has added to it, or move it to the store."""
         self.residents.store.begin_phase("backward")
         optimizer = self._optimizer() if self._step_in_backward else None
         group = None if optimizer is None else self._group_of(optimizer, param)
@@ -115,7 +115,7 @@ class OffloadedTraining:
         finished[id(param)] = param
 
     def _update_all(self) -> None:
-        """Update, and free the gradients of, all parameters that have one."""
+        """Update all parameters that have a gradient, and free the gradients."""
         optimizer = self._optimizer()
         if optimizer is None:
             return
@@ -164,7 +164,7 @@ class OffloadedTraining:
         if grad is None or self._factor is None:
             return grad
         if self._uses_up:
-            param.grad = None  # nobody is to find it changed, nor need it be written: it ends with the update
+            param.grad = None  # it ends with the update: nobody may see it scaled, and it need not be written
         else:
             grad = grad.detach().clone()
         clip_grad.scale([grad], self._factor)
@@ -186,7 +186,7 @@ class OffloadedTraining:
             self._put_state_away(optimizer, param)
 
     def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
-        """Return the bytes of what a parameter's update makes: a scaled gradient, and, the first one, state."""
+        """Return the bytes that a parameter's update allocates: a scaled gradient, and state the first time."""
         group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
             return 0
