@@ -55,7 +55,6 @@ from spillgrad.autograd.core.grad_mode import (
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import Device as device
 from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from spillgrad.disk_offload import disk_offload
 from spillgrad.dtypes import (
     bfloat16,
     complex64,
@@ -173,7 +172,8 @@ from spillgrad.ops.tensor_methods import bind as _bind
 from spillgrad.ops.trigonometry import *
 from spillgrad.ops.volume_pooling import max_pool3d
 from spillgrad.ops.window_functions import *
-from spillgrad.save_on_disk import save_on_disk
+from spillgrad.spill.disk_offload import disk_offload
+from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.tensor import (
     Tensor,
     is_complex,

@@ -20,15 +20,7 @@ FACADE_MODULES = (
     "spillgrad.nn.modules.module",
     "spillgrad.utils.checkpoint",
 )
-DOORS = (
-    "spillgrad.save_on_disk",
-    "spillgrad.device_cache",
-    "spillgrad.small_tensors",
-    "spillgrad.disk_offload",
-    "spillgrad.offload",
-    "spillgrad.planning",
-    "spillgrad.interop",
-)
+DOORS = ("spillgrad.spill", "spillgrad.interop")
 LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",
@@ -79,8 +71,8 @@ LATE_IMPORTS = {
     "spillgrad.device.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
     "spillgrad.interop.numpy": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
-    "spillgrad.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
-    "spillgrad.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
+    "spillgrad.spill.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
+    "spillgrad.spill.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.cuda": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
@@ -251,7 +243,7 @@ def test_a_forbidden_import_is_found(module: str, source: str):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("spillgrad.save_on_disk", "import spillgrad.storage.store"),
+        ("spillgrad.spill.save_on_disk", "import spillgrad.storage.store"),
         ("spillgrad.storage.disk.segment", "import h5py\nfrom spillgrad.errors import SpillError"),
         (
             "spillgrad.autograd.core.engine",

@@ -9,7 +9,7 @@ from spillgrad.autograd.cpu_hooks import save_on_cpu
 from spillgrad.autograd.multi_grad import register_multi_grad_hook
 from spillgrad.autograd.mutation import allow_mutation_on_saved_tensors
 from spillgrad.errors import GraphError
-from spillgrad.save_on_disk import save_on_disk
+from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor
 
 __all__ = [

@@ -1,58 +1,51 @@
-"""What the adapters of all frameworks share: as what array a memory is stored, and what is said of one that changed."""
+"""How the memory of other frameworks is stored: as which array, and which part of it."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from spillgrad.errors import SavedTensorError
+from spillgrad.spill.saved_memory import Layout
 
-# HDF5 holds no more.
+# HDF5 allows no more.
 MAX_DIMENSIONS = 32
-# Frameworks align memory to so many bytes, and libraries may add up in another order where it is not.
+# Frameworks align memory to so many bytes. Where it is not aligned, libraries may add up in another order.
 ALIGNMENT_BYTES = 64
-# A view of a smaller share of its memory is stored without the rest, such as a batch that is a slice of all data.
+# Where a tensor is a smaller share of its memory, such as a batch that is a slice of all data, only that is stored.
 SHARE_STORED_WHOLE = 1 / 4
 
 
-def span_bytes(itemsize: int, size: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the bytes from the first to the last element of a tensor; strides in elements."""
-    if 0 in size:
-        return 0
-    return (sum((size - 1) * stride for size, stride in zip(size, stride, strict=True)) + 1) * itemsize
+def part_to_store(layout: Layout, nbytes: int, is_stored: bool) -> tuple[int, int]:
+    """Return where the part of memory begins and ends that is stored for a tensor; the memory has `nbytes`.
 
-
-def dtype_and_shape(
-    dtype: str, itemsize: int, size: Sequence[int], stride: Sequence[int], nbytes: int
-) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return as what array memory of so many bytes is stored, of which there is such a tensor; strides in elements.
-
-    A tensor that covers it, whatever the order of its axes, gives its shape; else it is one long row.
+    It is all of the memory if that is stored already, or if the tensor is a large share of it.
     """
-    stored = numpy_dtype(dtype)
+    if is_stored or layout.span_bytes >= SHARE_STORED_WHOLE * nbytes:
+        return 0, nbytes
+    return layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES, layout.offset + layout.span_bytes
+
+
+def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype and shape under which memory of `nbytes` is stored, in which there is a tensor with a layout.
+
+    If the tensor covers the memory, in whatever order of its axes, it is the tensor's shape; else one long row.
+    """
+    stored, itemsize = numpy_dtype(layout.dtype_name), layout.itemsize
     if stored.itemsize != itemsize or nbytes % itemsize:
         return np.dtype(np.uint8), (nbytes,)
-    axes = sorted(range(len(size)), key=lambda axis: -stride[axis])
-    shape = [size[axis] if stride[axis] else 1 for axis in axes]
-    dense = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    is_dense = all(count == 1 or stride[axis] == step for axis, count, step in zip(axes, shape, dense, strict=True))
+    axes = sorted(range(len(layout.shape)), key=lambda axis: -layout.strides[axis])
+    shape = [layout.shape[axis] if layout.strides[axis] else 1 for axis in axes]
+    dense = [itemsize * math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    is_dense = all(
+        count == 1 or layout.strides[axis] == step for axis, count, step in zip(axes, shape, dense, strict=True)
+    )
     if is_dense and math.prod(shape) * itemsize == nbytes and len(shape) <= MAX_DIMENSIONS:
         return stored, tuple(shape)
     return stored, (nbytes // itemsize,)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name, or that of bytes where NumPy has none."""
+    """Return NumPy's dtype with a name, or the one for bytes where it has none."""
     scalar = getattr(np, name, None) or getattr(ml_dtypes, name, np.uint8)
     return np.dtype(scalar)
-
-
-def changed_error(dtype: Any, size: Sequence[int], version: int, expected: int) -> SavedTensorError:
-    """Return the error for a saved tensor that was modified in place before it was used."""
-    return SavedTensorError(
-        "save_on_disk: one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{dtype} {list(size)}] is at version {version}; expected version {expected} instead; clone() a saved tensor "
-        "before changing it"
-    )

@@ -7,10 +7,10 @@
 `save_on_disk(policy="auto")` makes the same choice in a running training, from its first steps.
 """
 
-from spillgrad.planning.machine import Disk, Machine, measure
-from spillgrad.planning.plan import Alternative, Plan, Treatment, observe, plan
-from spillgrad.planning.predict import Prediction, Whole
-from spillgrad.planning.profile import Profile, profile
+from spillgrad.spill.planning.machine import Disk, Machine, measure
+from spillgrad.spill.planning.plan import Alternative, Plan, Treatment, observe, plan
+from spillgrad.spill.planning.predict import Prediction, Whole
+from spillgrad.spill.planning.profile import Profile, profile
 
 __all__ = [
     "Alternative",

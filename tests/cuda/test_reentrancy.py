@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad import device_cache
 from spillgrad.errors import SpillError
+from spillgrad.spill import saved_on_device
 from spillgrad_kernels.cuda import array as cuda_array
 from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.cuda.jit.compile import SIMULATED
@@ -56,7 +56,7 @@ def test_a_finalizer_that_comes_in_the_middle_of_a_devices_cache_may_use_it(tmp_
         gc.collect(0)
 
     packed = []
-    with between_lines(collect, 0.2, (device_cache.__file__,)):
+    with between_lines(collect, 0.2, (saved_on_device.__file__,)):
         for _ in range(5):
             packed = [spill.pack_hook(value) for value in values]
             for value, one in reversed(list(zip(values, packed, strict=True))):

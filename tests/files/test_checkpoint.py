@@ -22,9 +22,9 @@ from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
 from spillgrad.files import checkpoint, checkpoint_directory
 from spillgrad.models import pretrained
-from spillgrad.offload.needs import largest_need
 from spillgrad.optim import SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
+from spillgrad.spill.offload.needs import largest_need
 from tests.crafted import HUGE, altered, deep, rewrite
 from tests.storage.test_disk_store import in_own_mounts
 
@@ -1076,7 +1076,7 @@ MEMORY = """
 import sys
 import psutil
 import spillgrad as sg
-from spillgrad.offload.needs import largest_need
+from spillgrad.spill.offload.needs import largest_need
 
 def peak_bytes():
     with open("/proc/self/status") as file:

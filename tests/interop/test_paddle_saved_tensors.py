@@ -19,7 +19,8 @@ from paddle.autograd import saved_tensors_hooks  # noqa: E402
 
 from spillgrad.errors import ArgumentError, BudgetError, OperandError, SavedTensorError, SpillError  # noqa: E402
 from spillgrad.interop.paddle import save_on_disk  # noqa: E402
-from spillgrad.interop.paddle.saved_tensors import Kept, Spilled  # noqa: E402
+from spillgrad.interop.paddle.saved_tensors import Spilled  # noqa: E402
+from spillgrad.spill.saved_memory import Kept  # noqa: E402
 from spillgrad.storage import inspect, inspect_segment, verify  # noqa: E402
 from tests.interop.paddle_models import BUDGETS, LARGE, NBYTES, SHAPE, about, batch, bits, weight  # noqa: E402
 from tests.storage.test_disk_store import in_own_mounts  # noqa: E402
@@ -170,7 +171,7 @@ def test_small_tensors_are_not_spilled_nor_keep_large_memory(directory: Path):
     del large
     assert resident_bytes() < before - 100_000_000
     assert bits(spill.unpack_hook(packed[0])) == wanted
-    assert isinstance(spill.pack_hook(paddle.zeros([1024], dtype="uint8")), Spilled)
+    assert isinstance(spill.pack_hook(paddle.zeros([1024], dtype="uint8")).spilled, Spilled)
 
 
 def resident_bytes() -> int:

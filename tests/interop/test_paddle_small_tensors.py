@@ -32,7 +32,7 @@ def test_views_come_back_as_they_lie_over_one_copy_that_no_codec_alters(director
     views = [base, base.t(), base[1:4, ::2], base.flatten()[5:], base[2], base[:, 3].expand([4, 6]), base.view("int32")]
     wanted = [(about(view), bits(view)) for view in views]
     packed = [spill.pack_hook(view) for view in (base, base.t(), base[1:4, ::2])]
-    assert len({id(each._held) for each in packed}) == 1
+    assert len({id(each.spilled._place) for each in packed}) == 1
     packed = [spill.pack_hook(view) for view in views]
     del base, views
     others = fill(spill)

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch", reason="`make test-peers` installs PyTorch"
 
 from spillgrad.errors import SavedTensorError  # noqa: E402
 from spillgrad.interop.torch import save_on_disk  # noqa: E402
-from spillgrad.interop.torch.saved_tensors import Kept, Spilled  # noqa: E402
+from spillgrad.interop.torch.saved_tensors import Spilled  # noqa: E402
+from spillgrad.spill.saved_memory import Kept  # noqa: E402
 from spillgrad.storage import inspect, inspect_segment, verify  # noqa: E402
 from tests.interop.torch_models import (  # noqa: E402
     BUDGETS,

@@ -85,7 +85,7 @@ def test_what_is_held_of_a_storage_goes_once_that_is_gone(directory: Path):
     spill = spilling(directory)
     kept = torch.ones(10)
     packed = [spill.pack_hook(kept), *fill(spill), *fill(spill)]
-    held = [each for each in packed if each._place.origin is not None]
+    held = [each for each in packed if each._place.original is not None]
     assert held[0] is packed[0]
     assert len(held) < 200
 

@@ -133,7 +133,7 @@ print(wrong, driver.allocator().stats().live_bytes)
 
 def test_offloaded_arrays_come_and_go_beside_all_that_uses_the_device(run, tmp_path):
     program = """
-from spillgrad.offload.residents import Residents
+from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -180,7 +180,7 @@ print(residents.device_stats()["device_bytes"], store.stats().live_bytes, driver
 
 def test_what_copies_still_hold_makes_no_other_array_leave(run, tmp_path):
     program = """
-from spillgrad.offload.residents import Residents
+from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor

@@ -808,7 +808,7 @@ def test_an_array_dropped_while_its_successor_is_copied_is_gone(make_store: Make
 def test_an_array_read_back_gives_its_room_to_its_successor(make_store: MakeStore):
     array = np.arange(1000, dtype=np.int32)
     store = make_store(array.nbytes)
-    handle = store.put(array.copy(), lasting=True)
+    handle = store.put(array.copy(), persistent=True)
     store.flush()
     store.drop(store.put(array + 1))
     store.prefetch([handle])

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 import spillgrad as sg
-from spillgrad.planning.choose import Choice
-from spillgrad.planning.machine import measure_disk
-from spillgrad.planning.predict import NOTHING, Whole
+from spillgrad.spill.planning.choose import Choice
+from spillgrad.spill.planning.machine import measure_disk
+from spillgrad.spill.planning.predict import NOTHING, Whole
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench_report import format_seconds, machine

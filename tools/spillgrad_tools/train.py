@@ -22,7 +22,7 @@ from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
-from spillgrad.offload.needs import disk_need
+from spillgrad.spill.offload.needs import disk_need
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train_settings import TrainSettings
 

@@ -1,91 +1,70 @@
-"""Paddle's memory as a store takes it and gives it back: whose it is, how often it changed, and what lies in it."""
+"""Paddle's memory, as a store takes it and gives it back: which it is, how often it changed, and tensors in it."""
 
 import itertools
 import mmap
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import paddle
 import xxhash
 
-from spillgrad.interop.arrays import changed_error, span_bytes
-from spillgrad.storage.store import View
+from spillgrad.spill import saved_memory
+from spillgrad.spill.saved_memory import Layout, shared_layout
 
 
-class Layout(NamedTuple):
-    """Where in its memory a tensor lies, and how; offset in bytes, strides in elements."""
-
-    dtype: str
-    itemsize: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: Any) -> "Layout":
-        """Return the layout of a tensor."""
-        dtype = str(tensor.dtype).removeprefix("paddle.")
-        return cls(dtype, tensor.element_size(), tuple(tensor.shape), tuple(tensor.strides), tensor.offset)
-
-    @property
-    def span_bytes(self) -> int:
-        """The bytes from the first to the last element."""
-        return span_bytes(self.itemsize, self.size, self.stride)
-
-    def view(self, begin: int) -> View:
-        """Return what files say of the tensor, where its memory begins at byte `begin`."""
-        strides = tuple(stride * self.itemsize for stride in self.stride)
-        return View(None, None, self.dtype, self.size, strides, begin + self.offset)
-
-    def over(self, tensor: Any) -> Any:
-        """Return the tensor that lies so in the memory of another of its dtype, and counts changes with it."""
-        return tensor.as_strided(list(self.size), list(self.stride), self.offset)
+def layout_of(tensor: Any) -> Layout:
+    """Return where in its memory a tensor lies."""
+    itemsize = tensor.element_size()
+    strides = tuple([stride * itemsize for stride in tensor.strides])
+    return shared_layout(
+        str(tensor.dtype).removeprefix("paddle."), itemsize, tuple(tensor.shape), strides, tensor.offset
+    )
 
 
-class Version:
-    """How often memory was changed in place when this was made; it holds the counter, and not the memory."""
+class Version(saved_memory.Version):
+    """How often a memory had been changed in place when this was made."""
 
-    __slots__ = ("_by_layer", "_counter", "_layout", "number")
+    __slots__ = ("_by_layer", "_counter")
 
-    def __init__(self, tensor: Any, layout: Layout, by_layer: bool) -> None:
+    def __init__(self, tensor: Any, by_layer: bool) -> None:
         self.number = tensor.inplace_version
-        self._layout, self._by_layer = layout, by_layer
+        self._by_layer = by_layer
         self._counter = alias(tensor, by_layer)
         self._counter._clear_to_zero_allocation()
 
-    def holds(self) -> bool:
-        """Return whether nobody has changed the memory since."""
-        return bool(self._counter.inplace_version == self.number)
+    def now(self) -> int:
+        """Return how often the memory was changed until now."""
+        return int(self._counter.inplace_version)
 
-    def require(self) -> None:
-        """Raise SavedTensorError when somebody has."""
-        if not self.holds():
-            layout = self._layout
-            raise changed_error(layout.dtype, layout.size, self._counter.inplace_version, self.number)
-
-    def over(self, memory: "Seen") -> Any:
-        """Return the tensor in other memory with the same bytes; changes of it count as changes of this memory."""
-        layout, array = self._layout, memory.array
+    def over(self, memory: "Memory", layout: Layout) -> Any:
+        """Return the tensor with a layout in other memory with the same bytes. It counts changes with this memory."""
+        array = memory.array
         array = array[: array.nbytes // layout.itemsize * layout.itemsize]
-        # Not by DLPack: where Paddle has taken the same memory twice, it frees the one when the other dies.
+        # Not by DLPack: if Paddle has taken the same memory twice, it frees the one when the other dies.
         whole = paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
+        strides = [stride // layout.itemsize for stride in layout.strides]
         tensor = alias(self._counter, self._by_layer)
-        layout.over(whole.view(layout.dtype))._unsafe_share_buffer_to(tensor)
+        whole.view(layout.dtype).as_strided(list(layout.shape), strides, layout.offset)._unsafe_share_buffer_to(tensor)
         return tensor
 
 
-class Seen:
-    """Memory as NumPy sees it, which stays while an array over it does."""
+def changes_of(tensor: Any) -> int:
+    """Return how often the memory of a tensor was changed in place."""
+    return int(tensor.inplace_version)
+
+
+class Memory:
+    """Memory as NumPy sees it. It lives as long as this object, or an array over it."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_holds", "nbytes", "packed")
 
     def __init__(self, address: int, nbytes: int, holds: Any) -> None:
         self._holds = holds
         self.nbytes = nbytes
-        self.packed: Any = None  # where a copy of it is among others of small memory; see `small_tensors`
+        self.packed: Any = None  # the place of its last copy among small memory; see `small_tensors`
         self.__array_interface__: dict[str, Any] = {
             "data": (address, False),
             "shape": (nbytes,),
@@ -95,7 +74,7 @@ class Seen:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address of its first byte."""
         return int(self.__array_interface__["data"][0])
 
     @property
@@ -104,8 +83,11 @@ class Seen:
         return np.asarray(self)
 
 
-class Origin(Seen):
-    """Memory of Paddle's, which gives it to nobody else while this lives, and a number for it, never used again."""
+class OwnMemory(Memory):
+    """Memory of Paddle's, with a number that no other memory ever has.
+
+    Paddle gives the memory to nobody else while this object lives.
+    """
 
     __slots__ = ("number",)
 
@@ -118,14 +100,15 @@ class Origin(Seen):
         return bool(self._holds._is_shared_buffer_with(tensor))
 
 
-class Lent(Seen):
-    """Memory that Paddle got back, with what is stored under `key` in its bytes from `begin` to `end`.
+class ReturnedMemory(Memory):
+    """Memory that Paddle got back from a store. Its bytes from `begin` to `end` are what was stored under `key`.
 
-    Where a lossy codec may have altered it, `altered_by` says whose, and as which dtype: to all else it is other bytes,
-    which have a number. It holds a reference to what is stored: the last one, unless backward may want it again.
+    `altered_by` tells which lossy codec may have altered them, as which dtype. For other codecs and dtypes they are
+    other bytes, which have a number of their own. The object holds `spilled`, and so what is stored: unless backward
+    may run again, it is the last one that does.
     """
 
-    __slots__ = ("_stored", "_version", "altered_by", "begin", "end", "key", "number")
+    __slots__ = ("_spilled", "_version", "altered_by", "begin", "end", "key", "number")
 
     def __init__(
         self,
@@ -135,70 +118,74 @@ class Lent(Seen):
         key: Hashable,
         altered_by: Hashable | None,
         version: Version,
-        stored: Any,
+        spilled: Any,
     ) -> None:
         super().__init__(address_of(array), array.nbytes, array)
         self.begin, self.end, self.key, self.altered_by = begin, end, key, altered_by
         self.number = next(_numbers)
-        self._version, self._stored = version, stored
+        self._version, self._spilled = version, spilled
 
-    def holds(self, tensor: Any) -> bool:
-        """Return whether a tensor over it has the bytes that are stored."""
-        # Paddle's own tensors over what it got back count changes anew.
-        return self._version.holds() and tensor.inplace_version == 0
+    def is_unchanged_in(self, tensor: Any) -> bool:
+        """Return whether a tensor over this memory has the bytes that are stored."""
+        # Tensors that Paddle itself makes over this memory count changes from 0 on.
+        return self._version.is_unchanged() and tensor.inplace_version == 0
 
 
 _numbers = itertools.count()
-_origins: weakref.WeakValueDictionary[int, Origin] = weakref.WeakValueDictionary()
-_lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
+_own: weakref.WeakValueDictionary[int, OwnMemory] = weakref.WeakValueDictionary()
+_returned: weakref.WeakValueDictionary[int, ReturnedMemory] = weakref.WeakValueDictionary()
 _memories_lock = threading.RLock()
 
 
-def lend(memory: Lent) -> Lent:
-    """Have memory known by its address."""
+def register(memory: ReturnedMemory) -> ReturnedMemory:
+    """Let `memory_of` find a memory, and return it."""
     with _memories_lock:
-        _lent[memory.address] = memory
+        _returned[memory.address] = memory
     return memory
 
 
-def memory_of(tensor: Any) -> Origin | Lent:
-    """Return the memory of a tensor: known by its address while somebody holds it."""
+def memory_of(tensor: Any) -> OwnMemory | ReturnedMemory:
+    """Return the memory of a tensor. While somebody holds the result, it is the same for all tensors over it."""
     first = tensor.as_strided([1], [1], 0)
     address = first.data_ptr()
     with _memories_lock:
-        origin, lent = _origins.get(address), _lent.get(address)
-        if origin is not None and origin.is_of(tensor):
-            return origin
-        if lent is not None and lent.holds(tensor):
-            return lent
-        origin = _origins[address] = Origin(first, address)
-        return origin
+        own, returned = _own.get(address), _returned.get(address)
+        if own is not None and own.is_of(tensor):
+            return own
+        if returned is not None and returned.is_unchanged_in(tensor):
+            return returned
+        own = _own[address] = OwnMemory(first, address)
+        return own
 
 
 def alias(tensor: Any, by_layer: bool) -> Any:
     """Return another tensor over the same memory, which counts changes with it; `contiguous()` moves only the one.
 
-    It leaves out the tensor's node, which would hold what holds the node; but what a PyLayer saved must be part of the
-    graph, to which a node of the graph sees itself.
+    The result has no node, since that would hold an object that holds it. But a tensor that a PyLayer saved must be
+    part of the graph.
     """
     if not tensor.is_dense() or 0 in tensor.shape:
         return tensor.detach()
     with paddle.set_grad_enabled(by_layer):
-        return tensor.transpose(list(range(tensor.ndim)))  # of whose derivative nothing is saved
+        return tensor.transpose(list(range(tensor.ndim)))  # its derivative saves nothing
 
 
 def placed(memory: np.ndarray, begin: int) -> np.ndarray:
-    """Return a copy of bytes that begins so many bytes into memory, of which those before take none."""
+    """Return a copy of bytes that begins `begin` bytes into new memory. The bytes before it take no RAM."""
     array = np.frombuffer(mmap.mmap(-1, begin + memory.nbytes), np.uint8)
     array[begin:] = memory
     return array
 
 
 def same_bytes(memory: np.ndarray, version: Version) -> Callable[[], bool]:
-    """Return what says whether memory is as it is now: a PyLayer that returns what it changed counts another change."""
+    """Return a function that tells whether memory has the bytes that it has now.
+
+    It compares digests where the version differs: a PyLayer that returns what it changed counts one change too many.
+    """
     digest = xxhash.xxh3_128_digest(memory.data)
-    return lambda: version.holds() or xxhash.xxh3_128_digest(memory.data) == digest
+    return lambda: version.is_unchanged() or xxhash.xxh3_128_digest(memory.data) == digest
 
 
 def address_of(array: np.ndarray) -> int:
+    """Return the address of an array's first element."""
     return int(array.__array_interface__["data"][0])

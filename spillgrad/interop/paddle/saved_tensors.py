@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from types import FrameType, TracebackType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import paddle
@@ -16,172 +16,141 @@ from paddle.base.framework import _dygraph_tracer
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import ArgumentError, OperandError, SavedTensorError
-from spillgrad.interop.arrays import ALIGNMENT_BYTES, SHARE_STORED_WHOLE, changed_error, dtype_and_shape
+from spillgrad.interop.arrays import dtype_and_shape, part_to_store
 from spillgrad.interop.paddle.memory import (
-    Layout,
-    Lent,
-    Origin,
-    Seen,
+    Memory,
+    OwnMemory,
+    ReturnedMemory,
     Version,
     address_of,
     alias,
-    lend,
+    changes_of,
+    layout_of,
     memory_of,
     placed,
+    register,
     same_bytes,
 )
-from spillgrad.small_tensors import Place, SmallTensors
-from spillgrad.storage.codecs import is_lossy
+from spillgrad.spill import saved_memory
+from spillgrad.spill.choice import Outcome, outcome_in_ram
+from spillgrad.spill.context import SpillContext
+from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
+from spillgrad.spill.small_tensors import Place
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.sizes import parse_bytes
-from spillgrad.storage.store import Handle, Label
-from spillgrad.storage.store_owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.storage.store import Handle
+from spillgrad.storage.store_owner import MIN_BYTES
 from spillgrad.storage.threads.interrupts import keep_whole
-from spillgrad.storage.threads.store_lock import is_interrupted
 from spillgrad_kernels.memory import buffers
-from spillgrad_kernels.memory.holder import Holder
 
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 
-class _Stored(Holder):
-    """A reference to what a store has, which goes with it."""
+class Spilled(saved_memory.Spilled):
+    """Stands for a spilled tensor of Paddle. Its layout is that in the memory from which a part may be stored."""
 
-    __slots__ = ("__weakref__", "store")
+    __slots__ = ("_altered_by", "_begin", "_original", "_version")
 
-    def __init__(self, store: DiskStore, handle: Handle) -> None:
-        super().__init__(store.drops.append, handle)
-        self.store = store
+    def __init__(
+        self,
+        store: DiskStore,
+        handle: Handle,
+        key: Hashable,
+        layout: Layout,
+        altered_by: Hashable | None,
+        begin: int,
+        version: Version,
+        original: OwnMemory | ReturnedMemory,
+    ) -> None:
+        super().__init__(store, store, handle, key, layout)
+        self._altered_by, self._begin, self._version = altered_by, begin, version
+        self._original = weakref.ref(original)
 
-    @property
-    def handle(self) -> Handle:
-        """What the store calls it."""
-        return cast(Handle, self.held)
+    def tensor(self) -> Any:
+        """Return the tensor, over memory that holds this object."""
+        array = self._source.get(self.held)
+        begin, end = self._begin, self._begin + array.nbytes
+        original = self._original()
+        if original is not None and original.address + begin == address_of(array):
+            array = original.array
+        else:
+            array = array.reshape(-1).view(np.uint8)
+            if begin:  # Paddle expects the bytes where they were in its memory
+                array = placed(array, begin)
+        returned = ReturnedMemory(array, begin, end, self._key, self._altered_by, self._version, self)
+        return self._version.over(register(returned), self._layout)
 
 
-class _InStore:
-    """What a tensor that a store has leaves in the graph; its bytes are freed when the last one over them dies.
+class SpilledSmall(saved_memory.SpilledSmall):
+    """Stands for a small tensor of Paddle."""
 
-    Or before: a node keeps the memory that it got until it cannot run again, but not what it got it for until it dies.
+    __slots__ = ("_version",)
+
+    def __init__(self, place: Place, layout: Layout, version: Version) -> None:
+        super().__init__(place, layout)
+        self._version = version
+
+    def tensor(self) -> Any:
+        """Return the tensor, over memory that holds this object."""
+        own = buffers.copy(self._place.read())
+        return self._version.over(Memory(address_of(own), own.nbytes, (own, self)), self._layout)
+
+
+class Releasable(Packed):
+    """Stands in a graph for a spilled tensor, and lets go of it as soon as the graph does not need it.
+
+    A node keeps the memory that it gets until it cannot run again; that memory holds what is stored. The node keeps
+    this object longer, until it dies.
     """
 
-    __slots__ = ("_by_layer", "_held", "_stored", "_version")
+    __slots__ = ("_by_layer", "_held", "_spilled")
 
-    def __init__(self, stored: Any, version: Version, by_layer: bool) -> None:
-        self._stored = weakref.ref(stored)
-        self._held = stored
-        self._version, self._by_layer = version, by_layer
+    def __init__(self, spilled: Spilled | SpilledSmall, by_layer: bool) -> None:
+        self._spilled = weakref.ref(spilled)
+        self._held: Spilled | SpilledSmall | None = spilled
+        self._by_layer = by_layer
+
+    @property
+    def spilled(self) -> Spilled | SpilledSmall:
+        """The spilled tensor. Raises SavedTensorError when nobody holds it any more."""
+        spilled = self._spilled()
+        if spilled is None:
+            raise SavedTensorError(
+                "save_on_disk: what was saved is freed, as backward ran or failed; run forward again"
+            )
+        return spilled
 
     def tensor(self, for_node: bool = False) -> Any:
-        """Return the tensor; `for_node` says that a node of the graph keeps it for as long as it may run again."""
-        stored = self._live()
-        if not self._by_layer:  # else the store has the old values, or raises
-            self._version.require()
-        memory = self._memory(stored)
+        """Return the tensor. `for_node` says that a node of the graph keeps it for as long as it may run again."""
+        spilled = self.spilled
+        if not self._by_layer:  # of what a PyLayer saved the store has the old values, or raises
+            spilled._version.require(spilled._layout)
+        tensor = spilled.tensor()
         if not self._by_layer:
-            self._version.require()
-        tensor = self._version.over(memory)
+            spilled._version.require(spilled._layout)
         if for_node:
             self.free()
         return tensor
 
     def free(self) -> None:
-        """Let go of what is stored."""
+        """Let go of the spilled tensor."""
         self._held = None
 
-    def _memory(self, stored: Any) -> Seen:
-        """Return memory with the bytes, which holds what is stored."""
-        raise NotImplementedError
-
-    def _live(self) -> Any:
-        stored = self._stored()
-        if stored is None:
-            raise SavedTensorError(
-                "save_on_disk: what was saved is freed, as backward ran or failed; run forward again"
-            )
-        return stored
-
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._stored()!r}>"
-
-
-class Spilled(_InStore):
-    """What a spilled tensor leaves in the graph."""
-
-    __slots__ = ("_altered_by", "_begin", "_key", "_origin")
-
-    def __init__(
-        self,
-        stored: _Stored,
-        key: Hashable,
-        altered_by: Hashable | None,
-        begin: int,
-        version: Version,
-        origin: Origin | Lent,
-        by_layer: bool,
-    ) -> None:
-        super().__init__(stored, version, by_layer)
-        self._key, self._altered_by, self._begin = key, altered_by, begin
-        self._origin = weakref.ref(origin)
-
-    @property
-    def handle(self) -> Handle:
-        """What the store calls it."""
-        return cast(_Stored, self._live()).handle
-
-    def _memory(self, stored: _Stored) -> Seen:
-        array = stored.store.get(stored.handle)
-        begin, end = self._begin, self._begin + array.nbytes
-        origin = self._origin()
-        if origin is not None and origin.address + begin == address_of(array):
-            array = origin.array
-        else:
-            array = array.reshape(-1).view(np.uint8)
-            if begin:  # Paddle looks for it where it was in its memory
-                array = placed(array, begin)
-        return lend(Lent(array, begin, end, self._key, self._altered_by, self._version, stored))
-
-
-class SpilledSmall(_InStore):
-    """What a small tensor leaves in the graph."""
-
-    __slots__ = ()
-
-    def _memory(self, stored: Place) -> Seen:
-        own = buffers.copy(stored.read())
-        return Seen(address_of(own), own.nbytes, (own, stored))
+        return f"<Releasable {self._spilled()!r}>"
 
 
 class _Recent:
-    """Small memory that was copied a moment ago: nobody else gets it, so that it is known when it is saved again."""
+    """Holds small memory that was copied a moment ago, so that it is the same when it is saved again."""
 
     __slots__ = ("_memory",)
 
-    def __init__(self, memory: Seen) -> None:
+    def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
     def is_over(self) -> bool:
-        """Return whether nothing of it matters any more."""
+        """Return True: the copy does not need it."""
         return True
-
-
-class Kept:
-    """What a tensor that stays in RAM leaves in the graph."""
-
-    __slots__ = ("_number", "_tensor")
-
-    def __init__(self, tensor: Any, by_layer: bool) -> None:
-        self._tensor = tensor
-        # Paddle itself does not look whether what a PyLayer saved was changed.
-        self._number = tensor.inplace_version if tensor.is_dense() and not by_layer else None
-
-    def tensor(self, for_node: bool = False) -> Any:
-        """Return the tensor."""
-        tensor = self._tensor
-        if self._number is not None and tensor.inplace_version != self._number:
-            raise changed_error(tensor.dtype, tensor.shape, tensor.inplace_version, self._number)
-        return tensor
 
 
 class _Saved(hooks.SavedValue):
@@ -190,7 +159,7 @@ class _Saved(hooks.SavedValue):
         return int(self.tensor.numel()) * int(self.tensor.element_size())
 
 
-class save_on_disk(StoreOwner):
+class save_on_disk(SpillContext):
     """Keep what Paddle saves for backward inside on disk, and at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
@@ -244,13 +213,11 @@ class save_on_disk(StoreOwner):
         keep_journal: str | os.PathLike[str] | None = None,
         only: hooks.Predicate | None = None,
     ) -> None:
-        self.only = hooks.checked_predicate("save_on_disk", only)
-        self._min_bytes = parse_bytes(min_bytes)
-        self._codec_mark = object() if is_lossy(codec) else None
-        self._open_store(
-            "save_on_disk",
+        self._open(
             directory,
             ram_budget,
+            min_bytes,
+            only,
             direct_io=direct_io,
             checksums=checksums,
             on_full=on_full,
@@ -258,7 +225,6 @@ class save_on_disk(StoreOwner):
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
-        self._small = SmallTensors(self._store)
         self._handles: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def __enter__(self) -> "save_on_disk":
@@ -302,57 +268,50 @@ class save_on_disk(StoreOwner):
         if by_layer:
             _refuse_lists(caller)
         if tensor.persistable or (tensor.is_leaf and not tensor.stop_gradient):
-            return Kept(tensor, by_layer)
+            return _kept(tensor, by_layer)
         plain = tensor.is_dense() and not tensor.is_dist() and tensor.place.is_cpu_place() and 0 not in tensor.shape
         taken = self.only is None or self.only(_Saved(tensor, "", "", ""))
-        if not plain or not taken or is_interrupted():
-            return Kept(alias(tensor, by_layer), by_layer)
-        layout = Layout.of(tensor)
-        if layout.span_bytes < max(1, self._min_bytes):
-            return Kept(_without_the_rest(tensor, layout, by_layer), by_layer)
-        version, origin = Version(tensor, layout, by_layer), memory_of(tensor)
-        begin, end = 0, origin.nbytes
-        if self._small.takes(end):
-            return self._pack_small(origin, version, layout, by_layer)
-        # What a lossy codec makes of bytes depends on what they are.
+        if not plain or not taken:
+            return _kept(alias(tensor, by_layer), by_layer)
+        layout = layout_of(tensor)
+        outcome = outcome_in_ram(layout.span_bytes, tensor._holder_size(), self._min_bytes)
+        if outcome is Outcome.COPIED or (outcome is Outcome.TOO_SMALL and by_layer):  # which may change the tensor
+            return _kept(_copied(tensor, layout, by_layer), by_layer)
+        if outcome is not None:
+            return _kept(alias(tensor, by_layer), by_layer)
+        version, original = Version(tensor, by_layer), memory_of(tensor)
+        spill = self._spill_small if self._small.takes(original.nbytes) else self._spill
+        return Releasable(spill(layout, version, original, by_layer), by_layer)
+
+    def _spill(self, layout: Layout, version: Version, original: OwnMemory | ReturnedMemory, by_layer: bool) -> Spilled:
+        begin, end = 0, original.nbytes
+        # What a lossy codec makes of bytes depends on their dtype.
         altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
-        if isinstance(origin, Lent) and origin.altered_by == altered_by:
-            key, begin, end = origin.key, origin.begin, origin.end
+        if isinstance(original, ReturnedMemory) and original.altered_by == altered_by:
+            key, begin, end = original.key, original.begin, original.end
         else:
-            key = (origin.number, version.number, altered_by)
-            if layout.span_bytes < SHARE_STORED_WHOLE * end and key not in self._handles:
-                begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-                end = layout.offset + layout.span_bytes
+            key = (original.number, version.number, altered_by)
+            begin, end = part_to_store(layout, end, is_stored=key in self._handles)
+            if end - begin < original.nbytes:
                 key = (key, begin, end)
-        dtype, shape = dtype_and_shape(layout.dtype, layout.itemsize, layout.size, layout.stride, end - begin)
-        source = origin.array[begin:end]
-        handle = self._store.put(
-            source.view(dtype).reshape(shape),
-            key=key,
-            label=Label(None, None, labels.current.module, labels.current.step),
-            unchanged=same_bytes(source, version) if by_layer else version.holds,
+        dtype, shape = dtype_and_shape(layout, end - begin)
+        source = original.array[begin:end]
+        is_unchanged = same_bytes(source, version) if by_layer else version.is_unchanged
+        stored_layout = layout._replace(offset=layout.offset - begin)
+        handle = self._put(
+            SavedMemory(key, source.view(dtype).reshape(shape), stored_layout, is_unchanged), present_label()
         )
-        stored = _Stored(self._store, handle)
-        if len(handle.views) < MAX_VIEWS:
-            handle.views.append(layout.view(-begin))
         self._handles[key] = handle
-        return Spilled(stored, key, altered_by, begin, version, origin, by_layer)
+        return Spilled(self._store, handle, key, layout, altered_by, begin, version, original)
 
-    def _pack_small(self, origin: Origin | Lent, version: Version, layout: Layout, by_layer: bool) -> SpilledSmall:
-        place = self._small.known(origin, version.number)
+    def _spill_small(
+        self, layout: Layout, version: Version, original: OwnMemory | ReturnedMemory, by_layer: bool
+    ) -> SpilledSmall:
+        place = self._small.known(original, version.number)
         if place is None:
-            place = self._small.add(origin, version.number, origin.array, labels.current.step, _Recent(origin))
-        if len(place.views) < MAX_VIEWS:
-            place.views.append(layout.view(place.start))
-        return SpilledSmall(place, version, by_layer)
-
-    def flush(self) -> None:
-        """Return when every live spilled tensor is in the files, and all that happened in the journal.
-
-        Raises SpillError when a tensor could not be written.
-        """
-        self._small.end_batch()
-        super().flush()
+            place = self._small.add(original, version.number, original.array, labels.current.step, _Recent(original))
+        note_view(place.views, layout, start=place.start)
+        return SpilledSmall(place, layout, version)
 
 
 class _Thread(threading.local):
@@ -371,7 +330,7 @@ def _pack(tensor: Any) -> Any:
     caller = sys._getframe(1)
     if not _thread.contexts:
         by_layer = _is_of_layers(caller)
-        return Kept(alias(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
+        return _kept(alias(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
     try:
         return _answer(_thread.contexts[-1]._pack, tensor, caller)
     except BaseException:
@@ -424,15 +383,15 @@ def _answer(hook: Callable[[Any, FrameType], Any], value: Any, caller: FrameType
 
 
 def _unpacked(packed: Any, caller: FrameType) -> Any:
-    if isinstance(packed, _InStore):
-        # Paddle's own functions call for nodes of the graph; others may be anybody who calls again.
+    if isinstance(packed, Releasable):
+        # Paddle's own functions ask for nodes of the graph. Any other caller may ask again.
         for_node = _module(caller).startswith("paddle.") and not _is_of_layers(caller)
         try:
             return packed.tensor(for_node)
         except BaseException:
             packed.free()  # Paddle never lets go of it after an error
             raise
-    return packed.tensor() if isinstance(packed, Kept) else packed
+    return packed.tensor() if isinstance(packed, Packed) else packed
 
 
 def _module(frame: FrameType) -> str:
@@ -451,13 +410,12 @@ def _refuse_lists(caller: FrameType) -> None:
         )
 
 
-def _without_the_rest(tensor: Any, layout: Layout, by_layer: bool) -> Any:
-    """Return a small tensor over memory of its own, or its own, unless a PyLayer may change it or it keeps much more.
+def _kept(tensor: Any, by_layer: bool) -> Kept:
+    # Paddle itself does not look whether what a PyLayer saved was changed.
+    return Kept(tensor, changes_of if tensor.is_dense() and not by_layer else None)
 
-    It counts changes with the one it was.
-    """
-    if not by_layer and tensor._holder_size() <= 2 * layout.span_bytes:
-        return alias(tensor, by_layer)
-    memory = memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes]
-    copy = placed(memory, layout.offset)
-    return Version(tensor, layout, by_layer).over(Seen(address_of(copy), copy.nbytes, copy))
+
+def _copied(tensor: Any, layout: Layout, by_layer: bool) -> Any:
+    """Return a tensor over a copy of its own bytes. It counts changes with the one it was made of."""
+    copy = placed(memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes], layout.offset)
+    return Version(tensor, by_layer).over(Memory(address_of(copy), copy.nbytes, copy), layout)

@@ -1,27 +1,26 @@
-"""PyTorch's memory as a store takes it and gives it back: whose it is, how often it changed, and what lies in it."""
+"""PyTorch's memory, as a store takes it and gives it back: which it is, how often it changed, and tensors in it."""
 
-import functools
 import itertools
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from spillgrad.interop import arrays
 from spillgrad.interop.arrays import ALIGNMENT_BYTES
-from spillgrad.storage.store import View
+from spillgrad.spill import saved_memory
+from spillgrad.spill.saved_memory import Layout, shared_layout
 
 
-class Origin:
-    """A storage, which may die, and a number for its memory that no other memory ever has.
+class Identity:
+    """Which storage it is: a number that no other storage ever has. The storage itself may die.
 
-    While this object lives no other storage gets the address of this one. Where the storage was made to hold what a
-    store has under `copy_of`, it has those bytes until somebody changes it: as they were put where `altered_by` is
-    None, else as a lossy codec altered them.
+    While this object lives, no other storage gets the address of this one. A storage may be a copy of what a store has
+    under the key `copy_of`: it has those bytes until somebody changes it. `altered_by` tells which lossy codec altered
+    them before; None means none did.
     """
 
     __slots__ = ("__weakref__", "_altered_by", "_copy_of", "_number", "_reference", "packed")
@@ -30,12 +29,10 @@ class Origin:
         self._reference = StorageWeakRef(storage)
         self._number = next(_numbers)
         self._copy_of, self._altered_by = copy_of, altered_by
-        self.packed: Any = None  # where a copy of it is among others of small memory; see `small_tensors`
+        self.packed: Any = None  # the place of its last copy among small memory; see `small_tensors`
 
     def key(self, version: int, altered_by: Hashable | None) -> Hashable:
-        """Return what identifies the storage's bytes, changed so often, as `altered_by` alters them: equal keys, equal
-        bytes.
-        """
+        """Return the key of the bytes after `version` changes, as the codec `altered_by` alters them."""
         if self._copy_of is not None and not version and self._altered_by == altered_by:
             return self._copy_of
         return self._number, version, altered_by
@@ -45,94 +42,78 @@ class Origin:
         return torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
 
 
-_origins: weakref.WeakValueDictionary[int, Origin] = weakref.WeakValueDictionary()
-_origins_lock = threading.RLock()
+_identities: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary()
+_identities_lock = threading.RLock()
 _numbers = itertools.count()
 
 
-def origin_of(storage: Any) -> Origin:
-    """Return the one origin that a storage has for as long as somebody holds it."""
-    with _origins_lock:
-        origin = _origins.get(storage._cdata)
-        if origin is None:
-            origin = _origins[storage._cdata] = Origin(storage)
-        return origin
+def identity_of(storage: Any) -> Identity:
+    """Return the one identity that a storage has for as long as somebody holds it."""
+    with _identities_lock:
+        identity = _identities.get(storage._cdata)
+        if identity is None:
+            identity = _identities[storage._cdata] = Identity(storage)
+        return identity
 
 
-def origin_of_copy(storage: Any, key: Hashable, altered_by: Hashable | None) -> Origin:
-    """Return the origin of a storage that was made to hold what a store has under `key`, as `altered_by` altered it."""
-    with _origins_lock:
-        origin = _origins[storage._cdata] = Origin(storage, key, altered_by)
-        return origin
+def identity_of_copy(storage: Any, key: Hashable, altered_by: Hashable | None) -> Identity:
+    """Return the identity of a new copy of what a store has under a key, as the codec `altered_by` altered it."""
+    with _identities_lock:
+        identity = _identities[storage._cdata] = Identity(storage, key, altered_by)
+        return identity
 
 
-class Layout(NamedTuple):
-    """Where in a storage a tensor lies, and how; offset in bytes."""
+class Version(saved_memory.Version):
+    """How often a storage had been changed in place when this was made."""
 
-    dtype: Any
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    is_conjugate: bool
-    is_negative: bool
-
-    @classmethod
-    def of(cls, tensor: Any) -> "Layout":
-        """Return the layout of a tensor."""
-        return cls(
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.storage_offset() * tensor.itemsize,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-
-    @property
-    def span_bytes(self) -> int:
-        """The bytes from the first to the last element."""
-        return arrays.span_bytes(self.dtype.itemsize, self.size, self.stride)
-
-    def view(self, begin: int = 0) -> View:
-        """Return what files say of the tensor, where offsets count from byte `begin` on."""
-        strides = tuple(stride * self.dtype.itemsize for stride in self.stride)
-        return View(None, None, name_of(self.dtype), self.size, strides, begin + self.offset)
-
-    def over(self, storage: Any, begin: int, version: "Version") -> Any:
-        """Return the tensor over a storage, where offsets count from byte `begin` on, that shares a counter."""
-        place = (begin + self.offset) // self.dtype.itemsize
-        tensor = version.counter.detach()
-        # Which leaves the counter as it is.
-        tensor.data = torch.empty(0, dtype=self.dtype, device=storage.device).set_(
-            storage, place, self.size, self.stride
-        )
-        if self.is_conjugate:
-            tensor = tensor.conj()
-        return torch._neg_view(tensor) if self.is_negative else tensor
-
-
-# Of each layout, one that all tensors which lie so can share.
-shared_layout = functools.lru_cache(maxsize=4096)(Layout._make)
-
-
-class Version:
-    """How often memory was changed in place when this was made; it holds the counter, and not the memory."""
-
-    __slots__ = ("__weakref__", "counter", "number")
+    __slots__ = ("__weakref__", "counter")
 
     def __init__(self, tensor: Any) -> None:
-        # A counter is what all tensors over a memory share, and assigning other memory leaves it as it is.
+        # All tensors over a memory share its counter. A detached one keeps the counter when it gets other memory.
         self.counter = tensor.detach()
         self.counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.number = self.counter._version
 
-    def is_unchanged(self) -> bool:
-        """Return whether nobody has changed the memory since."""
-        return bool(self.counter._version == self.number)
+    def now(self) -> int:
+        """Return how often the storage was changed until now."""
+        return int(self.counter._version)
+
+
+def changes_of(tensor: Any) -> int:
+    """Return how often the memory of a tensor was changed in place."""
+    return int(tensor._version)
+
+
+def layout_of(tensor: Any) -> Layout:
+    """Return where in its storage a tensor lies."""
+    itemsize = tensor.itemsize
+    return shared_layout(
+        tensor.dtype,
+        itemsize,
+        tuple(tensor.shape),
+        tuple([stride * itemsize for stride in tensor.stride()]),
+        tensor.storage_offset() * itemsize,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def over(storage: Any, layout: Layout, version: Version, begin: int = 0) -> Any:
+    """Return the tensor with a layout in a storage from byte `begin` on, which shares a counter of changes."""
+    itemsize = layout.itemsize
+    strides = [stride // itemsize for stride in layout.strides]
+    tensor = version.counter.detach()
+    # Assigning `data` leaves the counter as it is.
+    tensor.data = torch.empty(0, dtype=layout.dtype, device=storage.device).set_(
+        storage, (begin + layout.offset) // itemsize, layout.shape, strides
+    )
+    if layout.is_conjugate:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if layout.is_negative else tensor
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is memory with strides, on the host or a CUDA device, and nothing more."""
+    """Return whether a tensor is nothing but memory with strides, on the host or a CUDA device."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -151,16 +132,6 @@ def is_plain(tensor: Any) -> bool:
 def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
     """Return a part of a storage as a tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (nbytes,), (1,))
-
-
-def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return as what array memory of so many bytes is stored, of which a tensor with this layout is a view."""
-    return arrays.dtype_and_shape(name_of(layout.dtype), layout.dtype.itemsize, layout.size, layout.stride, nbytes)
-
-
-def name_of(dtype: Any) -> str:
-    """Return the name of a dtype of PyTorch, without its module."""
-    return str(dtype).removeprefix("torch.")
 
 
 def tensor_of_bytes(array: np.ndarray) -> Any:

@@ -10,8 +10,15 @@ from typing import Any
 import torch
 
 from spillgrad.errors import ArgumentError, OperandError
-from spillgrad.interop.arrays import ALIGNMENT_BYTES
-from spillgrad.interop.torch.memory import Layout, Origin, Version, bytes_of, dtype_and_shape, is_plain
+from spillgrad.interop.arrays import ALIGNMENT_BYTES, dtype_and_shape
+from spillgrad.interop.torch.memory import (
+    Identity,
+    Version,
+    bytes_of,
+    is_plain,
+    layout_of,
+    over,
+)
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
@@ -27,7 +34,7 @@ class _InStore(Holder):
 
     def __init__(self, store: DiskStore, tensor: Any, label: Label) -> None:
         """Copy a tensor to a store. Raises what that raises."""
-        layout = Layout.of(tensor)
+        layout = layout_of(tensor)
         source = bytes_of(tensor.untyped_storage(), layout.offset, layout.span_bytes)
         self._store, self._device, self._layout = store, tensor.device, layout._replace(offset=0)
         dtype, shape = dtype_and_shape(self._layout, layout.span_bytes)
@@ -56,15 +63,15 @@ class _InStore(Holder):
             storage = tensor.untyped_storage()
             if storage.data_ptr() != array.__array_interface__["data"][0]:
                 _as_bytes(array).copy_(bytes_of(storage, 0, storage.nbytes()))
-            origin = Origin(storage)
+            identity = Identity(storage)
             del tensor, storage
-            if origin.storage() is not None:
+            if identity.storage() is not None:
                 return False
         self._store.end_change(self.held)
         return True
 
     def _over(self, content: Any) -> Any:
-        return self._layout.over(content.untyped_storage(), 0, Version(content))
+        return over(content.untyped_storage(), self._layout, Version(content))
 
 
 class _State:
@@ -195,7 +202,7 @@ class OffloadedOptimizer(StoreOwner):
                     continue
                 value = values[key] = known.copy()
             is_large = isinstance(value, torch.Tensor) and is_plain(value)
-            if is_large and Layout.of(value).span_bytes >= max(1, self._min_bytes):
+            if is_large and layout_of(value).span_bytes >= max(1, self._min_bytes):
                 values[key] = _InStore(self._store, value, Label("state", str(key)))
 
     def _put_all_away(self) -> None:

@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -12,145 +12,101 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import OperandError
-from spillgrad.interop.arrays import ALIGNMENT_BYTES, SHARE_STORED_WHOLE, changed_error
+from spillgrad.interop.arrays import dtype_and_shape, part_to_store
 from spillgrad.interop.torch import cuda
 from spillgrad.interop.torch.memory import (
-    Layout,
-    Origin,
+    Identity,
     Version,
     bytes_of,
-    dtype_and_shape,
+    changes_of,
+    identity_of,
+    identity_of_copy,
     is_plain,
-    origin_of,
-    origin_of_copy,
-    shared_layout,
+    layout_of,
+    over,
     tensor_of_bytes,
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
-from spillgrad.small_tensors import Place, SmallTensors
-from spillgrad.storage.codecs import is_lossy
-from spillgrad.storage.sizes import parse_bytes
-from spillgrad.storage.store import Handle, Label
-from spillgrad.storage.store_owner import MAX_VIEWS, MIN_BYTES, StoreOwner
+from spillgrad.spill import saved_memory
+from spillgrad.spill.choice import Outcome, outcome_in_ram
+from spillgrad.spill.context import SpillContext
+from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
+from spillgrad.storage.store import Handle, nobody
+from spillgrad.storage.store_owner import MIN_BYTES
 from spillgrad.storage.threads.interrupts import keep_whole
-from spillgrad.storage.threads.store_lock import is_interrupted
-from spillgrad_kernels.memory.holder import Holder
 
-# Signal handlers run before or after what is done here: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/interrupts.py`.
 SIGNALS_WAIT = True
 
 
-class Spilled(Holder):
-    """What a spilled tensor leaves in the graph; its bytes are freed when the last such object over them dies."""
+class Spilled(saved_memory.Spilled):
+    """Stands for a spilled tensor of PyTorch."""
 
-    __slots__ = (
-        "__weakref__",
-        "_altered_by",
-        "_device",
-        "_earlier",
-        "_key",
-        "_layout",
-        "_spill",
-        "_version",
-        "waiting",
-    )
+    __slots__ = ("_altered_by", "_device", "_earlier", "_version", "waiting")
 
     def __init__(
         self,
         spill: "save_on_disk",
         handle: Handle,
-        key: Hashable,
+        memory: SavedMemory,
         altered_by: Hashable | None,
         device: Any,
-        layout: Layout,
         version: Version,
         earlier: "Spilled | None",
     ) -> None:
-        super().__init__(spill._store.drops.append, handle)
-        self._spill = spill
-        self._key, self._altered_by = key, altered_by
-        self._device = device
-        self._layout = layout  # in what is stored
-        self._version = version
-        self._earlier = _nothing if earlier is None else weakref.ref(earlier)  # over the same storage
-        self.waiting: Any = None  # the storage, if it waits for this node
-
-    @property
-    def handle(self) -> Handle:
-        """What the store calls it."""
-        return cast(Handle, self.held)
+        super().__init__(spill._store, spill, handle, memory.key, memory.layout)
+        self._altered_by, self._device, self._version = altered_by, device, version
+        self._earlier = nobody if earlier is None else weakref.ref(earlier)  # the last one over the same storage
+        self.waiting: Any = None  # the storage, while it waits for this node
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory it shares with all others of its storage."""
-        _require(self._version, self._layout)
-        storage, memory = self._spill._memory_of(self.handle, self._key, self._altered_by, self._device)
-        _require(memory.version, self._layout)
+        """Return the tensor, over memory that it shares with all others of its storage."""
+        self._version.require(self._layout)
+        storage, memory = self._source._memory_of(self.held, self._key, self._altered_by, self._device)
+        memory.version.require(self._layout)
         earlier = self._earlier()
         if earlier is not None:
-            self._spill._hold(earlier, storage)
-        return self._layout.over(storage, memory.begin, memory.version)
-
-    def __repr__(self) -> str:
-        return f"<Spilled {self.handle!r}>"
+            self._source._hold(earlier, storage)
+        return over(storage, self._layout, memory.version, memory.begin)
 
 
-class SpilledSmall:
-    """What a small tensor leaves in the graph."""
+class SpilledSmall(saved_memory.SpilledSmall):
+    """Stands for a small tensor of PyTorch."""
 
-    __slots__ = ("_layout", "_place")
-
-    def __init__(self, place: Place, layout: Layout) -> None:
-        self._place, self._layout = place, layout
+    __slots__ = ()
 
     def tensor(self) -> Any:
         """Return the tensor, over memory of its own."""
-        origin = self._place.origin
-        if origin is not None:
-            _require(origin.version, self._layout)
+        original: Any = self._place.original
+        if original is not None:
+            original.version.require(self._layout)
         whole = torch.from_numpy(self._place.read()).clone()
-        return self._layout.over(whole.untyped_storage(), 0, Version(whole))
+        return over(whole.untyped_storage(), self._layout, Version(whole))
 
 
-class _SmallOrigin:
-    """A small storage that was copied, and how often it was changed then."""
+class _Original:
+    """A small storage that was copied, and how often it had been changed then."""
 
-    __slots__ = ("_origin", "version")
+    __slots__ = ("_identity", "version")
 
-    def __init__(self, origin: Origin, version: Version) -> None:
-        self._origin, self.version = origin, version
+    def __init__(self, identity: Identity, version: Version) -> None:
+        self._identity, self.version = identity, version
 
     def is_over(self) -> bool:
         """Return whether the storage is gone, and nobody changed it before."""
-        return self._origin.storage() is None and self.version.is_unchanged()
-
-
-class Kept:
-    """What a tensor that stays in RAM leaves in the graph."""
-
-    __slots__ = ("_number", "_tensor")
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-        self._number = None if tensor.is_inference() else tensor._version
-
-    def tensor(self) -> Any:
-        """Return the tensor."""
-        tensor = self._tensor
-        if self._number is not None and tensor._version != self._number:
-            raise changed_error(tensor.dtype, tensor.shape, tensor._version, self._number)
-        return tensor
+        return self._identity.storage() is None and self.version.is_unchanged()
 
 
 class _Memory:
-    """Where the bytes of a handle are: a storage, from byte `begin` on, while it lives and does not change."""
+    """Where the bytes of a handle are: in a storage, from byte `begin` on, while it lives and does not change."""
 
-    __slots__ = ("begin", "origin", "version")
+    __slots__ = ("begin", "identity", "version")
 
-    def __init__(self, origin: Origin, begin: int, version: Version) -> None:
-        self.origin, self.begin, self.version = origin, begin, version
+    def __init__(self, identity: Identity, begin: int, version: Version) -> None:
+        self.identity, self.begin, self.version = identity, begin, version
 
 
-class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
+class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
     """Keep what PyTorch saves for backward inside on disk, and at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
@@ -205,16 +161,14 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
         keep_journal: str | os.PathLike[str] | None = None,
         only: hooks.Predicate | None = None,
     ) -> None:
-        # Not super().__init__(): it would store the bound hooks, and with them a reference cycle.
-        self.only = hooks.checked_predicate("save_on_disk", only)
-        self._min_bytes = parse_bytes(min_bytes)
-        self._codec_mark = object() if is_lossy(codec) else None
-        self._open_store(
-            "save_on_disk",
+        # saved_tensors_hooks.__init__() would store the bound hooks, and with them a reference cycle.
+        self._open(
             directory,
             ram_budget,
+            min_bytes,
+            only,
             shared=("disk_offload_optimizer", OffloadedOptimizer),
-            stacklevel=4,  # one more: what keeps the compiler out
+            stacklevel=5,  # one more than by default: `torch.compiler.disable` wraps this method
             direct_io=direct_io,
             checksums=checksums,
             on_full=on_full,
@@ -222,7 +176,6 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             encrypt=encrypt,
             keep_journal=keep_journal,
         )
-        self._small = SmallTensors(self._store)
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
         self._newest: weakref.WeakValueDictionary[Hashable, Spilled] = weakref.WeakValueDictionary()
         self._waiting: list[weakref.ref[Spilled]] = []
@@ -243,64 +196,50 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
     def pack_hook(self, tensor: Any) -> Any:
         """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
-        if not taken or not is_plain(tensor) or _stays(tensor) or is_interrupted():
-            return Kept(tensor.detach())  # not itself: the node would hold what holds the node
-        layout, storage = Layout.of(tensor), tensor.untyped_storage()
-        if layout.span_bytes < max(1, self._min_bytes):
-            return Kept(_without_the_rest(tensor, layout, storage))
-        begin, nbytes = 0, storage.nbytes()
-        if self._small.takes(nbytes) and not tensor.is_cuda:
-            return self._pack_small(tensor, storage, shared_layout(layout))
-        version, origin = Version(tensor), origin_of(storage)
-        # What a lossy codec makes of bytes depends on what they are.
+        if not taken or not is_plain(tensor) or _stays(tensor):
+            return _kept(tensor.detach())  # not the tensor itself, which holds its node: the node would hold itself
+        layout, storage = layout_of(tensor), tensor.untyped_storage()
+        outcome = outcome_in_ram(layout.span_bytes, storage.nbytes(), self._min_bytes)
+        if outcome is not None:
+            return _kept(_copied(layout, storage) if outcome is Outcome.COPIED else tensor.detach())
+        if self._small.takes(storage.nbytes()) and not tensor.is_cuda:
+            return self._spill_small(tensor, storage, layout)
+        return self._spill(tensor, storage, layout)
+
+    def _spill(self, tensor: Any, storage: Any, layout: Layout) -> Spilled:
+        version, identity = Version(tensor), identity_of(storage)
+        # What a lossy codec makes of bytes depends on their dtype.
         altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
-        key = origin.key(version.number, altered_by)
-        if layout.span_bytes < SHARE_STORED_WHOLE * nbytes and key not in self._stored:
-            begin = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-            nbytes = layout.offset + layout.span_bytes - begin
-            layout = layout._replace(offset=layout.offset - begin)
-            key = (key, begin, nbytes)
-        dtype, shape = dtype_and_shape(layout, nbytes)
-        source = bytes_of(storage, begin, nbytes)
-        handle = self._store.put(
-            cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape),
-            key=key,
-            label=Label(None, None, labels.current.module, labels.current.step),
-            unchanged=version.is_unchanged,
-        )
-        earlier = self._newest.get(key)
-        spilled = Spilled(self, handle, key, altered_by, tensor.device, layout, version, earlier)
+        key, nbytes = identity.key(version.number, altered_by), storage.nbytes()
+        begin, end = part_to_store(layout, nbytes, is_stored=key in self._stored)
+        if end - begin < nbytes:
+            key, layout = (key, begin, end), layout._replace(offset=layout.offset - begin)
+        dtype, shape = dtype_and_shape(layout, end - begin)
+        source = bytes_of(storage, begin, end - begin)
+        array = cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
+        memory = SavedMemory(key, array, layout, version.is_unchanged)
+        handle = self._put(memory, present_label())
+        spilled = Spilled(self, handle, memory, altered_by, tensor.device, version, self._newest.get(key))
         self._newest[key] = spilled
-        if len(handle.views) < MAX_VIEWS:
-            handle.views.append(layout.view())
         self._stored[key] = handle
         with _memories_lock:
-            _memories.setdefault(handle, _Memory(origin, begin, version))
+            _memories.setdefault(handle, _Memory(identity, begin, version))
         return spilled
 
-    def _pack_small(self, tensor: Any, storage: Any, layout: Layout) -> SpilledSmall:
-        origin, number = origin_of(storage), tensor._version
-        place = self._small.known(origin, number)
+    def _spill_small(self, tensor: Any, storage: Any, layout: Layout) -> SpilledSmall:
+        identity, number = identity_of(storage), tensor._version
+        place = self._small.known(identity, number)
         if place is None:
             array = bytes_of(storage, 0, storage.nbytes()).numpy()
-            small_origin = _SmallOrigin(origin, Version(tensor))
-            place = self._small.add(origin, number, array, labels.current.step, small_origin)
-        if len(place.views) < MAX_VIEWS:
-            place.views.append(layout.view(place.start))
+            original = _Original(identity, Version(tensor))
+            place = self._small.add(identity, number, array, labels.current.step, original)
+        note_view(place.views, layout, start=place.start)
         return SpilledSmall(place, layout)
 
     @torch.compiler.disable
     def unpack_hook(self, packed: Any) -> Any:
         """Return the tensor that `pack_hook` packed."""
-        return packed.tensor() if isinstance(packed, Spilled | SpilledSmall | Kept) else packed
-
-    def flush(self) -> None:
-        """Return when every live spilled tensor is in the files, and all that happened in the journal.
-
-        Raises SpillError when a tensor could not be written.
-        """
-        self._small.end_batch()
-        super().flush()
+        return packed.tensor() if isinstance(packed, Packed) else packed
 
     def _memory_of(
         self, handle: Handle, key: Hashable, altered_by: Hashable | None, device: Any
@@ -318,18 +257,18 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = _memories[handle] = _Memory(origin_of_copy(storage, key, altered_by), 0, version)
+                memory = _memories[handle] = _Memory(identity_of_copy(storage, key, altered_by), 0, version)
                 if storage.data_ptr() == array.__array_interface__["data"][0]:
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
 
     def _hold(self, spilled: Spilled, storage: Any) -> None:
-        """Have what the budget has no room for wait for the next node that saved it, unless other nodes come first.
+        """Hold a storage for which the budget has no room until the next node that saved it, or another one, runs.
 
-        What `log_softmax` returned is saved by it and by `nll_loss`, and would be read for each.
+        Both `log_softmax` and `nll_loss` save what `log_softmax` returned, which would be read once for each.
         """
         node = _present_node()
-        if node is None or spilled.handle.nbytes <= self._store.ram_budget:
+        if node is None or spilled.stored.nbytes <= self._store.ram_budget:
             return
         torch.autograd.Variable._execution_engine.queue_callback(self._let_go)
         spilled.waiting = storage
@@ -344,24 +283,20 @@ class save_on_disk(StoreOwner, saved_tensors_hooks):  # type: ignore[misc]
                 spilled.waiting = None
 
 
-def _nothing() -> None:
-    """Be the reference to no object."""
-
-
 def _present_node() -> int | None:
     """Return the number of the node whose derivatives this thread computes."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
 
 
-# Where in RAM what was stored is already. There is one for each handle, so that all count changes alike.
+# Where in RAM the bytes of a handle are. There is one for each handle, so that all its tensors share a counter.
 _memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
 _memories_lock = threading.RLock()
 
 
 def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
     memory = _memories.get(handle)
-    storage = None if memory is None else memory.origin.storage()
+    storage = None if memory is None else memory.identity.storage()
     return storage, None if storage is None else memory
 
 
@@ -371,14 +306,11 @@ def _stays(tensor: Any) -> bool:
     return isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)
 
 
-def _without_the_rest(tensor: Any, layout: Layout, storage: Any) -> Any:
-    """Return a small tensor over memory of its own, or its own, unless that keeps much more in memory."""
-    if storage.nbytes() <= 2 * layout.span_bytes:
-        return tensor.detach()
+def _kept(tensor: Any) -> Kept:
+    return Kept(tensor, None if tensor.is_inference() else changes_of)
+
+
+def _copied(layout: Layout, storage: Any) -> Any:
+    """Return a tensor over a copy of its own bytes, without the rest of its storage."""
     copy = bytes_of(storage, layout.offset, layout.span_bytes).clone()
-    return layout._replace(offset=0).over(copy.untyped_storage(), 0, Version(copy))
-
-
-def _require(version: Version, layout: Layout) -> None:
-    if not version.is_unchanged():
-        raise changed_error(layout.dtype, layout.size, version.counter._version, version.number)
+    return over(copy.untyped_storage(), layout._replace(offset=0), Version(copy))

@@ -13,6 +13,7 @@ from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.residency.residence import LOADING
 from spillgrad.storage.state import StoreState
+from spillgrad_kernels.memory import buffers
 
 
 class Loader:

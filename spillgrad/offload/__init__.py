@@ -1,1 +1,0 @@
-"""What `spillgrad.disk_offload` is made of."""

@@ -1,0 +1,79 @@
+"""Copies between a device and the arrays of a store, beside kernels: a stream in each direction."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.device_array import address_of, empty_on_device
+
+
+class Copies:
+    """Begins copies. A copy waits for the kernels before it, and for nothing else.
+
+    Until it is done, a copy holds the host's array and the memory of the device, but not the array over that.
+    """
+
+    def __init__(self) -> None:
+        self._out, self._back = driver.Stream(), driver.Stream()
+
+    def out(self, array: np.ndarray) -> tuple[np.ndarray, driver.Event]:
+        """Begin to copy a dense array to pinned memory; return that, and when it is done."""
+        host = driver.pinned(array.nbytes).view(array.dtype).reshape(array.shape)
+        driver.Event().record(driver.compute()).wait(self._out)
+        done = self._out.copy_to_host_async(
+            host.reshape(-1).view(np.uint8), address_of(array), array.nbytes, keep=memory_of(array)
+        )
+        return host, done
+
+    def back(self, host: np.ndarray) -> tuple[np.ndarray, driver.Event]:
+        """Begin to copy a dense array of the host to new memory; return that, and when it is done.
+
+        An array that is not pinned goes through pinned memory, piece by piece.
+        """
+        array = empty_on_device(host.shape, host.dtype)
+        driver.Event().record(driver.compute()).wait(self._back)  # kernels may still read what was there before
+        source = host.reshape(-1).view(np.uint8)
+        if driver.is_pinned(host):
+            self._back.copy_to_device_async(address_of(array), source, array.nbytes, keep=memory_of(array))
+        else:
+            driver.copy_to_device(address_of(array), source, self._back, keep=memory_of(array))
+        return array, driver.Event().record(self._back)
+
+    def let_go(self) -> None:
+        """Let go of what finished copies held."""
+        self._out.let_go()
+        self._back.let_go()
+
+    def wait_for_oldest(self) -> bool:
+        """Wait until one more copy is done; return False when all are."""
+        for stream in (self._out, self._back):
+            if stream.held_bytes:
+                stream.let_go(stream.held_bytes - 1)
+                return True
+        return False
+
+
+class Source:
+    """A dense array of the device, as a store takes it. `copy` is `Copies.out`, or a function that calls it."""
+
+    def __init__(self, array: np.ndarray, copy: Callable[[np.ndarray], tuple[np.ndarray, driver.Event]]) -> None:
+        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+        self.done: driver.Event | None = None  # once the store took the array: when its copy is done
+        self._array: np.ndarray | None = array  # until it was taken
+        self._copy = copy
+
+    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        """Begin to copy the array to pinned memory; return the copy, and a function that waits until it is done."""
+        array, self._array = self._array, None
+        assert array is not None
+        host, self.done = self._copy(array)
+        return host, self.done.synchronize
+
+
+def memory_of(array: Any) -> Any:
+    """Return the object that lives as long as an array's memory."""
+    while array.base is not None:
+        array = array.base
+    return array if array.owner is None else array.owner

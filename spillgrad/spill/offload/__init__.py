@@ -1,0 +1,1 @@
+"""The parts of `spillgrad.disk_offload`."""

@@ -1,0 +1,80 @@
+"""Models that are built straight into a store."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.nn.module import Module
+from spillgrad.nn.registration import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from spillgrad.optim.optimizer import REPLACEABLE, Optimizer
+from spillgrad.spill.offload.residents import Residents
+from spillgrad.spill.offload.tensors import OffloadedStorage
+from spillgrad.storage.store import Label
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import buffers
+
+# Idle memory of the buffer pool that building a model may leave.
+_IDLE_BYTES = 64 << 20
+
+
+@contextlib.contextmanager
+def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
+    """Move parameters and buffers to the store as soon as modules register them in this thread."""
+    thread = threading.get_ident()
+
+    def offload(module: Module, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None and threading.get_ident() == thread:
+            residents.thread.last_changed = None
+            residents.settle()  # what was registered before has its first values
+            residents.offload(tensor, Label("parameter", None, f"{type(module).__name__}.{name}"))
+            if buffers.memory_stats().idle_bytes > _IDLE_BYTES:
+                buffers.empty_cache()
+
+    with register_module_parameter_registration_hook(offload), register_module_buffer_registration_hook(offload):
+        yield
+
+
+def built_model(given: Any, residents: Residents | None) -> Module:
+    """Return a module, or the one that a function builds, which goes to the store meanwhile."""
+    model = given
+    if residents is not None:
+        if not callable(given):
+            raise ArgumentError(
+                f"disk_offload: got {type(given).__name__} as model; wanted a Module, or a function that returns one"
+            )
+        with _offloading_what_is_registered(residents):
+            model = given()
+        if not isinstance(model, Module):
+            raise ArgumentError(f"disk_offload: the function returned {type(model).__name__}; it must return a Module")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        storage = tensor.storage
+        if isinstance(storage, OffloadedStorage) and storage._residents is not residents:
+            raise ArgumentError(f"disk_offload: {name} is offloaded already; offload a model once")
+    return model  # type: ignore[no-any-return]
+
+
+def built_optimizer(given: Any, model: Module) -> Optimizer | None:
+    """Return an optimizer, or the one that a function makes for the parameters that require gradients."""
+    optimizer = given
+    if given is not None and not isinstance(given, Optimizer):
+        if not callable(given):
+            raise ArgumentError(
+                f"disk_offload: got {type(given).__name__} as optimizer; wanted an Optimizer, or a function from "
+                "parameters to one, or None; the directory comes after it"
+            )
+        optimizer = given([parameter for parameter in model.parameters() if parameter.requires_grad])
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                f"disk_offload: the function returned {type(optimizer).__name__}; it must return an Optimizer"
+            )
+    if optimizer is not None and any(name in vars(optimizer) for name in REPLACEABLE):
+        raise ArgumentError(
+            "disk_offload: the optimizer is that of another offload already; offload models that share one together, "
+            "in a ModuleList"
+        )
+    return optimizer  # type: ignore[no-any-return]

@@ -1,0 +1,37 @@
+"""What a thread has used of offloaded tensors, by the modules and updates that it is in."""
+
+import collections
+import threading
+
+import numpy as np
+
+from spillgrad.device.device import Device, device_of
+from spillgrad.tensor import Tensor
+
+# Signal handlers run before or after this code: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
+
+class Frame:
+    """The arrays that a module, or an update, has used so far: it may use them again.
+
+    `number` is None in the frame outside of all modules, which keeps nothing.
+    """
+
+    def __init__(self, number: int | None, owner: int | None = None) -> None:
+        self.number = number
+        self.owner = owner
+        self.arrays: dict[Device, collections.deque[np.ndarray | Tensor]] = collections.defaultdict(collections.deque)
+
+    def hold(self, used: np.ndarray | Tensor) -> None:
+        """Keep an array, or a tensor that was made from one."""
+        self.arrays[used.device if isinstance(used, Tensor) else device_of(used)].append(used)
+
+
+class ThreadFrames(threading.local):
+    """The frames that this thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.frames = [Frame(None)]
+        # A caller that is about to change this array may not hold it yet.
+        self.last_changed: np.ndarray | None = None

@@ -1,0 +1,127 @@
+"""The memory and the disk space that training needs when its model lives on disk."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spillgrad.nn.module import Module
+from spillgrad.optim.optimizer import Group, Optimizer
+from spillgrad.storage.sizes import format_bytes
+from spillgrad.tensor import Tensor
+
+
+class Need(NamedTuple):
+    """Bytes that must be in RAM, or on the device, at once; `why` says which, and what for."""
+
+    nbytes: int
+    why: str
+
+
+class Needs(NamedTuple):
+    """What must be at once in RAM, on the device, and in either if all tensors were there."""
+
+    ram: Need
+    device: Need
+    at_once: Need
+
+
+def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Needs:
+    """Return the least budgets. If all tensors are on a device, they pass through RAM one at a time."""
+    at_once = largest_need(model, optimizer, copies_gradients)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    there = [tensor.is_cuda for _, tensor in tensors]
+    if not any(there):
+        return Needs(at_once, Need(0, "no tensor is on a device"), at_once)
+    if not all(there):
+        return Needs(at_once, at_once, at_once)
+    name, largest = max(tensors, key=lambda named: named[1].nbytes)
+    alone = Need(largest.nbytes, f"{name}, of {format_bytes(largest.nbytes)}, passes through RAM to the device")
+    return Needs(alone, at_once, at_once)
+
+
+def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Need:
+    """Return the most that one layer's call, forward or backward, or one parameter's update uses at once.
+
+    An update reads and writes the parameter, its gradient and its state, and may scale a copy of the gradient. A layer
+    may use all of its own tensors, and those of the modules around it. Parameters of a module without a forward are
+    used one by one.
+    """
+    return max(
+        (*_of_layers(model), *_of_updates(model, optimizer, copies_gradients)),
+        default=Need(0, "the model has no parameters"),
+    )
+
+
+class DiskNeed(NamedTuple):
+    """Bytes of all that will be stored."""
+
+    parameters: int
+    gradients: int
+    state: int
+
+    def __str__(self) -> str:
+        parts = {"parameters and buffers": self.parameters, "gradients": self.gradients, "optimizer state": self.state}
+        return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
+
+
+def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> DiskNeed:
+    """Return the bytes that a model and its optimizer's state have on disk, with or without gradients there."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in _members(optimizer))
+    return DiskNeed(
+        sum(tensor.nbytes for tensor in tensors),
+        sum(tensor.nbytes for tensor in tensors if tensor.requires_grad) if gradients else 0,
+        state,
+    )
+
+
+def _of_layers(model: Module) -> Iterator[Need]:
+    # Of a module in several places, only the first counts, with the modules around it there.
+    for path, module in model.named_modules():
+        own = _own(module)
+        around = {id(tensor): tensor for outer in _around(model, path) if _runs(outer) for tensor in _own(outer)}
+        used_at_once = [own] if _runs(module) else [[tensor] for tensor in own]
+        for used in used_at_once:
+            nbytes = sum(tensor.nbytes for tensor in {**around, **{id(tensor): tensor for tensor in used}}.values())
+            yield Need(nbytes, f"{path or type(model).__name__} needs {format_bytes(nbytes)} of parameters and buffers")
+
+
+def _around(model: Module, path: str) -> Iterator[Module]:
+    """Yield the modules around the one at a path."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield model.get_submodule(path)
+
+
+def _runs(module: Module) -> bool:
+    return type(module).forward is not Module.forward
+
+
+def _own(module: Module) -> list[Tensor]:
+    return [tensor for _, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+
+
+def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bool) -> Iterator[Need]:
+    names = {id(param): name for name, param in model.named_parameters()}
+    if optimizer is None:
+        return
+    for param, group in _members(optimizer):
+        if param.requires_grad and id(param) in names:
+            state_bytes = state_bytes_of(optimizer, param, group)
+            nbytes = (3 if copies_gradients else 2) * param.nbytes + state_bytes
+            state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
+            yield Need(
+                nbytes,
+                f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(param.nbytes)} "
+                f"itself, as much for its gradient{', as much for that clipped' if copies_gradients else ''}{state}",
+            )
+
+
+def _members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
+    return ((param, group) for group in optimizer.param_groups for param in group["params"])
+
+
+def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
+    """Return the bytes of a parameter's state, including state that its first update will make."""
+    there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
+    expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0
+    return max(sum(there), expected)

@@ -1,0 +1,298 @@
+"""Tensors whose memory is in a store, and in RAM while somebody uses it."""
+
+import collections
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+import xxhash
+
+from spillgrad.autograd.core.node import NO_EDGE, Edge
+from spillgrad.device.device import CPU, Device
+from spillgrad.nn.parameter import Buffer, Parameter
+from spillgrad.spill.offload.frames import Frame, ThreadFrames
+from spillgrad.spill.saved_memory import Layout
+from spillgrad.spill.tensor_memory import layout_of, over
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle, Label
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import finalizer, later
+
+# Signal handlers run before or after this code: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
+
+class Keeper(Protocol):
+    """What an offloaded storage asks of the one who keeps it, `Residents`."""
+
+    store: DiskStore
+    lock: contextlib.AbstractContextManager[Any]
+    thread: ThreadFrames
+    changing: "collections.deque[weakref.ref[OffloadedStorage]]"
+
+    @property
+    def frame(self) -> Frame: ...
+
+    def make_room(self, nbytes: int, device: Device) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def offload(self, tensor: Tensor, label: Label) -> None: ...
+
+
+class OffloadedStorage(Storage):
+    """Memory in a store. It is in RAM while somebody holds `array`, which reads it when it is not there.
+
+    After an in-place change the array stays in RAM until nobody uses it any more. The store gets its new values then.
+    """
+
+    offloaded = True
+    device = CPU
+    __del__ = finalizer
+    # The norm of a gradient, while it is known.
+    norm: float | None = None
+
+    def view_of(self, tensor: Tensor) -> "OffloadedView":
+        """Return what stands in a graph for a tensor over this storage."""
+        return OffloadedView(tensor)
+
+    def put_away(self, gradient: Tensor) -> None:
+        """Move a gradient of the leaf over this storage to the store."""
+        self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
+        self._residents.settle()
+
+    def hold(self, made: Tensor) -> None:
+        """Keep a tensor that was made from the memory for as long as the running module keeps the memory."""
+        frame = self._residents.frame
+        if frame.number is not None:
+            frame.hold(made)
+
+    def place(self, residents: Keeper, handle: Handle, array: np.ndarray) -> None:
+        """Become the storage of `array`, which the store has under `handle`, after a plain storage got this class."""
+        del vars(self)["array"]
+        self._residents, self._handle = residents, handle
+        self._drop = later(residents.store.drops.append, handle)
+        self._shape, self._dtype = array.shape, array.dtype
+        self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
+        self._changing = False
+        self._lent: bytes | None = None  # the digest of its values, when others may change it without saying so
+        self._used_in: int | None = -1
+
+    @property
+    def array(self) -> np.ndarray:  # type: ignore[override]
+        """The dense memory. It is one array for as long as anybody holds it."""
+        array = self._alive()
+        frame = self._residents.frame
+        if array is not None and frame.number is not None and self._used_in == frame.number:
+            return array
+        if frame.number is not None:
+            self._residents.make_room(self._handle.nbytes, self.device)
+        with self._residents.lock:
+            array = self._alive()
+            if array is None:
+                array = self._read()
+                self._alive = weakref.ref(array)
+            elif not self._changing:
+                self._is_used()
+        if frame.number is not None:
+            self._used_in = frame.number
+            frame.hold(array)
+        return array
+
+    def array_to_overwrite(self) -> np.ndarray:
+        """Return the memory if it is in RAM, else new memory, which becomes the storage's when a change begins."""
+        with self._residents.lock:
+            array = self._alive()
+            if array is None:
+                self._residents.settle()
+                array = buffers.empty(self._shape, self._dtype)
+                self._alive = weakref.ref(array)
+        return array
+
+    def begin_change(self) -> None:
+        self._begin_change()
+        self._lent = None
+        super().begin_change()
+
+    def lend(self) -> None:
+        """Prepare for a caller that gets the memory, and may change it for as long as it holds that."""
+        with self._residents.lock:
+            was_changing = self._changing
+            self._begin_change()
+            if not was_changing:
+                self._lent = self._digest()
+        super().lend()
+
+    def _begin_change(self) -> None:
+        residents = self._residents
+        with residents.lock:
+            if not self._changing:  # arrays that were changed before make room
+                residents.thread.last_changed = None
+                residents.settle()
+            array = residents.thread.last_changed = self.array
+            self.norm = None
+            if not self._changing:
+                self._take_change(array)
+                self._changing = True
+                residents.changing.append(weakref.ref(self))
+
+    def end_change(self) -> bool:
+        """Give the new values to the store unless the array is still used; return whether that was done.
+
+        Called with the lock held.
+        """
+        if is_held(self._alive):
+            return False
+        self._give_change()
+        self._changing, self._lent = False, None
+        return True
+
+    # Memory of a device overrides the following
+
+    def _read(self) -> np.ndarray:
+        """Return the array, which nobody holds, from the store."""
+        return self._residents.store.get(self._handle)
+
+    def _is_used(self) -> None:
+        """Note that somebody uses the array, which somebody holds."""
+        self._residents.store.use(self._handle)
+
+    def _take_change(self, array: np.ndarray) -> None:
+        """Keep an array that is about to change."""
+        self._residents.store.begin_change(self._handle, array)
+
+    def _give_change(self) -> None:
+        """Give the store the new values."""
+        self._residents.store.end_change(self._handle, self._lent is None or self._lent != self._digest())
+
+    def _digest(self) -> bytes | None:
+        """Return a digest that tells later whether the array was changed; None to take it for changed."""
+        array = cast(np.ndarray, self._alive())
+        return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def is_held(alive: Callable[[], np.ndarray | None]) -> bool:
+    """Return whether anybody refers to an array beside its keeper: the store, or its storage on a device."""
+    return _holders(alive) > _KEPT_ONLY
+
+
+def _holders(alive: Callable[[], np.ndarray | None]) -> int:
+    array = alive()
+    return 0 if array is None else sys.getrefcount(array)
+
+
+def _holders_of_a_kept_array() -> int:
+    kept = [np.empty(0)]
+    return _holders(weakref.ref(kept[0]))
+
+
+# The reference count of an array that only its keeper refers to.
+_KEPT_ONLY = _holders_of_a_kept_array()
+
+
+class OffloadedView:
+    """Stands in a graph for a saved tensor over an offloaded storage."""
+
+    __slots__ = ("_layout", "_storage")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._layout: Layout = layout_of(tensor)
+        self._storage = tensor._storage
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, over the storage's array."""
+        return over(self._storage.array, self._layout, self._storage)
+
+
+class Offloaded(Tensor):
+    """A tensor over an offloaded storage: shape and dtype are known without reading it."""
+
+    _storage: OffloadedStorage
+
+    @property
+    def _array(self) -> np.ndarray:
+        return self._storage.array
+
+    @_array.setter
+    def _array(self, array: np.ndarray) -> None:
+        self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]  # other memory is plain memory
+        self._array = array
+
+    def array_to_overwrite(self) -> np.ndarray:
+        return self._storage.array_to_overwrite()
+
+    def alias(self, edge: Edge = NO_EDGE) -> Tensor:
+        """Return another such tensor, without graph or with the given place in it; it is not read for that."""
+        tensor: Tensor = object.__new__(OffloadedTensor)
+        self._storage.aliased = True
+        tensor._storage = self._storage
+        tensor.connect(edge)
+        return tensor
+
+    @property
+    def data(self) -> Tensor:
+        """The values without graph; other memory, once assigned, goes to the store too."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        residents, label = self._storage._residents, self._storage._handle.label
+        cast(property, Tensor.data).__set__(self, value)  # which makes a plain tensor of it
+        residents.offload(self, label)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._storage._shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._storage._dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._storage._shape)
+
+    @property
+    def device(self) -> Device:
+        return self._storage.device
+
+    @property
+    def nbytes(self) -> int:
+        return self._storage._handle.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self._storage._dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AttributeError(
+            "__cuda_array_interface__: the tensor is in a store, and does not hold its memory for others who hold it; "
+            "pass it by DLPack"
+        )
+
+
+class OffloadedTensor(Offloaded):
+    """A tensor in a store."""
+
+
+class OffloadedParameter(Offloaded, Parameter):
+    """A parameter in a store."""
+
+
+class OffloadedBuffer(Offloaded, Buffer):
+    """A buffer in a store."""
+
+
+KINDS: dict[type[Tensor], type[Tensor]] = {
+    Tensor: OffloadedTensor,
+    Parameter: OffloadedParameter,
+    Buffer: OffloadedBuffer,
+}
+
+_PLAIN: dict[type[Tensor], type[Tensor]] = {offloaded: plain for plain, offloaded in KINDS.items()}

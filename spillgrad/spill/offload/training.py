@@ -1,0 +1,210 @@
+"""The hooks of an offloaded model in training: around modules, after gradients, and around updates."""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+from spillgrad.autograd.core.engine import Run, outermost_run
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.core.node import HookDict, OwnHook
+from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.utils import clip_grad
+from spillgrad.optim.optimizer import Group, Optimizer
+from spillgrad.spill.offload.needs import state_bytes_of
+from spillgrad.spill.offload.residents import Residents
+from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor
+from spillgrad.storage.store import Label
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
+
+
+class OffloadedTraining:
+    """The hooks of a model, its parameters and the optimizer. They hold this object; it holds none of them."""
+
+    def __init__(self, residents: Residents, step_in_backward: bool, max_grad_norm: float | None) -> None:
+        self.residents = residents
+        self.grad_norm: float | None = None
+        self._step_in_backward = step_in_backward
+        self._max_grad_norm = max_grad_norm
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._names: dict[int, str] = {}
+        self._groups: dict[int, int] = {}
+        self._factor: float | None = None  # it scales gradients during the updates of one step
+        self._uses_up = False  # whether those updates are the last use of the gradients
+        self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter whose gradient waits
+        # For each outermost backward that is running, the parameters that got their gradient in it.
+        self._finished: weakref.WeakKeyDictionary[Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
+
+    def take_model(self, model: Module) -> None:
+        """Offload parameters and buffers, and add hooks to modules and parameters."""
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        owners: dict[Storage, str] = {}
+        for name, tensor in tensors:
+            other = owners.setdefault(tensor.storage, name)
+            if other != name:
+                raise ArgumentError(
+                    f"disk_offload: {name} and {other} share memory; clone() one, or register one tensor"
+                )
+        for name, tensor in tensors:
+            self._names[id(tensor)] = name
+            label = Label("parameter", None, name)
+            if isinstance(tensor, Offloaded):  # while the model was built
+                self.residents.store.relabel(tensor._storage._handle, label)
+            else:
+                if tensor.array is not tensor.storage.array:  # a view of larger memory
+                    tensor.data = tensor.detach().clone()
+                self.residents.offload(tensor, label)
+            if isinstance(tensor, Parameter):  # also one that is frozen now
+                tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(self._accumulated)
+        residents = self.residents
+        for module in model.modules():
+            enter = OwnHook(functools.partial(self._enter, begins_step=module is model))
+            leave = OwnHook(lambda module, args, kwargs, result: residents.leave(id(module)))
+            module.register_forward_pre_hook(enter, with_kwargs=True)
+            module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Offload the state, and take over the updates."""
+        self._optimizer = weakref.ref(optimizer)
+        optimizer.around_step = self._around_step  # type: ignore[method-assign]
+        optimizer.around_update = self._around_update  # type: ignore[method-assign]
+        optimizer.gradient = self._gradient  # type: ignore[method-assign]
+        for param in _parameters(optimizer):
+            self._put_state_away(optimizer, param)
+            if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
+                param._updated_in_backward = True
+
+    def _enter(self, module: Module, args: object, kwargs: object, begins_step: bool) -> None:
+        self.residents.enter(id(module), begins_step and not self._adds_to_gradients())
+
+    def _adds_to_gradients(self) -> bool:
+        """Return whether gradients wait for an update: then this batch belongs to the same step as the last."""
+        waiting = self._waiting()
+        return waiting is not None and waiting.grad is not None
+
+    def _accumulated(self, param: Tensor) -> None:
+        """Use a parameter's gradient after backward has added to it, or move it to the store."""
+        self.residents.store.begin_phase("backward")
+        optimizer = self._optimizer() if self._step_in_backward else None
+        group = None if optimizer is None else self._group_of(optimizer, param)
+        if optimizer is None or group is None:
+            self._put_gradient_away(param)
+            if self._optimizer() is not None:
+                self._waiting = weakref.ref(param)
+            return
+        run = outermost_run()
+        finished = {} if run is None else self._finished.setdefault(run, {})
+        if self._max_grad_norm is None:
+            if id(param) in finished:
+                raise GraphError(
+                    f"disk_offload: {self._names[id(param)]} got another gradient after backward had updated it: a "
+                    "backward runs inside this one, in a custom function or hook; give max_grad_norm=math.inf, which "
+                    "puts updates off to the end of the outer one"
+                )
+            optimizer.step_parameter(param, group)
+            param.grad = None
+            self.residents.settle()
+        else:
+            self._put_gradient_away(param)
+            if run is None:
+                self._update_all()
+            elif not finished:
+                run.at_end.append(self._update_all)
+        finished[id(param)] = param
+
+    def _update_all(self) -> None:
+        """Update all parameters that have a gradient, and free the gradients."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        with no_grad(), self._around_step():
+            self._uses_up = True
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    optimizer.step_parameter(param, group)
+                    param.grad = None
+
+    def _group_of(self, optimizer: Optimizer, param: Tensor) -> Group | None:
+        if id(param) not in self._groups:
+            groups = enumerate(optimizer.param_groups)
+            self._groups = {id(member): number for number, group in groups for member in group["params"]}
+        number = self._groups.get(id(param))
+        return None if number is None else optimizer.param_groups[number]
+
+    def _put_gradient_away(self, param: Tensor) -> None:
+        grad = param.grad
+        if grad is not None:
+            if grad.array is not grad.storage.array:
+                param.grad = grad = grad.detach().clone()
+            norm = None if self._max_grad_norm is None else clip_grad.norm(grad)
+            self.residents.offload(grad, Label("gradient", None, self._names[id(param)]))
+            if isinstance(grad, OffloadedTensor):
+                grad._storage.norm = norm
+        self.residents.settle()
+
+    @contextlib.contextmanager
+    def _around_step(self) -> Iterator[None]:
+        optimizer = self._optimizer()
+        if optimizer is not None and self._max_grad_norm is not None:
+            norms = [_norm(param.grad) for param in _parameters(optimizer) if param.grad is not None]
+            if norms:
+                self.grad_norm = clip_grad.total_norm(norms)
+                self._factor = clip_grad.factor(self.grad_norm, self._max_grad_norm)
+        try:
+            yield
+        finally:
+            self._factor = None
+            self._uses_up = False
+            self._waiting = lambda: None
+
+    def _gradient(self, param: Tensor) -> Tensor | None:
+        grad = param.grad
+        if grad is None or self._factor is None:
+            return grad
+        if self._uses_up:
+            param.grad = None  # it ends with the update: nobody may see it scaled, and it need not be written
+        else:
+            grad = grad.detach().clone()
+        clip_grad.scale([grad], self._factor)
+        return grad
+
+    @contextlib.contextmanager
+    def _around_update(self, param: Tensor) -> Iterator[None]:
+        optimizer = self._optimizer()
+        self.residents.enter(id(param))
+        self.residents.store.begin_phase("update")
+        try:
+            made_bytes = self._made_in_update(optimizer, param)
+            with self.residents.room(made_bytes, param.device) if made_bytes else contextlib.nullcontext():
+                yield
+        finally:
+            self.residents.store.begin_phase(None if outermost_run() is None else "backward")
+            self.residents.leave(id(param))
+        if optimizer is not None:
+            self._put_state_away(optimizer, param)
+
+    def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
+        """Return the bytes that a parameter's update allocates: a scaled gradient, and state the first time."""
+        group = None if optimizer is None else self._group_of(optimizer, param)
+        if optimizer is None or group is None or param.grad is None:
+            return 0
+        scaled_bytes = param.grad.nbytes if self._factor is not None and not self._uses_up else 0
+        return scaled_bytes + (0 if optimizer.state.get(param) else state_bytes_of(optimizer, param, group))
+
+    def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
+        for key, value in optimizer.state.get(param, {}).items():
+            if isinstance(value, Tensor):
+                self.residents.offload(value, Label("state", key, self._names.get(id(param))))
+        self.residents.settle()
+
+
+def _norm(grad: Tensor) -> float:
+    known = grad._storage.norm if isinstance(grad, OffloadedTensor) else None
+    return clip_grad.norm(grad) if known is None else known
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
+    return (param for group in optimizer.param_groups for param in group["params"])

@@ -1,0 +1,190 @@
+"""The policy "auto": spill everything at first, then recompute the layers whose tensors the disk is too slow for."""
+
+import collections
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.recompute.region import checkpoint
+from spillgrad.nn.module import Module
+from spillgrad.nn.module_calls import around_forward
+from spillgrad.spill.planning.choose import choose
+from spillgrad.spill.planning.record import Recorder
+from spillgrad.storage.counters import StepTraffic
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.tensor import Tensor
+
+# In the first step kernels compile, and memory is touched for the first time: its times say nothing.
+_MEASURED_STEPS = 2
+# A step that waits less than this share for the disk has nothing to gain. One that waits so long may have met a moment
+# when the disk was busy, unless the one before waited too, or it is this much.
+_WAIT_SHARE = 0.05
+_LONG_WAIT_SHARE = 0.25
+# A choice that made steps longer than they were by more than this, which is more than noise, is given up.
+_WORSE_SHARE = 0.05
+# The first step after a choice still follows the schedule of those before.
+_JUDGED_STEPS = 3
+
+
+class _Run:
+    """What one thread recorded since the store last became empty."""
+
+    def __init__(self, known: "_Known", recorder: Recorder | None, recomputed: frozenset[str]) -> None:
+        self.known = known
+        self.recorder = recorder
+        self.recomputed = recomputed
+        self.forward_s = 0.0
+        self.is_over = False
+
+
+class _Known:
+    """What is known of one model's steps, of one size, under one budget, on one disk.
+
+    It changes its mind at most twice, so that steps are alike: from nothing recomputed to a choice, and back for good
+    if that took longer.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.recomputed: frozenset[str] = frozenset()
+        self.settled = False
+        self._budget_bytes = budget_bytes
+        self._steps = self._waiting_steps = 0
+        self._step_s: list[float] = []  # of steps like the present choice, the measured ones
+        self._former_s = 0.0
+
+    def learn(self, run: _Run, step: StepTraffic) -> None:
+        """Take note of a finished step, and choose."""
+        if self.settled or run.recomputed != self.recomputed:
+            return
+        self._steps += 1
+        if self._steps < _MEASURED_STEPS:
+            return
+        self._step_s.append(step.seconds)
+        if self.recomputed:
+            if len(self._step_s) == _JUDGED_STEPS:
+                self._judge(min(self._step_s))
+            return
+        waited_share = step.waited_s / step.seconds
+        self._waiting_steps = self._waiting_steps + 1 if waited_share > _WAIT_SHARE else 0
+        if run.recorder is not None and (self._waiting_steps > 1 or waited_share > _LONG_WAIT_SHARE):
+            self._choose(run.recorder, run.forward_s, step)
+
+    def _choose(self, recorder: Recorder, forward_s: float, step: StepTraffic) -> None:
+        spilled_bytes = max(0, recorder.saved_bytes - self._budget_bytes)
+        write_rate = step.written_bytes / step.writing_s if step.writing_s else float("inf")
+        read_rate = step.read_bytes / step.reading_s if step.reading_s else float("inf")
+        backward_s = max(0.0, step.seconds - step.waited_s - forward_s)
+
+        def step_s(freed_bytes: int, seconds: float) -> float:
+            nbytes = max(0, spilled_bytes - freed_bytes)
+            return max(forward_s, nbytes / write_rate) + max(backward_s + seconds, nbytes / read_rate)
+
+        self.recomputed = choose(recorder.units(), step_s).paths
+        self._former_s = min(self._step_s)
+        self._step_s.clear()
+
+    def _judge(self, step_s: float) -> None:
+        if step_s > self._former_s * (1 + _WORSE_SHARE):
+            self.recomputed = frozenset()
+        self.settled = True
+
+
+class _Thread(threading.local):
+    run: _Run | None = None
+    entered_s = 0.0
+    depth = 0
+
+
+# What the process knows, of models by their first sub-module; and finished steps nobody has looked at yet.
+_known: "weakref.WeakKeyDictionary[Module, dict[Hashable, _Known]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
+
+
+class Automatic:
+    """What `save_on_disk(policy="auto")` does with modules: nothing, or what earlier steps of this process taught.
+
+    A step lasts until the store is empty again: a forward and a backward, of which several may come before an update.
+    The second one is measured: what each module saved, how long its
+    forward took, how fast the disk was, and how long the step waited for it. If it waited, the choice is what
+    `choose` says; a step like the first two if even that is slower. Steps of several threads at once teach nothing.
+    """
+
+    def __init__(self, store: DiskStore, device: int) -> None:
+        self._store = store
+        self._device = device
+        self._thread = _Thread()
+        self._runs: collections.deque[_Run] = collections.deque()  # of all threads, in the present step
+
+    def keeps(self, operation: str, path: str) -> bool:
+        """Return False: the store keeps what fits the budget, to the byte."""
+        return False
+
+    def begin(self) -> None:
+        """Note that saving begins in this thread."""
+        with _lock:
+            while _finished:
+                run, step = _finished.popleft()
+                run.known.learn(run, step)
+        thread = self._thread
+        thread.depth += 1
+        if thread.depth == 1:
+            thread.entered_s = self._now_s()
+
+    def end(self) -> None:
+        """Note that saving ends in this thread."""
+        thread = self._thread
+        thread.depth = max(0, thread.depth - 1)
+        if thread.depth == 0 and thread.run is not None:
+            thread.run.forward_s += self._now_s() - thread.entered_s
+
+    def _now_s(self) -> float:
+        """Return a time that stands still while somebody waits for the disk."""
+        return time.perf_counter() - self._store.waited_s
+
+    def saved(self, path: str, key: Hashable, nbytes: int) -> None:
+        """Note what an operation within a module saves."""
+        run = self._thread.run
+        if run is not None and run.recorder is not None:
+            run.recorder.save(path, key, nbytes)
+
+    def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward of the module at a path, so that it is recomputed if that was chosen."""
+        if not is_grad_enabled():
+            return forward(*args, **kwargs)
+        run = self._thread.run
+        if run is None or run.is_over:
+            run = self._begin_run(path, forward, args)
+        if run is not None and path in run.recomputed:
+            with around_forward(self, None):  # what is inside comes again with it
+                return checkpoint(forward, *args, **kwargs)
+        if run is None or run.recorder is None:
+            return forward(*args, **kwargs)
+        return run.recorder.forward(path, forward, args, kwargs, self._now_s)
+
+    def _begin_run(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...]) -> _Run | None:
+        first = getattr(forward, "__self__", None)
+        if not isinstance(first, Module):
+            return None
+        shapes = tuple(tensor.shape for tensor in args if isinstance(tensor, Tensor))
+        key = (path, shapes, self._store.ram_budget, self._device)
+        with _lock:
+            known = _known.setdefault(first, {}).setdefault(key, _Known(self._store.ram_budget))
+        recorder = None if known.settled or known.recomputed else Recorder()
+        run = self._thread.run = _Run(known, recorder, known.recomputed)
+        self._runs.append(run)
+        self._store.at_step_end(functools.partial(_end_step, self._runs))  # which does not hold the store
+        return run
+
+
+def _end_step(runs: "collections.deque[_Run]", step: StepTraffic) -> None:
+    """Note what the store says of the step that ends. Takes no lock."""
+    ended = [runs.popleft() for _ in range(len(runs))]
+    for run in ended:
+        run.is_over = True
+    if len(ended) == 1:
+        _finished.append((ended[0], step))

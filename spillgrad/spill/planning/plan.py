@@ -1,0 +1,356 @@
+"""Plan a training run: what to keep, spill and recompute, and what that takes of memory, disk and time."""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spillgrad.errors import ArgumentError, BudgetError
+from spillgrad.models import catalogue
+from spillgrad.models.gpt import GPTConfig
+from spillgrad.nn.lora import lora as with_adapters
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.optim.adam import AdamW
+from spillgrad.optim.optimizer import Optimizer
+from spillgrad.spill.planning.choose import WORTH_SHARE, Choice, choices
+from spillgrad.spill.planning.machine import Machine, measure
+from spillgrad.spill.planning.predict import NOTHING, Prediction, Whole
+from spillgrad.spill.planning.profile import Profile, in_steps, profile
+from spillgrad.spill.planning.record import pattern
+from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad.tensor import Tensor
+
+# Of the memory, so much is left for what no prediction knows.
+_MARGIN_SHARE = 0.05
+# While a shallow model is watched, its store gets this share of the memory, or, where a layer needs more, the other.
+_PROFILE_SHARES = (0.25, 0.6)
+_BYTES = 256
+# So many choices, from nothing recomputed to everything, are looked at.
+_CHOICES = 9
+_RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """What becomes of the layers `first` to `last`, or of all that is outside of layers: bytes saved, and where."""
+
+    modules: str
+    kept_bytes: int
+    spilled_bytes: int
+    recomputed_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """What a run with other memory would take."""
+
+    ram_bytes: int
+    offload: bool
+    step_s: float
+    moved_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A training run of a model, within so much memory.
+
+    `policy` is what `save_on_disk` takes, `offload` whether parameters and optimizer state live on disk too,
+    `recomputed` the paths of the modules to recompute. Raises nothing; `str` is its gist.
+    """
+
+    model: str
+    batch: int
+    context: int
+    accumulate: int
+    ram_bytes: int
+    least_bytes: int
+    parameter_bytes: int
+    trained_bytes: int
+    state_bytes: int
+    offload: bool
+    policy: str
+    recomputed: tuple[str, ...]
+    treatments: tuple[Treatment, ...]
+    prediction: Prediction
+    machine: Machine
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def fits_disk(self) -> bool:
+        """Whether the disk has room for all that goes there."""
+        return self.prediction.disk_bytes <= self.machine.disk.free_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        found = self.prediction
+        times = f" x {self.accumulate}" if self.accumulate > 1 else ""
+        return (
+            f"{self.model}, batch {self.batch} x {self.context}{times}, in {format_bytes(self.ram_bytes)}: "
+            f"{'offloaded, ' if self.offload else ''}policy {self.policy}, ram_budget "
+            f"{format_bytes(found.budget_bytes)}: peak {format_bytes(found.peak_bytes)}, "
+            f"{format_bytes(found.written_bytes)} written and {format_bytes(found.read_bytes)} read a step, "
+            f"{found.step_s:.3g} s a step"
+        )
+
+
+def plan(
+    model: str | Callable[[int], Module],
+    batch: int,
+    context: int,
+    ram: int | str,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    depth: int | None = None,
+    accumulate: int = 1,
+    lora: int | None = None,
+    autocast: bool = False,
+    offload: bool | None = None,
+    optimizer: Callable[[list[Parameter]], Optimizer] = AdamW,
+    loss: Callable[[Module], Tensor] | None = None,
+    machine: Machine | None = None,
+) -> Plan:
+    """Return how to train a model with so much memory for the whole process, what that takes, and how long.
+
+    Two layers of it are built and trained for a few steps, with the batch that is meant, and this machine is measured
+    (or `machine` is, what `sg.planning.measure` returned); nothing larger than those layers is made. `model` is a name
+    of the catalogue, or a function from a number of layers to a model, which has `depth` in all; then `loss` is a
+    function of the model. A step goes through `accumulate` batches before its update. `lora` is the rank of adapters,
+    `autocast` computes products in bfloat16. `offload` says whether the model lives on disk too; None leaves that to
+    the plan. Without `directory`, spill files go where temporary ones do.
+
+    The memory is that of a process like this one. Once it compiled a kernel it keeps the compiler's, 200 MiB: so where
+    kernels were not on disk yet, plan again in another process.
+
+    Units: `ram` is bytes, or a size such as "4GiB".
+    Raises BudgetError with the least that works when `ram` is too little; ArgumentError for what does not go together.
+    """
+    ram_bytes = parse_bytes(ram)
+    if accumulate < 1:
+        raise ArgumentError(f"plan: got accumulate {accumulate}; a step takes at least 1 batch")
+    place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
+    build, layers, name = _builder(model, context, depth, lora)
+    loss = _loss(model, batch, context) if loss is None else loss
+    machine = measure(place) if machine is None else machine
+
+    def watched(in_store: bool) -> Whole:
+        found = _profile(build, layers, loss, optimizer, place, ram_bytes, in_store, autocast, accumulate, machine)
+        return Whole(found, layers, machine)
+
+    wholes = [watched(True)] if offload else [watched(False)] if offload is False else _either(watched, ram_bytes)
+    limit = int(ram_bytes * (1 - _MARGIN_SHARE))
+    found = _best(wholes, limit)
+    least_bytes = in_steps(min(whole.least_bytes() for whole in wholes) / (1 - _MARGIN_SHARE))
+    if found is None:
+        raise BudgetError(
+            f"plan: got {format_bytes(ram_bytes)} for {name}, batch {batch} x {context}"
+            f"{'' if wholes[0].profile.offload else ', not offloaded'}; the least that works is "
+            f"{least_bytes >> 20} MiB: give that, or a smaller batch or context"
+            f"{'' if wholes[0].profile.offload else ', or leave --no-offload out'}"
+        )
+    whole, choice, prediction = found
+    return Plan(
+        model=name,
+        batch=batch,
+        context=context,
+        accumulate=accumulate,
+        ram_bytes=ram_bytes,
+        least_bytes=least_bytes,
+        parameter_bytes=whole.parameter_bytes,
+        trained_bytes=whole.trained_bytes,
+        state_bytes=whole.state_bytes,
+        offload=whole.profile.offload,
+        policy=_policy(whole, choice, prediction),
+        recomputed=tuple(sorted(choice.paths, key=_by_number)),
+        treatments=tuple(_treatments(whole, choice, prediction)),
+        prediction=prediction,
+        machine=machine,
+        alternatives=tuple(_alternatives(wholes, ram_bytes)),
+    )
+
+
+def observe(
+    model: str,
+    batch: int,
+    context: int,
+    ram: int | str,
+    directory: str | os.PathLike[str],
+    *,
+    offload: bool,
+    accumulate: int = 1,
+) -> Whole:
+    """Return what follows for a whole model of the catalogue, trained by AdamW, from two layers of it, as `plan` does.
+
+    Its `machine` may be replaced, to predict for another.
+    Raises what `plan` raises.
+    """
+    build, layers, _ = _builder(model, context, None, None)
+    place = Path(directory).absolute()
+    machine = measure(place)
+    loss = _loss(model, batch, context)
+    found = _profile(build, layers, loss, AdamW, place, parse_bytes(ram), offload, False, accumulate, machine)
+    return Whole(found, layers, machine)
+
+
+def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
+    """Watch a model in a store, which takes least; and in RAM, where all of it may fit there."""
+    offloaded = watched(True)
+    whole_bytes = offloaded.parameter_bytes + offloaded.trained_bytes + offloaded.state_bytes
+    return [watched(False), offloaded] if offloaded.profile.base_bytes + whole_bytes < ram_bytes else [offloaded]
+
+
+def _profile(
+    build: Callable[[int], Module],
+    depth: int,
+    loss: Callable[[Module], Tensor],
+    optimizer: Callable[[list[Parameter]], Optimizer],
+    place: Path,
+    ram_bytes: int,
+    offload: bool,
+    mixed_precision: bool,
+    accumulate: int,
+    machine: Machine,
+) -> Profile:
+    for share in _PROFILE_SHARES:
+        try:
+            return profile(
+                build,
+                depth,
+                loss,
+                optimizer,
+                place,
+                ram_budget=int(ram_bytes * share),
+                offload=offload,
+                mixed_precision=mixed_precision,
+                accumulate=accumulate,
+                busy_s_per_byte=machine.busy_s(1),
+            )
+        except BudgetError as error:
+            refused = error
+    raise BudgetError(f"plan: got {format_bytes(ram_bytes)} for the whole process, which is too little: {refused}")
+
+
+def _builder(
+    model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
+) -> tuple[Callable[[int], Module], int, str]:
+    """Return what builds a model of some layers, how many the whole one has, and its name."""
+    bare: Callable[[int], Module]
+    if isinstance(model, str):
+        if depth is not None:
+            raise ArgumentError(f"plan: got depth {depth} with the name {model}, which has its own; leave it out")
+        config = catalogue.config(model)
+        is_published = config.vocab_size > _BYTES  # its positions are its own, as in training
+        if is_published and context > config.context:
+            raise ArgumentError(f"plan: got context {context}; {model} has {config.context} positions at most")
+        positions = None if is_published else context
+        field = "n_layer" if isinstance(config, GPTConfig) else "num_hidden_layers"
+        layers, name = getattr(config, field), model
+        bare = lambda count: catalogue.build(name, positions, **{field: count})  # noqa: E731
+    else:
+        bare, layers, name = model, 1 if depth is None else depth, getattr(model, "__name__", "a model")
+    if lora is None:
+        return bare, layers, name
+    rank = lora
+    return lambda count: with_adapters(bare(count), rank), layers, f"{name} with adapters of rank {rank}"
+
+
+def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Callable[[Module], Tensor]:
+    """Return the loss of a language model on drawn bytes."""
+    if not isinstance(model, str):
+        raise ArgumentError("plan: got a function that builds a model, but no loss; give a function of the model")
+    drawn = np.random.default_rng(0).integers(0, _BYTES, (batch, context + 1))
+
+    def loss(model: Module) -> Tensor:
+        return model(drawn[:, :-1], drawn[:, 1:])[1]  # type: ignore[no-any-return]
+
+    return loss
+
+
+def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Prediction] | None:
+    """Return what takes the shortest step within so much memory; of about equal ones what recomputes least."""
+    best: tuple[Whole, Choice, Prediction] | None = None
+    for whole in wholes:
+        every = list(choices(whole.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
+        last = len(every) - 1
+        for number in sorted({round(last * i / (_CHOICES - 1)) for i in range(_CHOICES)}):
+            choice = every[number]
+            budget = whole.budget_within(ram_bytes, choice)
+            if budget is None:
+                continue
+            prediction = whole.predict(budget, choice)
+            if best is None and not (choice.paths or prediction.written_bytes or prediction.read_bytes):
+                return whole, choice, prediction  # what else looks quicker was measured in a quieter moment
+            if best is None or prediction.step_s < best[2].step_s * (1 - WORTH_SHARE):
+                best = whole, choice, prediction
+    return best
+
+
+def _policy(whole: Whole, choice: Choice, prediction: Prediction) -> str:
+    if choice.paths:
+        everything = choice.paths >= {unit.whole.path for unit in whole.units}
+        return "recompute" if everything and whole.profile.layers is not None else "auto"
+    return "keep" if not prediction.written_bytes and not whole.profile.offload else "spill"
+
+
+def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterable[Treatment]:
+    """Yield what becomes of what layers save, alike neighbours together, in order; then of the rest.
+
+    The newest stay: they are the last layers', up to the budget.
+    """
+    remaining = max(0, prediction.saved_bytes - _spilled(prediction, whole))
+    rows: list[tuple[str, int, int, int, bool]] = []
+    for unit in reversed(whole.units):
+        parts = [unit.whole, *unit.children]
+        recomputed = sum(part.freed_bytes for part in parts if part.path in choice.paths)
+        left = max(0, unit.whole.freed_bytes - recomputed)
+        kept = min(left, remaining)
+        remaining -= kept
+        rows.append((unit.whole.path, kept, left - kept, recomputed, kept == left))
+    rows.reverse()
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end < len(rows) and _alike(rows[start], rows[end]):
+            continue
+        group = rows[start:end]
+        first, last = group[0][0], group[-1][0]
+        name = first if first == last else f"{first} … {last.rpartition('.')[2]}"
+        yield Treatment(name, sum(row[1] for row in group), sum(row[2] for row in group), sum(row[3] for row in group))
+        start = end
+
+
+def _alike(row: tuple[str, int, int, int, bool], other: tuple[str, int, int, int, bool]) -> bool:
+    same_kind = pattern(row[0]) == pattern(other[0])
+    return same_kind and [bool(value) for value in row[1:4]] == [bool(value) for value in other[1:4]]
+
+
+def _spilled(prediction: Prediction, whole: Whole) -> int:
+    """Return how many of the bytes that a batch saves leave RAM."""
+    resident = prediction.budget_bytes
+    if whole.profile.offload:
+        return max(0, prediction.saved_bytes - resident)
+    return min(prediction.written_bytes // whole.profile.accumulate, prediction.saved_bytes)
+
+
+def _alternatives(wholes: Sequence[Whole], ram_bytes: int) -> Iterable[Alternative]:
+    """Yield what other amounts of memory would take, up to one that leaves nothing to the disk."""
+    for factor in _RAM_FACTORS:
+        other = int(ram_bytes * factor)
+        found = _best(wholes, int(other * (1 - _MARGIN_SHARE)))
+        if found is None:
+            continue
+        whole, _, prediction = found
+        moved = prediction.written_bytes + prediction.read_bytes
+        yield Alternative(other, whole.profile.offload, prediction.step_s, moved)
+        if moved == 0 and factor > 1:
+            return
+
+
+def _by_number(path: str) -> list[Any]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.split(".")]

@@ -1,0 +1,284 @@
+"""From what a shallow model showed to what the whole one will do, on this machine, under a budget, with a choice.
+
+Assumed is: layers are alike; phases follow each other (forward, backward, updates), and in each the disk works beside
+the processor, so that it takes as long as the slower of the two; writing and reading share the disk; moving a byte also
+takes the processor's time, which the computation loses. So a phase takes max(computing + copying, writing + reading).
+Memory is that of the process without arrays, and of arrays the store's, at most the budget, beside all others: of a
+model in RAM its parameters, gradients and optimizer state too; and, of a recomputed layer, what it spares. The first
+step, of which the store knows nothing yet, writes until half the budget is free.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from spillgrad.spill.planning.choose import Choice
+from spillgrad.spill.planning.machine import Machine
+from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile
+from spillgrad.spill.planning.record import Part, Unit
+from spillgrad.storage.residency import belady
+from spillgrad.storage.residency.belady import PHASES, Event, Item
+
+NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
+# Of a step that goes through more batches, so many are followed; the others move what the last of these does.
+_PASSES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A training step: bytes and seconds. `compute_s` includes what is computed again, `io_s` is the disk's time.
+
+    `saved_bytes` are those of one batch, of which a step may have several.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    disk_bytes: int
+    saved_bytes: int
+    written_bytes: int
+    read_bytes: int
+    compute_s: float
+    io_s: float
+    step_s: float
+
+
+class Whole:
+    """The whole model: its layers' events, bytes and times, from those of a profile."""
+
+    def __init__(self, profile: Profile, depth: int, machine: Machine) -> None:
+        self.profile, self.machine = profile, machine
+        self._more = 0 if profile.layers is None else depth - 2  # layers that did not run
+        self._prefix = f"{profile.layers}." if profile.layers else ""
+        self.units = self._units()
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return self._sum(self.profile.parameter_bytes)
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of those that require gradients."""
+        return self._sum(self.profile.trained_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return int(self.trained_bytes * self.profile.state_per_trained_byte)
+
+    def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
+        """Return what a step does under a budget, with some modules recomputed.
+
+        If it `keeps`, all that is saved stays in RAM, beside the budget.
+        """
+        moved = self._moved(budget_bytes, choice, keeps)
+        kept_bytes = self._saved(choice)[0] if keeps else 0
+        compute_s = self._phase_s(choice)
+        step_s = io_s = 0.0
+        for phase in PHASES:
+            written, read = moved.written[phase], moved.read[phase]
+            disk_s = self.machine.disk.seconds(written, read)
+            step_s += max(compute_s[phase] + self.machine.busy_s(written + read), disk_s)
+            io_s += disk_s
+        return Prediction(
+            budget_bytes=budget_bytes,
+            peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes) + kept_bytes, choice),
+            disk_bytes=max(moved.disk_bytes, moved.live_bytes - budget_bytes // 2),
+            saved_bytes=self._saved(choice)[0],
+            written_bytes=moved.written_bytes,
+            read_bytes=moved.read_bytes,
+            compute_s=sum(compute_s.values()),
+            io_s=io_s,
+            step_s=step_s,
+        )
+
+    def events(
+        self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
+    ) -> tuple[list[Item], list[Event]]:
+        """Return the items and events of a step of the whole model; one of fewer batches where `passes` says so.
+
+        The store never sees what a step that `keeps` saves.
+        """
+        copies = _Copies(self.profile, self._more, self._prefix, choice.paths)
+        count = self.profile.accumulate if passes is None else passes
+        events: list[Event] = []
+        for number in range(count):
+            copies.begin_pass()
+            of_pass = self._first_pass() if number == 0 and count > 1 else self.profile.events
+            for phase in PHASES if number == count - 1 else PHASES[:-1]:
+                events += copies.of_phase([event for event in of_pass if event.phase == phase], phase)
+        kept = {event.item for event in events if event.kind == "put" and event.phase == "forward"} if keeps else set()
+        return copies.items, [event for event in events if event.item not in kept]
+
+    def _first_pass(self) -> list[Event]:
+        """Return the events of a batch without another before: gradients come where others add to them."""
+        found: list[Event] = []
+        seen: set[int] = set()
+        for event in self.profile.events:
+            if event.item not in self.profile.accumulated:
+                found.append(event)
+            elif event.item not in seen:
+                seen.add(event.item)
+                found.append(event._replace(kind="put"))
+        return found
+
+    def _moved(self, budget_bytes: int, choice: Choice, keeps: bool) -> belady.Traffic:
+        passes = self.profile.accumulate
+        followed = min(passes, _PASSES)
+        moved, _ = belady.of_store(*self.events(choice, followed, keeps), budget_bytes)
+        if passes > followed:
+            fewer, _ = belady.of_store(*self.events(choice, followed - 1, keeps), budget_bytes)
+            for mine, its in ((moved.written, fewer.written), (moved.read, fewer.read)):
+                for phase in PHASES[:-1]:
+                    mine[phase] += (passes - followed) * max(0, mine[phase] - its[phase])
+        return moved
+
+    def peak_bytes(self, budget_bytes: int, choice: Choice = NOTHING) -> int:
+        """Return the most memory of the process."""
+        arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
+        return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
+
+    def least_bytes(self) -> int:
+        """Return the least memory that the model trains in."""
+        everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
+        return min(self.peak_bytes(self.profile.least_budget, choice) for choice in (NOTHING, everything))
+
+    def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
+        """Return the largest budget with which the process stays within so much memory; None where none does."""
+        low, high = self.profile.least_budget, max(ram_bytes, self.profile.least_budget)
+        if self.peak_bytes(low, choice) > ram_bytes:
+            return None
+        while high - low > 1 << 20:
+            middle = (low + high) // 2
+            if self.peak_bytes(middle, choice) <= ram_bytes:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _sum(self, by_unit: dict[int, int]) -> int:
+        return sum(by_unit.values()) + self._more * by_unit.get(1, 0)
+
+    def _units(self) -> list[Unit]:
+        units = self.profile.recomputable
+        if not self._more:
+            return units
+        template = units[-1]
+        path = f"{self._prefix}1"
+
+        def moved(part: Part, number: int) -> Part:
+            return dataclasses.replace(part, path=f"{self._prefix}{number}{part.path[len(path) :]}")
+
+        return [
+            Unit(moved(template.whole, number), tuple(moved(child, number) for child in template.children))
+            for number in range(self._more + 2)
+        ]
+
+    def _phase_s(self, choice: Choice) -> dict[str, float]:
+        profile = self.profile
+        trained = sum(profile.trained_bytes.values())
+        forward_s, backward_s = (
+            profile.phase_s[phase] + self._more * profile.layer_s[phase] for phase in ("forward", "backward")
+        )
+        return {
+            "forward": profile.accumulate * forward_s,
+            "backward": profile.accumulate * (backward_s + choice.seconds),
+            "update": profile.phase_s["update"] * self.trained_bytes / max(1, trained),
+        }
+
+    def _saved(self, choice: Choice) -> tuple[int, int]:
+        """Return the bytes saved by all, and by one layer, of a batch."""
+        items, units = self.profile.items, self.profile.units
+        put = {event.item for event in self.profile.events if event.kind == "put" and event.phase == "forward"}
+        total = sum(items[item].nbytes for item in put)
+        layer = sum(items[item].nbytes for item in put if units[item] == 1)
+        return max(0, total + self._more * layer - choice.freed_bytes), layer
+
+    def _arrays_bytes(self, phase: str, unit: int, budget_bytes: int, choice: Choice) -> int:
+        """Return the most memory of arrays while a unit is in a phase."""
+        profile = self.profile
+        held = profile.held[phase, unit]
+        if phase == "backward" and unit != HEAD and choice.paths:
+            held += self._recomputed_at_once(choice)
+        saved_bytes, layer_bytes = self._saved(choice)
+        if profile.offload:
+            persistent = self.parameter_bytes + self.trained_bytes + self.state_bytes
+            return held + min(budget_bytes, persistent + saved_bytes)
+        parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
+        held += self._more * (parameters + int(trained * profile.state_per_trained_byte))
+        if profile.accumulate > 1 and phase in ("forward", "backward"):
+            # All gradients are there while another batch goes forward, and comes back to the last layer.
+            left = (
+                saved_bytes if phase == "forward" or unit in (HEAD, 1) else saved_bytes - (self._more + 1) * layer_bytes
+            )
+            return held + self._more * trained + min(budget_bytes, max(0, left))
+        if phase in ("forward", "end") or (phase, unit) == ("backward", HEAD):
+            return held + min(budget_bytes, saved_bytes)
+        if (phase, unit) == ("backward", 1):
+            done = range(self._more + 1)  # layers that have their gradients, and have used what they saved
+            return held + max(
+                number * trained + min(budget_bytes, max(0, saved_bytes - number * layer_bytes)) for number in done
+            )
+        left = saved_bytes - (self._more + 1) * layer_bytes if phase == "backward" else 0
+        return held + self._more * trained + min(budget_bytes, max(0, left))
+
+    def _recomputed_at_once(self, choice: Choice) -> int:
+        """Return the most that one layer spares, which it takes when it is computed again."""
+        parts = [[unit.whole, *unit.children] for unit in self.units]
+        return max(sum(part.freed_bytes for part in each if part.path in choice.paths) for each in parts)
+
+
+class _Copies:
+    """Copies the events of the last layer that ran for all others."""
+
+    def __init__(self, profile: Profile, more: int, prefix: str, recomputed: frozenset[str]) -> None:
+        self.items: list[Item] = []
+        self._profile, self._more, self._prefix = profile, more, prefix
+        self._recomputed = recomputed
+        self._made = {event.item for event in profile.events if event.kind == "put"}
+        self._passes = 0
+        self._numbers: dict[tuple[int, int, int], int] = {}
+
+    def begin_pass(self) -> None:
+        """Begin with a batch, which has arrays of its own for what it puts."""
+        self._passes += 1
+
+    def of_phase(self, events: Sequence[Event], phase: str) -> list[Event]:
+        """Return a phase's events; those of layers follow each other, in backward from the last one on."""
+        units = self._profile.units
+        found: list[Event] = []
+        of_last = [event for event in events if units[event.item] == 1] if self._more else []
+        layers = range(1, self._more + 2)
+        for event in events:
+            if not self._more or units[event.item] != 1:
+                found += self._copy([event], max(units[event.item], OUTSIDE))
+            elif of_last:
+                for number in reversed(layers) if phase == "backward" else layers:
+                    found += self._copy(of_last, number)
+                of_last = []
+        return found
+
+    def _copy(self, events: Sequence[Event], layer: int) -> list[Event]:
+        return [
+            Event(kind, self._number(item, layer), phase)
+            for kind, item, phase in events
+            if not self._is_freed(item, layer)
+        ]
+
+    def _number(self, item: int, layer: int) -> int:
+        key = item, layer, self._passes if item in self._made else 0
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.items)
+            self.items.append(self._profile.items[item])
+        return number
+
+    def _is_freed(self, item: int, layer: int) -> bool:
+        if not self._recomputed:
+            return False
+        template = f"{self._prefix}1"
+        for path in self._profile.freed_by[item]:
+            if self._more and path.startswith(template) and layer >= 1:
+                path = f"{self._prefix}{layer}{path[len(template) :]}"
+            if path in self._recomputed:
+                return True
+        return False

@@ -1,0 +1,441 @@
+"""What a training step of a model saves, uses, holds and takes: a shallow one of the same layers is run and watched."""
+
+import collections
+import contextlib
+import dataclasses
+import gc
+import itertools
+import math
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from spillgrad import labels
+from spillgrad.generator import default_generator
+from spillgrad.nn.module import Module
+from spillgrad.nn.module_calls import around_forward
+from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.utils.clip_grad import clip_grad_norm_
+from spillgrad.ops.autocast import autocast
+from spillgrad.optim.optimizer import Optimizer
+from spillgrad.spill.disk_offload import disk_offload
+from spillgrad.spill.planning.record import Recorder, Unit, is_within, pattern
+from spillgrad.spill.save_on_disk import save_on_disk
+from spillgrad.spill.tensor_memory import Spilled
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.belady import PHASES, Event, Item
+from spillgrad.storage.store import Handle
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import buffers
+
+# So many layers are run of a model that has more: the first may differ, the second stands for all others.
+_SHALLOW = 2
+# Units that are no layers: what runs before, or around them, and in backward what comes before them, as the head does.
+OUTSIDE, HEAD = -1, -2
+# Steps are measured until there are so many, or they took so long.
+_STEPS = 4
+_MEASURED_S = 8.0
+# Memory, measured twice, differs by a MiB: rounded up to such steps, it is the same.
+_STEP_BYTES = 16 << 20
+# Memory is looked at so often.
+_LOOK_EVERY_S = 1e-3
+MAX_GRAD_NORM = 1.0
+
+MakeOptimizer = Callable[[list[Parameter]], Optimizer]
+Step = Callable[[Module], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A step of a shallow model.
+
+    `layers` is the path of what the model repeats, of which two ran; None where all of it ran. Events carry items by
+    number, whose `units` are layers' numbers, or OUTSIDE; `freed_by` are the paths of modules whose recomputation
+    spares them. Where a step goes through several batches, `accumulate` of them, events are those of the last one and
+    of the update, and `accumulated` the items that are there from the first batch on: gradients.
+    Times are of computing alone: of each phase, with one batch, as a whole, and of the last layer in it.
+    `held` is the memory beside what the store holds, at most, while a unit is in a phase; `least_budget` the store's.
+    """
+
+    layers: str | None
+    offload: bool
+    parameter_bytes: dict[int, int]
+    trained_bytes: dict[int, int]
+    items: list[Item]
+    units: list[int]
+    freed_by: list[frozenset[str]]
+    events: list[Event]
+    phase_s: dict[str, float]
+    layer_s: dict[str, float]
+    recomputable: list[Unit]
+    held: dict[tuple[str, int], int]
+    least_budget: int
+    state_per_trained_byte: float
+    base_bytes: int
+    mapped_per_live: float
+    accumulate: int = 1
+    accumulated: frozenset[int] = frozenset()
+
+
+def profile(
+    build: Callable[[int], Module],
+    depth: int,
+    step: Step,
+    make_optimizer: MakeOptimizer,
+    directory: str | os.PathLike[str],
+    *,
+    ram_budget: int,
+    offload: bool,
+    mixed_precision: bool = False,
+    accumulate: int = 1,
+    busy_s_per_byte: float = 0.0,
+) -> Profile:
+    """Build a model of two layers, if it has more, train it for a few steps, and return what those showed.
+
+    `build` makes a model of so many layers, `depth` for all; `step` returns the loss of a batch, of which every update
+    takes `accumulate`. With `offload`, parameters,
+    gradients and the optimizer's state are on disk, but for `ram_budget` bytes; saved tensors are so in any case.
+    Raises BudgetError when that is too little for a layer.
+    """
+    state = default_generator.get_state()
+    others_bytes = buffers.memory_stats().live_bytes
+    with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
+        watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate)
+        watched.busy_s_per_byte, watched.others_bytes = busy_s_per_byte, others_bytes
+        try:
+            return watched.profile()
+        finally:
+            watched.close()
+            default_generator.set_state(state)
+            del watched
+            gc.collect()  # its memory is not to count as the next one's
+
+
+def in_steps(nbytes: float) -> int:
+    """Return a measured amount of memory, rounded up to what is the same whenever it is measured."""
+    return math.ceil(nbytes / _STEP_BYTES) * _STEP_BYTES
+
+
+class _Watched:
+    """A model in training that somebody looks at."""
+
+    def __init__(
+        self,
+        build: Callable[[int], Module],
+        depth: int,
+        step: Step,
+        make_optimizer: MakeOptimizer,
+        place: str,
+        ram_budget: int,
+        offload: bool,
+        mixed_precision: bool,
+        accumulate: int,
+    ) -> None:
+        self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
+        self._offload: disk_offload | None = None
+        if offload:
+            self._offload = disk_offload(
+                lambda: build(min(depth, _SHALLOW)),
+                make_optimizer,
+                place,
+                ram_budget=ram_budget,
+                step_in_backward=accumulate == 1,  # as in training: gradients of several batches pile up
+                max_grad_norm=MAX_GRAD_NORM,
+            )
+            self.model, optimizer = self._offload.model, self._offload.optimizer
+            self.spill = _Watching(self, self._offload)
+        else:
+            self.model = build(min(depth, _SHALLOW))
+            optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            self.spill = _Watching(self, place, ram_budget=ram_budget)
+        self.optimizer = cast(Optimizer, optimizer)
+        self.store: DiskStore = self.spill._store
+        self.layers = _layers(self.model, _SHALLOW) if depth > _SHALLOW else None
+        self.recorder = Recorder()
+        self.trace = _Trace(self.store, self)
+        self.busy_s_per_byte = 0.0  # of the processor, for what the store moves
+        self.others_bytes = 0  # of arrays that are not the model's
+        self.phase, self.unit = "", OUTSIDE
+        self.marks: dict[str, float] = {}  # when phases began, and layers in backward
+        self.moved: dict[str, int] = {}  # bytes that the store had moved then
+
+    def close(self) -> None:
+        self.trace.stop()
+        self.store.close()
+
+    def now_s(self) -> float:
+        """Return a time that stands still while somebody waits for the disk."""
+        return time.perf_counter() - self.store.waited_s
+
+    def enter(self, phase: str) -> None:
+        """Begin with a phase."""
+        self.store.see_to_drops()  # which are of the phase before
+        self.phase, self.unit = phase, HEAD if phase == "backward" else OUTSIDE
+        self.marks[phase] = self.now_s()
+        stats = self.store.stats()
+        self.moved[phase] = stats.written_bytes + stats.read_bytes
+
+    def unit_of(self, path: str) -> int:
+        """Return the number of the layer that a path is in, or OUTSIDE."""
+        if self.layers is None or not is_within(path, self.layers) or path == self.layers:
+            return OUTSIDE
+        number = path[len(self.layers) + 1 if self.layers else 0 :].partition(".")[0]
+        return int(number) if number.isdigit() else OUTSIDE
+
+    def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outer, self.unit = self.unit, self.unit_of(path)
+        try:
+            return self.recorder.forward(path, forward, args, kwargs, self.now_s)
+        finally:
+            self.unit = outer
+
+    def unpacked(self, path: str) -> None:
+        unit = self.unit_of(path)
+        if self.phase == "backward" and (unit != OUTSIDE or self.unit != HEAD):
+            self.unit = unit
+            self.marks.setdefault(f"backward of {unit}", self.now_s())
+
+    def step(self) -> None:
+        for _ in range(min(self._accumulate, 2)):  # the second batch stands for all that add to gradients
+            self._pass()
+        if self._offload is None or self._accumulate > 1:
+            self.enter("update")
+            if self._offload is None:
+                clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+            self.optimizer.step()
+        if "update" not in self.marks:  # a frozen model
+            self.enter("update")
+        self.optimizer.zero_grad()
+        self.enter("end")
+
+    def _pass(self) -> None:
+        """Go forward and backward with a batch, and forget what was noted of the one before."""
+        self.recorder, self.marks, self.moved = Recorder(), {}, {}
+        self.trace.begin()
+        self.enter("forward")
+        precision = autocast("cpu") if self._mixed_precision else contextlib.nullcontext()
+        with self.spill, around_forward(self, self.around), precision:
+            loss = self._loss(self.model)
+        self.enter("backward")
+        loss.backward()
+
+    def profile(self) -> Profile:
+        self.step()  # kernels compile, the optimizer's state comes
+        phases: list[dict[str, float]] = []
+        layers: list[dict[str, float]] = []
+        began_s = time.perf_counter()
+        with _Sampler(self) as sampler:
+            while len(phases) < _STEPS and (not phases or time.perf_counter() - began_s < _MEASURED_S):
+                self.step()
+                phases.append(self._phase_s())
+                layers.append(self._layer_s())
+        parameter_bytes: dict[int, int] = collections.defaultdict(int)
+        trained_bytes: dict[int, int] = collections.defaultdict(int)
+        for name, parameter in self.model.named_parameters():
+            parameter_bytes[self.unit_of(name)] += parameter.nbytes
+            if parameter.requires_grad:
+                trained_bytes[self.unit_of(name)] += parameter.nbytes
+        state = sum(
+            value.nbytes
+            for each in self.optimizer.state.values()
+            for value in each.values()
+            if isinstance(value, Tensor)
+        )
+        gc.collect()
+        buffers.empty_cache()
+        base_bytes = _rss_bytes() - buffers.memory_stats().mapped_bytes
+        return Profile(
+            layers=self.layers,
+            offload=self._offload is not None,
+            parameter_bytes=dict(parameter_bytes),
+            trained_bytes=dict(trained_bytes),
+            items=self.trace.items,
+            units=[self.unit_of(path) for path in self.trace.paths],
+            freed_by=self._freed_by(),
+            events=self.trace.events,
+            phase_s=_medians(phases),
+            layer_s=_medians(layers),
+            recomputable=self.recorder.units(),
+            held=dict(sampler.held),
+            least_budget=0 if self._offload is None else self._offload.least_budget,
+            state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
+            base_bytes=in_steps(base_bytes),
+            mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
+            accumulate=self._accumulate,
+            accumulated=self._accumulated(),
+        )
+
+    def _phase_s(self) -> dict[str, float]:
+        """Return what phases took, without the processor's time for what the store moved beside them."""
+        names = (*PHASES, "end")
+        taken = {}
+        for name, following in itertools.pairwise(names):
+            busy_s = (self.moved[following] - self.moved[name]) * self.busy_s_per_byte
+            taken[name] = max(0.0, self.marks[following] - self.marks[name] - busy_s)
+        return taken
+
+    def _layer_s(self) -> dict[str, float]:
+        if self.layers is None:
+            return {"forward": 0.0, "backward": 0.0}
+        last = _SHALLOW - 1
+        prefix = f"{self.layers}." if self.layers else ""
+        begin, end = self.marks[f"backward of {last}"], self.marks[f"backward of {last - 1}"]
+        return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
+
+    def _accumulated(self) -> frozenset[int]:
+        """Return the gradients that are there before the last batch."""
+        made = {event.item for event in self.trace.events if event.kind == "put"}
+        return frozenset(self.trace.gradients - made) if self._accumulate > 1 else frozenset()
+
+    def _freed_by(self) -> list[frozenset[str]]:
+        parts = [part.path for unit in self.recorder.units() for part in (unit.whole, *unit.children)]
+        freed = {path: self.recorder.freed(path) for path in parts}
+        return [frozenset(path for path in parts if key in freed[path]) for key in self.trace.keys]
+
+
+class _Watching(save_on_disk):
+    """Saves on disk, and tells who saves and when that is used."""
+
+    def __init__(self, watched: _Watched, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._watched = watched
+
+    def pack_hook(self, tensor: Tensor) -> Any:
+        packed = super().pack_hook(tensor)
+        path = labels.current.module or ""
+        if isinstance(packed, Spilled):
+            storage = tensor.storage
+            self._watched.recorder.save(path, storage.uid, storage.array.nbytes)
+            if isinstance(packed.stored, Handle):
+                self._watched.trace.name(packed.stored, storage.uid)
+        return path, packed
+
+    def unpack_hook(self, packed: Any) -> Tensor:
+        path, inner = packed
+        self._watched.unpacked(path)
+        return super().unpack_hook(inner)
+
+
+class _Trace:
+    """What the store is asked for, as events of items."""
+
+    def __init__(self, store: DiskStore, watched: _Watched) -> None:
+        self._store, self._watched = store, watched
+        self._live: set[int] = set()  # the sequences of handles
+        self.begin()
+        for name in ("put", "get", "use", "begin_change"):
+            setattr(store, name, self._seen(name, getattr(store, name)))
+        store.watch_drops(self._dropped)
+
+    def begin(self) -> None:
+        """Forget what happened before."""
+        self.items: list[Item] = []
+        self.paths: list[str] = []
+        self.keys: list[Any] = []
+        self.gradients: set[int] = set()
+        self.events: list[Event] = []
+        self._numbers: dict[int, int] = {}  # of the handles, by their sequence
+
+    def stop(self) -> None:
+        for name in ("put", "get", "use", "begin_change"):
+            vars(self._store).pop(name, None)
+        self._store.watch_drops(None)
+
+    def name(self, handle: Handle, key: Any) -> None:
+        """Say which memory a handle stands for."""
+        self.keys[self._number(handle)] = key
+
+    def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        kinds = {"get": "use", "use": "use", "begin_change": "change"}
+
+        def put(*args: Any, **options: Any) -> Handle:
+            handle: Handle = method(*args, **options)
+            if handle.sequence not in self._live:
+                self._live.add(handle.sequence)
+                self._note("put", handle)
+            return handle
+
+        def used(handle: Handle, *args: Any) -> Any:
+            self._store.see_to_drops()  # which came before
+            if handle.label.op == "state" and self._watched.phase == "backward":
+                self._watched.enter("update")
+            self._note(kinds[name], handle)
+            return method(handle, *args)
+
+        return put if name == "put" else used
+
+    def _dropped(self, handle: Handle) -> None:
+        self._live.discard(handle.sequence)
+        self._note("drop", handle)
+
+    def _note(self, kind: str, handle: Handle) -> None:
+        if self._watched.phase in ("forward", "backward", "update"):
+            self.events.append(Event(kind, self._number(handle), self._watched.phase))
+
+    def _number(self, handle: Handle) -> int:
+        number = self._numbers.get(handle.sequence)
+        if number is None:
+            number = self._numbers[handle.sequence] = len(self.items)
+            # Gradients are there from backward to their update: no step begins with them.
+            self.items.append(
+                Item(handle.nbytes, bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient")
+            )
+            self.paths.append(handle.label.module or "")
+            if handle.label.op == "gradient":
+                self.gradients.add(number)
+            self.keys.append(None)
+        return number
+
+
+class _Sampler:
+    """A thread that looks how much memory is held, by phase and unit."""
+
+    def __init__(self, watched: _Watched) -> None:
+        self._watched = watched
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="spillgrad-plan", daemon=True)
+        self.held: dict[tuple[str, int], int] = {}
+        self.live_bytes = self.mapped_bytes = 0
+
+    def __enter__(self) -> "_Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(_LOOK_EVERY_S):
+            where = self._watched.phase, self._watched.unit
+            in_store_before = self._watched.store.ram_bytes
+            pool = buffers.memory_stats()
+            in_store = max(in_store_before, self._watched.store.ram_bytes)  # it changes while one looks
+            beside_bytes = pool.live_bytes - self._watched.others_bytes - in_store
+            self.live_bytes = max(self.live_bytes, pool.live_bytes)
+            self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
+            self.held[where] = max(self.held.get(where, 0), beside_bytes)
+
+
+def _layers(model: Module, count: int) -> str | None:
+    """Return the path of what a model repeats so often, the outermost; None where there is no such thing."""
+    numbered: collections.Counter[str] = collections.Counter()
+    for path, _ in model.named_modules():
+        outer, _, name = path.rpartition(".")
+        if name.isdigit():
+            numbered[outer] += 1
+    found = [outer for outer, times in numbered.items() if times == count and "*" not in pattern(outer)]
+    return min(found, key=len) if found else None
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * buffers.PAGE_BYTES

@@ -1,0 +1,113 @@
+"""The policy of `save_on_disk`: which saved tensors are spilled, kept or recomputed, by module or operation."""
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from spillgrad.autograd.recompute.region import checkpoint
+from spillgrad.errors import ArgumentError
+from spillgrad.nn.module_calls import around_forward
+from spillgrad.ops.operation import all_operations
+
+CHOICES = ("spill", "keep", "recompute")
+
+# From the name of an operation, or the path of a module, to a choice; None means no choice.
+Chooser = Callable[[str], str | None]
+
+
+class Policy:
+    """A choice for each saved value: first that for its operation, then those for its modules, the innermost first.
+
+    A value without a choice is spilled. Raises ArgumentError for an argument that is no policy.
+    """
+
+    def __init__(self, policy: str | Mapping[str, str] | Chooser) -> None:
+        if isinstance(policy, str):
+            _require_choice(policy)
+            self._of_module: Chooser = _of_repeated if policy == "recompute" else lambda path: policy
+            self._of_operation: Chooser = lambda name: None
+        elif isinstance(policy, Mapping):
+            choices = dict(policy)
+            names = {operation.name for operation in all_operations}
+            for key, choice in choices.items():
+                if not isinstance(key, str):
+                    raise ArgumentError(
+                        f"save_on_disk: got a policy for {key!r}; wanted the path of a module, or an operation's name"
+                    )
+                _require_choice(choice)
+                if choice == "recompute" and key in names:
+                    raise _no_recomputation(key)
+            fits = fnmatch.fnmatchcase
+            self._of_module = lambda path: next((choice for key, choice in choices.items() if fits(path, key)), None)
+            self._of_operation = choices.get
+        elif callable(policy):
+            self._of_module = self._of_operation = _checked(policy)
+        else:
+            raise ArgumentError(
+                f"save_on_disk: got policy {policy!r}; wanted auto, one of {', '.join(CHOICES)}, or a mapping or "
+                "function from the path of a module, or an operation's name, to one of them"
+            )
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def keeps(self, operation: str, path: str) -> bool:
+        """Return whether a value stays in RAM that an operation saves within the module at a path."""
+        known = self._known.get((operation, path))
+        if known is None:
+            known = self._known[operation, path] = self._keeps(operation, path)
+        return known
+
+    def _keeps(self, operation: str, path: str) -> bool:
+        choice = self._of_operation(operation)
+        if choice == "recompute":
+            raise _no_recomputation(operation)
+        if choice is not None:
+            return choice == "keep"
+        for outer in _outward(path):
+            choice = self._of_module(outer)
+            # Of a recomputed module the arguments are saved. They belong to the modules around it.
+            if choice is not None and choice != "recompute":
+                return choice == "keep"
+        return False
+
+    def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward of the module at a path, to be recomputed in backward if that was chosen."""
+        if self._of_module(path) != "recompute":
+            return forward(*args, **kwargs)
+        with around_forward(self, None):  # modules inside are recomputed with it
+            return checkpoint(forward, *args, **kwargs)
+
+
+def _outward(path: str) -> Iterator[str]:
+    """Yield the path of a module and of those around it; that of the outermost is empty."""
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _of_repeated(path: str) -> str | None:
+    return "recompute" if path.rpartition(".")[2].isdigit() else None
+
+
+def _require_choice(choice: Any) -> None:
+    if choice not in CHOICES:
+        raise ArgumentError(
+            f"save_on_disk: got {choice!r} as a policy; accepted are {', '.join(CHOICES)}; and, for all, auto"
+        )
+
+
+def _checked(policy: Chooser) -> Chooser:
+    def choose(name: str) -> str | None:
+        choice = policy(name)
+        if choice is not None:
+            _require_choice(choice)
+        return choice
+
+    return choose
+
+
+def _no_recomputation(operation: str) -> ArgumentError:
+    return ArgumentError(
+        f"save_on_disk: got 'recompute' for the operation {operation}; operations are kept or spilled: recompute a "
+        "module around it, by its path"
+    )

@@ -1,0 +1,211 @@
+"""Small saved tensors, many of which go to a store as one array, whatever framework they belong to.
+
+For each array a store and HDF5 hold kilobytes of bookkeeping, and the store writes each with a call of its own.
+"""
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Label, View
+from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.memory.holder import Holder
+
+# Signal handlers run before or after this code: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
+# Memory smaller than this is batched: a page, as large as what HDF5 keeps of a dataset.
+SMALL_BYTES = 4096
+_BATCH_BYTES = 64 << 10
+# A batch takes at most this part of the budget, so that there is room for others beside the one being filled.
+_BATCHES_PER_BUDGET = 8
+# For each tensor RAM holds a `Place`, a `SpilledSmall`, a number, and a graph's references to them. These bytes count
+# in the budget.
+_HELD_BYTES = 240
+# `Original`s are looked through when there are at least so many.
+_FEWEST_ORIGINALS = 64
+_numbers = itertools.count()
+
+
+class Copied(Protocol):
+    """Memory that can be copied to a batch. `packed` says where its last copy is; only `SmallTensors` uses it."""
+
+    packed: "tuple[Any, weakref.ref[Place]] | None"
+
+
+class Original(Protocol):
+    """What a place needs of the memory that was copied there, such as the counter of its changes."""
+
+    def is_over(self) -> bool:
+        """Return whether the place needs it no longer: nobody changed the memory, and nobody can."""
+        ...
+
+
+class _Batch(Holder):
+    """An array that small tensors share; it lives as long as any of them. `array` is set while it is in RAM."""
+
+    __slots__ = ("__weakref__", "array", "owner")
+
+    def __init__(self, owner: "SmallTensors", handle: Any, array: np.ndarray) -> None:
+        super().__init__(owner.store.drops.append, handle)
+        self.owner = owner
+        self.array: np.ndarray | None = array
+
+
+class Place:
+    """Where in a batch the copy of a memory is."""
+
+    __slots__ = ("__weakref__", "batch", "nbytes", "original", "start")
+
+    def __init__(self, batch: _Batch, start: int, nbytes: int, original: Original | None) -> None:
+        self.batch, self.start, self.nbytes, self.original = batch, start, nbytes, original
+
+    @property
+    def views(self) -> list[View]:
+        """What files tell of the batch; see `Handle`."""
+        return self.batch.held.views  # type: ignore[no-any-return]
+
+    def read(self) -> np.ndarray:
+        """Return the bytes, which the caller copies at once, as others share them.
+
+        Raises what `DiskStore.get` raises.
+        """
+        return self.batch.owner.read(self.batch)[self.start : self.start + self.nbytes]
+
+
+class SmallTensors:
+    """Copies small memory into batches, and hands these to a store.
+
+    Later changes of the memory do not reach the copy. While a batch is filled, the store counts it in its budget and
+    keeps it in RAM, as an array that is being changed. When it is full, the next one begins. The first batch is small;
+    each is twice as large as the one before, up to a limit. A batch is freed when the last of its places is.
+
+    `_lock` guards the batch that is filled. When a finalizer runs while this thread has the lock, `takes` returns
+    False. In a forked child the store refuses to be used.
+    """
+
+    def __init__(self, store: DiskStore) -> None:
+        self.store = store
+        self._most_bytes = min(_BATCH_BYTES, store.ram_budget // _BATCHES_PER_BUDGET)
+        self._next_bytes = SMALL_BYTES
+        self._begin()
+        _all.append(weakref.ref(self, _all.remove))
+
+    def _begin(self) -> None:
+        """Forget all batches, and all memory that was copied to one."""
+        self._number = next(_numbers)
+        self._lock = threading.RLock()
+        self._filling: Callable[[], _Batch | None] = _nothing
+        self._used = self._places = 0
+        self._read: Callable[[], _Batch | None] = _nothing  # the last one that was read: its array is in RAM
+        self._with_original: list[weakref.ref[Place]] = []
+        self._most_originals = _FEWEST_ORIGINALS
+
+    def forget_parent(self) -> None:
+        """Forget, in a forked child, the batches of the parent: a thread of the parent may have been filling one."""
+        for batch in (self._filling(), self._read()):
+            if batch is not None:
+                batch.array = None
+        self._begin()
+
+    def takes(self, nbytes: int) -> bool:
+        """Return whether memory of so many bytes goes to a batch: it is small, and the budget has room for batches."""
+        # This thread may be in the middle of filling one. `threading.Condition` asks the lock in the same way.
+        return 0 < nbytes < SMALL_BYTES <= self._most_bytes and not self._lock._is_owned()  # type: ignore[attr-defined]
+
+    def known(self, copied: Copied, version: int) -> Place | None:
+        """Return the place of a memory that was changed in place `version` times; None without a copy of that."""
+        packed = copied.packed
+        return packed[1]() if packed is not None and packed[0] == (self._number, version) else None
+
+    def add(
+        self, copied: Copied, version: int, array: np.ndarray, step: int | None, original: Original | None = None
+    ) -> Place:
+        """Copy a memory, the C-contiguous `array`, which was changed in place `version` times, to a batch.
+
+        The place holds `original` until that is over. Raises what `DiskStore.put` raises.
+        """
+        with self._lock:
+            place = self._add(array, step, original)
+            reference = weakref.ref(place)
+            if original is not None:
+                if len(self._with_original) >= self._most_originals:
+                    self._drop_originals()
+                self._with_original.append(reference)
+        copied.packed = (self._number, version), reference
+        return place
+
+    def _add(self, array: np.ndarray, step: int | None, original: Original | None) -> Place:
+        batch = self._filling()  # None when all places of the last one died
+        if batch is None or self._used + array.nbytes > batch.held.nbytes:
+            self.end_batch()
+            batch = self._begin_batch(step)
+        start = self._used
+        self._used += array.nbytes
+        self._places += 1
+        cast(np.ndarray, batch.array)[start : self._used] = array.reshape(-1).view(np.uint8)
+        return Place(batch, start, array.nbytes, original)
+
+    def _begin_batch(self, step: int | None) -> _Batch:
+        array = buffers.empty((self._next_bytes,), np.uint8)
+        batch = _Batch(self, self.store.begin(array, Label("small tensors", step=step)), array)
+        self._next_bytes = min(2 * self._next_bytes, self._most_bytes)
+        self._filling, self._used, self._places = weakref.ref(batch), 0, 0
+        return batch
+
+    def end_batch(self) -> None:
+        """Let the store write the batch that is being filled. Raises what `DiskStore.end_change` raises."""
+        with self._lock:
+            batch, self._filling = self._filling(), _nothing
+            if batch is not None:
+                batch.array = None
+                self.store.count_with(batch.held, self._places * _HELD_BYTES)
+                self.store.end_change(batch.held, changed=False)
+
+    def _drop_originals(self) -> None:
+        """Drop the originals that are over. The next time is when there are twice as many as stay now."""
+        stay = []
+        for reference in self._with_original:
+            place = reference()
+            if place is not None and place.original is not None:
+                if place.original.is_over():
+                    place.original = None
+                else:
+                    stay.append(reference)
+        self._with_original = stay
+        self._most_originals = max(_FEWEST_ORIGINALS, 2 * len(stay))
+
+    def read(self, batch: _Batch) -> np.ndarray:
+        """Return the array of a batch. Raises what `DiskStore.get` raises."""
+        array = batch.array
+        if array is None:
+            before = self._read()
+            if before is not None:
+                before.array = None
+            batch.array = array = self.store.get(batch.held)
+            self._read = weakref.ref(batch)
+        return array
+
+
+def _nothing() -> None:
+    """Be the reference to no object."""
+
+
+# Not a WeakSet: it forgets the dead with Python code, which a signal handler could interrupt.
+_all: list[weakref.ref[SmallTensors]] = []
+
+
+def _forget_parent() -> None:
+    for reference in tuple(_all):
+        small = reference()
+        if small is not None:
+            small.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

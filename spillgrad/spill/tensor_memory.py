@@ -1,0 +1,110 @@
+"""The memory of this library's tensors, as a store takes it and gives it back."""
+
+import math
+from collections.abc import Hashable
+
+import numpy as np
+
+from spillgrad.spill import saved_memory
+from spillgrad.spill.saved_memory import Layout, SavedMemory, shared_layout
+from spillgrad.storage.codecs import LOSSY_DTYPES
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
+from spillgrad_kernels.device_array import address_of, strided_view
+from spillgrad_kernels.memory import buffers
+
+# Signal handlers run before or after this code: `storage/interrupts.py`.
+SIGNALS_WAIT = True
+
+
+class Copy(Storage):
+    """The storage over an array that a store gave back; while nobody changes it, it is what was put under `key`.
+
+    `altered_by` marks the lossy codec that may have altered the array. It is then equal to what was put only for the
+    store with that codec.
+    """
+
+    __slots__ = ("altered_by", "key")
+
+    def __init__(self, array: np.ndarray, key: Hashable, altered_by: object) -> None:
+        super().__init__(array)
+        self.key, self.altered_by = key, altered_by
+
+    def is_unchanged(self) -> bool:
+        """Return whether nobody changed the array since it was read."""
+        return not self.version
+
+
+class Spilled(saved_memory.Spilled):
+    """Stands for a spilled tensor of this library."""
+
+    __slots__ = ()
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, over memory that it shares with all others of its storage."""
+        array, storage = self._source._memory_of(self.held, self._key)
+        return over(array, self._layout, storage)
+
+
+class SpilledSmall(saved_memory.SpilledSmall):
+    """Stands for a small tensor of this library."""
+
+    __slots__ = ()
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, over memory of its own."""
+        array = buffers.copy(self._place.read())
+        return over(array, self._layout, Storage(array))
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """Return where in its storage a tensor lies."""
+    array = tensor._array
+    offset = address_of(array) - address_of(tensor._storage.array) if array.size else 0
+    return shared_layout(array.dtype, array.itemsize, array.shape, array.strides, offset)
+
+
+def over(array: np.ndarray, layout: Layout, storage: Storage) -> Tensor:
+    """Return the tensor with a layout in dense memory, that of a storage."""
+    return Tensor.wrap(strided_view(array, layout.offset, layout.shape, layout.dtype, layout.strides), storage)
+
+
+def memory_of(tensor: Tensor, codec_mark: object) -> SavedMemory:
+    """Return the memory of a tensor as the store takes it whose lossy codec, if it has one, has that mark."""
+    storage, array, layout = tensor._storage, tensor._array, layout_of(tensor)
+    version = storage.version
+    is_unchanged = lambda: storage.version == version  # noqa: E731
+    key = _key(storage, codec_mark)
+    dense = in_memory_order(storage.array)
+    if not dense.flags.carray:
+        # The memory has gaps, or is read-only: the store copies what this tensor shows of it, once there is room.
+        shown = array[tuple(slice(None if stride else 1) for stride in array.strides)]
+        strides = tuple(
+            inner if stride else 0 for stride, inner in zip(array.strides, _dense_strides(shown), strict=True)
+        )
+        return SavedMemory((key, layout), shown, layout._replace(strides=strides, offset=0), is_unchanged)
+    if codec_mark is not None and array.dtype != dense.dtype and dense.dtype in LOSSY_DTYPES:
+        # The codec keeps numbers close, but not bytes: a tensor that shows them as another dtype has the bytes stored.
+        key, dense = (storage.uid, version, np.uint8), dense.reshape(-1).view(np.uint8)
+    # While the store has the array in RAM it keeps `is_unchanged`, and with it the storage: a tensor that comes back
+    # over this array gets this storage, and counts its changes there.
+    return SavedMemory(key, dense, layout, is_unchanged, storage)
+
+
+def in_memory_order(array: np.ndarray) -> np.ndarray:
+    """Return an array with its axes in the order of its memory. It is C-contiguous then, unless it has gaps."""
+    if array.flags.c_contiguous:
+        return array
+    return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+
+
+def _key(storage: Storage, codec_mark: object) -> Hashable:
+    """Return what identifies the contents of a storage in the store whose codec has that mark."""
+    if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
+        return storage.key
+    return storage.uid, storage.version
+
+
+def _dense_strides(array: np.ndarray) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous copy of an array."""
+    return tuple(array.itemsize * math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
