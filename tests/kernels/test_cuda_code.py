@@ -14,6 +14,7 @@ from spillgrad_kernels.cuda import (
     attention,
     channel_norm,
     conv,
+    conv_direct,
     elementwise,
     indexing,
     losses,
@@ -298,10 +299,11 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_convolutions_compile_for_every_generation(dtype):
-    kind, sums = np.dtype(dtype), conv._sums(np.dtype(dtype))
+    kind, sums = np.dtype(dtype), conv_direct.sums_dtype(np.dtype(dtype))
     for kernel in (
-        conv.gathering(kind.itemsize), windows.laying(sums, kind), conv.adding_windows(kind), conv.adding_inputs(kind),
-        conv.adding_products(kind, kind), conv.adding_products(kind, np.dtype(np.float64)),
+        conv.gathering(kind.itemsize), windows.laying(sums, kind), conv_direct.adding_windows(kind),
+        conv_direct.adding_inputs(kind),
+        conv_direct.adding_products(kind, kind), conv_direct.adding_products(kind, np.dtype(np.float64)),
     ):  # fmt: skip
         for major, minor in CAPABILITIES:
             code = kernel.ptx((major, minor))

@@ -22,7 +22,7 @@ from spillgrad_kernels.jit.compile import CONTRACT, FLOATS, REASSOCIATE, intrins
 from spillgrad_kernels.layout import batch_offsets, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import where
-from spillgrad_kernels.tables.vector_math import bits
+from spillgrad_kernels.tables.vector_code import bits
 from spillgrad_kernels.threads.dispatch import parallel_for
 
 # A tile of scores, queries x keys: both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2) one

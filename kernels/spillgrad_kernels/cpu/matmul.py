@@ -22,18 +22,15 @@ from spillgrad_kernels.cpu.product import (
     COUNTERS,
     DEPTH,
     NARROW_BYTES,
-    NO_EXTRAS,
     ROWS,
     SHARED_ROWS,
-    Extras,
-    geometry_of,
     reads_b_in_place,
     reads_in_place,
     separate_products,
     shared_product,
-    with_extras,
     workspace_size,
 )
+from spillgrad_kernels.cpu.product_geometry import NO_EXTRAS, Extras, geometry_of, with_extras
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
 from spillgrad_kernels.memory import buffers

@@ -6,8 +6,6 @@ multiples of `DEPTH`, so that an element of C is the same sum whatever block or 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from spillgrad_kernels.cpu.microkernel import (
 )
 from spillgrad_kernels.cpu.packing import packer, round_up
 from spillgrad_kernels.cpu.pointers import array_at, data_of
+from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
 from spillgrad_kernels.jit.by_address import call
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.threads.atomics import fetch_add, store, wait_for
@@ -45,98 +44,6 @@ _VECTOR_CHUNK = 4096
 NARROW_BYTES = 2048
 # Addresses so far apart share their place in the L1 cache.
 _L1_WAY_BYTES = 4096
-
-# Where a matrix lies: its address, the bytes from one row to the next, and from one column to the next. Address 0
-# stands for none to add.
-Matrix = tuple[int, int, int]
-# The ids of A, B, the addend, which may be C, and C; 0 stands for no addend.
-Operands = tuple[int, int, int, int]
-
-
-# The numbers of a product that kernels read, as int64 in this order. Strides are in bytes.
-_FIELDS = (
-    "m", "n", "k",
-    "rows", "columns",  # of a block, or of a tile of a shared product
-    "scratch",  # elements of scratch memory of a block
-    "workers", "phases",  # of a shared product
-    "epilogue", "other", "result",  # the epilogue's address, and the ids of its other operand and of its result
-    "swapped",  # whether A and B change places
-    "a_row", "a_col", "b_row", "b_col", "addend_row", "addend_col", "c_row", "c_col", "other_row", "result_row",
-    "batch_dims",
-)  # fmt: skip
-_GEOMETRY: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _FIELDS])))
-# Behind them, for each dimension of the batch.
-_BATCH_FIELDS = ("count", "a", "b", "addend", "c")  # and the strides of the matrices
-_BATCH: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _BATCH_FIELDS])))
-_EXTRAS = _FIELDS.index("epilogue")
-
-# An epilogue, and the ids of other and result; 0 stands for none.
-Extras = tuple[int, int, int]
-NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
-
-
-def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
-    """Return the geometry of products that have them."""
-    geometry = geometry.copy()
-    geometry[_EXTRAS : _EXTRAS + 3] = extras
-    return geometry
-
-
-def geometry_of(
-    cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
-) -> np.ndarray:
-    """Return the numbers that kernels read of products without an epilogue.
-
-    `cut` holds the fields from `m` to `phases`, and `strides` those from `a_row` to `result_row`. Each dimension of the
-    batch has the numbers of `_BATCH_FIELDS`.
-    """
-    head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
-    return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
-
-
-@register_jitable
-def _geometry(address: int) -> Any:
-    """Return the numbers of a product, as the fields of a record."""
-    return array_at(_GEOMETRY, address, 1)[0]
-
-
-@register_jitable
-def _matrices(address: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
-    """Return the matrices of the product of a number; other and the result have the columns of C."""
-    g = _geometry(address)
-    dims = g.batch_dims
-    batch = array_at(_BATCH, address + _GEOMETRY.itemsize, dims)
-    of_a, of_b, of_addend, of_c = 0, 0, 0, 0
-    for d in range(dims - 1, -1, -1):
-        dim = batch[d]
-        number, index = number // dim.count, number % dim.count
-        of_a, of_b = of_a + index * dim.a, of_b + index * dim.b
-        of_addend, of_c = of_addend + index * dim.addend, of_c + index * dim.c
-    a, b, addend, c = operands
-    if g.swapped != 0:
-        a, b = b, a
-    return (
-        (data_of(a) + of_a, g.a_row, g.a_col),
-        (data_of(b) + of_b, g.b_row, g.b_col),
-        (data_of(c) + of_c, g.c_row, g.c_col),
-        (data_of(addend) + of_addend if addend != 0 else 0, g.addend_row, g.addend_col),
-        (data_of(g.other) if g.other != 0 else 0, g.other_row, g.c_col),
-        (data_of(g.result) if g.result != 0 else 0, g.result_row, g.c_col),
-    )
-
-
-@register_jitable
-def _part(matrix: Matrix, i: int, j: int) -> Matrix:
-    """Return the part of a matrix from row i and column j on; of none, none."""
-    address, row, col = matrix
-    return (address + i * row + j * col if address != 0 else address), row, col
-
-
-@register_jitable
-def _transposed(matrix: Matrix) -> Matrix:
-    """Return the transpose."""
-    address, row, col = matrix
-    return address, col, row
 
 
 def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
@@ -178,8 +85,8 @@ def _multiply_block(
     _, c_row, c_col = c
     for j in range(0, width, columns):
         for i in range(0, height, TILE_ROWS):
-            place = _part(c, i, j)[0]
-            added, addend_row, _ = _part(addend, i, j)
+            place = part(c, i, j)[0]
+            added, addend_row, _ = part(addend, i, j)
             fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
             multiply_panels(
                 like,
@@ -194,7 +101,7 @@ def _multiply_block(
             )
             if not fits:
                 rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
-                _spread(sums, rows, present, tile, tile_row, _part(c, i, j), _part(addend, i, j))
+                _spread(sums, rows, present, tile, tile_row, part(c, i, j), part(addend, i, j))
 
 
 @jit
@@ -202,7 +109,7 @@ def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int,
     """Copy a tile to C, plus a matrix unless that is none."""
     for i in range(rows):
         values = array_at(sums, tile + i * tile_row, columns)
-        place, added = _part(c, i, 0)[0], _part(addend, i, 0)[0]
+        place, added = part(c, i, 0)[0], part(addend, i, 0)[0]
         for j in range(columns):
             value = values[j]
             if added != 0:
@@ -245,9 +152,9 @@ def _multiply_in_place(
             present = min(columns, n - j)
             for i in range(i0, min(i0 + ROWS, m), TILE_ROWS):
                 rows = min(TILE_ROWS, m - i)
-                corner, a_row, a_col = _part(a, i, 0)
-                place, c_row, c_col = _part(c, i, j)
-                added, added_row, _ = _part(addend, i, j)
+                corner, a_row, a_col = part(a, i, 0)
+                place, c_row, c_col = part(c, i, j)
+                added, added_row, _ = part(addend, i, j)
                 in_rows = c_col == size
                 if not in_rows:
                     place, c_row, added = tile, tile_row, 0
@@ -258,7 +165,7 @@ def _multiply_in_place(
                         like, rows, present, k, corner, a_row, a_col, source, b_row, place, c_row, added, added_row
                     )
                 if not in_rows:
-                    _spread(like, rows, present, tile, tile_row, _part(c, i, j), _part(addend, i, j))
+                    _spread(like, rows, present, tile, tile_row, part(c, i, j), part(addend, i, j))
 
 
 @jit
@@ -276,13 +183,13 @@ def product(
     if reads_in_place(like, m, n, b[2]):
         for k0 in range(0, k, DEPTH):
             depth = min(DEPTH, k - k0)
-            source, b_row, b_col = _part(b, k0, 0)
+            source, b_row, b_col = part(b, k0, 0)
             b_step = columns * size
             if not reads_b_in_place(like, m, b_row, b_col):
                 packer(like)(like, columns, source, b_col, b_row, n, depth, packed_b)
                 source, b_row, b_step = packed_b, columns * size, columns * size * depth
             base = addend if k0 == 0 else c
-            _multiply_in_place(like, m, n, depth, _part(a, 0, k0), source, b_row, b_step, c, base, workspace)
+            _multiply_in_place(like, m, n, depth, part(a, 0, k0), source, b_row, b_step, c, base, workspace)
         return
     # Packing A may write a vector beyond its end, so A comes last.
     packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
@@ -291,16 +198,16 @@ def product(
         width = min(COLUMNS, n - j0)
         for k0 in range(0, k, step):
             depth = min(step, k - k0)
-            source, along, across = _part(b, k0, j0)
+            source, along, across = part(b, k0, j0)
             packer(like)(like, columns, source, across, along, width, depth, packed_b)
             base = addend if k0 == 0 else c
             for i0 in range(0, m, ROWS):
                 height = min(ROWS, m - i0)
-                source, across, along = _part(a, i0, k0)
+                source, across, along = part(a, i0, k0)
                 packer(like)(like, TILE_ROWS, source, across, along, height, depth, packed_a)
                 _multiply_block(
-                    like, height, width, _depth_of(like, depth), packed_a, packed_b, _part(c, i0, j0),
-                    _part(base, i0, j0), workspace,
+                    like, height, width, _depth_of(like, depth), packed_a, packed_b, part(c, i0, j0),
+                    part(base, i0, j0), workspace,
                 )  # fmt: skip
 
 
@@ -319,9 +226,9 @@ def _share_product(
     once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
     tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
     """
-    g = _geometry(geometry)
+    g = read_geometry(geometry)
     m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
-    a, b, c, addend, other, result = _matrices(geometry, number, operands)
+    a, b, c, addend, other, result = matrices_of(geometry, number, operands)
     size = like.itemsize
     scratch = round_up(data_of(scratch), VECTOR_BYTES)
     tile_size = TILE_ROWS * tile_columns(like) * size
@@ -356,7 +263,7 @@ def _share_product(
                             wait_for(words, made + phase - 2, tiles_before)
                         if task < column_groups:
                             j = task * columns
-                            source, along, across = _part(b, k0, j0 + j)
+                            source, along, across = part(b, k0, j0 + j)
                             packer(like)(
                                 like, tile_columns(like), source, across, along, min(columns, width - j),
                                 depth, packed_b + task * b_group,
@@ -364,7 +271,7 @@ def _share_product(
                         else:
                             group = task - column_groups
                             i = group * rows
-                            source, across, along = _part(a, i0 + i, k0)
+                            source, across, along = part(a, i0 + i, k0)
                             packer(like)(
                                 like, TILE_ROWS, source, across, along, min(rows, height - i), depth,
                                 packed_a + group * a_group,
@@ -374,12 +281,12 @@ def _share_product(
                         at = task - packings
                         i, j = at % row_groups * rows, at // row_groups * columns
                         tall, wide = min(rows, height - i), min(columns, width - j)
-                        place = _part(c, i0 + i, j0 + j)
+                        place = part(c, i0 + i, j0 + j)
                         wait_for(words, packed + phase, packings)
                         wait_for(words, added + at, k0 // slab)
                         _multiply_block(
                             like, tall, wide, _depth_of(like, depth), packed_a + at % row_groups * a_group,
-                            packed_b + at // row_groups * b_group, place, _part(base, i0 + i, j0 + j), tile,
+                            packed_b + at // row_groups * b_group, place, part(base, i0 + i, j0 + j), tile,
                         )  # fmt: skip
                         if epilogue != NO_EPILOGUE and k0 + slab >= k:
                             _finish(
@@ -387,8 +294,8 @@ def _share_product(
                                 tall,
                                 wide,
                                 place,
-                                _part(other, i0 + i, j0 + j),
-                                _part(result, i0 + i, j0 + j),
+                                part(other, i0 + i, j0 + j),
+                                part(result, i0 + i, j0 + j),
                             )
                         store(words, added + at, k0 // slab + 1)
                         fetch_add(words, made + phase, 1)
@@ -441,25 +348,25 @@ def _multiply_vector(
     for k0 in range(0, k, _VECTOR_CHUNK):
         depth = min(_VECTOR_CHUNK, k - k0)
         for d in range(depth):
-            chunk[d] = widened(array_at(numbers, _part(x, k0 + d, 0)[0], 1)[0])
+            chunk[d] = widened(array_at(numbers, part(x, k0 + d, 0)[0], 1)[0])
         base = addend if k0 == 0 else y
         for i0 in range(0, m, _VECTOR_CHUNK):
             rows = min(_VECTOR_CHUNK, m - i0)
             if a[2] == numbers.itemsize:
                 for i in range(rows):
-                    sums[i] = _dot(array_at(numbers, _part(a, i0 + i, k0)[0], depth), chunk[:depth])
+                    sums[i] = _dot(array_at(numbers, part(a, i0 + i, k0)[0], depth), chunk[:depth])
             else:
-                _combine_columns(like, rows, depth, _part(a, i0, k0), chunk, sums)
+                _combine_columns(like, rows, depth, part(a, i0, k0), chunk, sums)
             for i in range(rows):
-                added = _part(base, i0 + i, 0)[0]
+                added = part(base, i0 + i, 0)[0]
                 before = array_at(floats, added, 1)[0] if added != 0 else floats.dtype.type(0)
-                array_at(floats, _part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
+                array_at(floats, part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
 
 
 @jit
 def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
     """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
-    g = _geometry(geometry)
+    g = read_geometry(geometry)
     m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
@@ -467,21 +374,21 @@ def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, o
     for task in range(start, stop):
         # Taken in the loop: Numba frees an array after its last use, and an address is none.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
-        a, b, c, addend, other, result = _matrices(geometry, task // blocks, operands)
+        a, b, c, addend, other, result = matrices_of(geometry, task // blocks, operands)
         i = task % blocks % row_blocks * rows
         j = task % blocks // row_blocks * columns
         height, width = min(rows, m - i), min(columns, n - j)
-        left, right, place, added = _part(a, i, 0), _part(b, 0, j), _part(c, i, j), _part(addend, i, j)
+        left, right, place, added = part(a, i, 0), part(b, 0, j), part(c, i, j), part(addend, i, j)
         if n == 1:
             _multiply_vector(like, height, k, left, right, place, added, workspace)
         elif m == 1:
             _multiply_vector(
-                like, width, k, _transposed(right), _transposed(left), _transposed(place), _transposed(added), workspace
+                like, width, k, transposed(right), transposed(left), transposed(place), transposed(added), workspace
             )
         else:
             product(like, height, width, k, left, right, place, added, workspace)
         if epilogue != NO_EPILOGUE:
-            _finish(epilogue, height, width, place, _part(other, i, j), _part(result, i, j))
+            _finish(epilogue, height, width, place, part(other, i, j), part(result, i, j))
 
 
 @register_jitable

@@ -20,13 +20,15 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cpu.packing import round_up
+from spillgrad_kernels.cuda import conv_direct
 from spillgrad_kernels.cuda.array import empty, zeros
+from spillgrad_kernels.cuda.conv_direct import sums_dtype
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.matmul import matmul
-from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
-from spillgrad_kernels.cuda.windows import Strides, first_window, lay
+from spillgrad_kernels.cuda.windows import Strides, lay
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.elementwise import ROWS
 from spillgrad_kernels.windows import Windows
@@ -40,15 +42,8 @@ _FEW_OUTPUTS = 16
 # Tiles of a result below which the depth of its product is shared among several, and the least that each has then.
 _WANTED_TILES, _TILE = 256, 128
 _SHARED_DEPTH = 256
-# Positions that one block adds up for an element of a weight's gradient.
-_PART_POSITIONS = 1 << 14
 # Elements of patches that a thread gathers, at least.
 _GATHERED = 32
-
-
-def _sums(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that sums are kept in until they are done."""
-    return np.dtype(np.float32) if dtype.name in HALF else dtype
 
 
 # --- Patches ---------------------------------------------------------------------------------------------------------
@@ -189,7 +184,7 @@ def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | 
     groups, depth, columns = b.shape
     left = a.reshape(groups, a.shape[1], parts, depth // parts).transpose(2, 0, 1, 3)
     right = b.reshape(groups, parts, depth // parts, columns).transpose(1, 0, 2, 3)
-    return matmul(left, right, before, accumulate=before is not None, dtype=_sums(a.dtype))
+    return matmul(left, right, before, accumulate=before is not None, dtype=sums_dtype(a.dtype))
 
 
 def _total(products: DeviceArray) -> DeviceArray:
@@ -231,7 +226,7 @@ def _multiply(
     if bias is None:
         matmul(matrices, by_group, target)
     else:
-        _finish(matmul(matrices, by_group, dtype=_sums(out.dtype)).reshape(*out.shape), bias, out)
+        _finish(matmul(matrices, by_group, dtype=sums_dtype(out.dtype)).reshape(*out.shape), bias, out)
     return out
 
 
@@ -248,12 +243,12 @@ def conv(
         return out
     x, bias = contiguous(x), None if bias is None else contiguous(bias)
     if outputs // groups < _FEW_OUTPUTS:
-        _run_direct(adding_windows(x.dtype), out, x, weight, bias, windows, groups)
+        conv_direct.run(conv_direct.adding_windows(x.dtype), out, x, weight, bias, windows, groups)
         return out
     if _is_pointwise(windows, x.itemsize):
         return _multiply(contiguous(weight).reshape(groups, outputs // groups, inner), x, bias, out)
     matrices = _matrices(weight, groups)
-    depth, across, sums = matrices.shape[2], windows.grid[1], _sums(x.dtype)
+    depth, across, sums = matrices.shape[2], windows.grid[1], sums_dtype(x.dtype)
     row_bytes = across * (groups * depth * x.itemsize + outputs * sums.itemsize)
     for piece in _pieces(len(x), windows.grid[0], row_bytes):
         used = piece.all_rows * across
@@ -286,12 +281,12 @@ def conv_input(
         return out
     bias = None if bias is None else contiguous(bias)
     if outputs // groups < _FEW_OUTPUTS:
-        _run_direct(adding_inputs(grad.dtype), out, contiguous(grad), weight, bias, windows, groups)
+        conv_direct.run(conv_direct.adding_inputs(grad.dtype), out, contiguous(grad), weight, bias, windows, groups)
         return out
     if _is_pointwise(windows, grad.itemsize):
         matrices = contiguous(weight).reshape(groups, outputs // groups, inner).swapaxes(1, 2)
         return _multiply(matrices, grad, bias, out)
-    matrices, sums = _matrices(weight, groups).swapaxes(1, 2), _sums(grad.dtype)
+    matrices, sums = _matrices(weight, groups).swapaxes(1, 2), sums_dtype(grad.dtype)
     (rows, row_elements), across = windows.size, windows.grid[1]
     row_bytes = across * (groups * matrices.shape[1] * sums.itemsize + outputs * grad.itemsize)
     for piece in _pieces(len(grad), windows.image[0], -(-row_bytes // windows.stride[0])):
@@ -326,7 +321,7 @@ def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
         return zeros(shape, x.dtype)
     out, x, elements = empty(shape, x.dtype), contiguous(x), inner * math.prod(windows.size)
     if outputs < _FEW_OUTPUTS:
-        _run_direct_weight(out, contiguous(grad), x, windows, groups)
+        conv_direct.run_weight(out, contiguous(grad), x, windows, groups)
         return out
     depth, across = round_up(elements, _WHOLE), windows.grid[1]
     pieces = _pieces(len(x), windows.grid[0], across * groups * (depth + outputs) * x.itemsize)
@@ -341,194 +336,3 @@ def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
     total = _total(sums)
     copy(total[:, :, :elements], out=out.reshape(groups, outputs, elements))
     return out
-
-
-# --- Few outputs a group: a thread for each element of a result -------------------------------------------------------
-
-
-@functools.cache
-def adding_windows(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each window and output, what its group's channels have there."""
-    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    nothing = _sums(dtype).type(0)
-
-    def add_windows(
-        count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
-        pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int, width: int, down: int, across: int, x: int,
-        weight: int, bias: int, out: int,
-    ) -> None:  # fmt: skip
-        turn = cuda.grid(1)
-        while turn < count:
-            row = quotient(turn, across)
-            plane = quotient(row, down)
-            image = quotient(plane, groups * outputs)
-            m = plane - image * groups * outputs
-            first_y, first_x = (row - plane * down) * step_y - pad_y, (turn - row * across) * step_x - pad_x
-            total = nothing
-            if bias != 0:
-                total = load(bias + m * size)
-            factor = weight + m * inner * rows * row_elements * size
-            source = x + (image * groups + quotient(m, outputs)) * inner * height * width * size
-            for _ in range(inner):
-                y = first_y
-                for _ in range(rows):
-                    if 0 <= y < height:
-                        z = first_x
-                        for e in range(row_elements):
-                            if 0 <= z < width:
-                                total += load(source + (y * width + z) * size) * load(factor + e * size)
-                            z += gap_x
-                    factor += row_elements * size
-                    y += gap_y
-                source += height * width * size
-            store(out + turn * size, total)
-            turn += cuda.gridsize(1)
-
-    add_windows.__name__ = f"add_windows_{dtype.name}"
-    return Kernel(add_windows, [types.int64] * 20)
-
-
-@functools.cache
-def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element of an image, what the windows over it have for it."""
-    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    nothing = _sums(dtype).type(0)
-
-    def add_inputs(
-        count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
-        pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int, width: int, down: int, across: int, grad: int,
-        weight: int, bias: int, out: int,
-    ) -> None:  # fmt: skip
-        reach_y, reach_x = (rows - 1) * gap_y, (row_elements - 1) * gap_x
-        turn = cuda.grid(1)
-        while turn < count:
-            row = quotient(turn, width)
-            plane = quotient(row, height)
-            image = quotient(plane, groups * inner)
-            channel = plane - image * groups * inner
-            group = quotient(channel, inner)
-            y, x = row - plane * height + pad_y, turn - row * width + pad_x
-            total = nothing
-            if bias != 0:
-                total = load(bias + channel * size)
-            first_i, first_j = first_window(y, reach_y, step_y), first_window(x, reach_x, step_x)
-            source = grad + (image * groups + group) * outputs * down * across * size
-            factor = weight + (group * outputs * inner + channel - group * inner) * rows * row_elements * size
-            for _ in range(outputs):
-                i = first_i
-                while i < down and i * step_y <= y:
-                    away = y - i * step_y
-                    r = away if gap_y == 1 else quotient(away, gap_y)
-                    if r * gap_y == away:
-                        j = first_j
-                        while j < across and j * step_x <= x:
-                            beside = x - j * step_x
-                            e = beside if gap_x == 1 else quotient(beside, gap_x)
-                            if e * gap_x == beside:
-                                value = load(source + (i * across + j) * size)
-                                total += value * load(factor + (r * row_elements + e) * size)
-                            j += 1
-                    i += 1
-                source += down * across * size
-                factor += inner * rows * row_elements * size
-            store(out + turn * size, total)
-            turn += cuda.gridsize(1)
-
-    add_inputs.__name__ = f"add_inputs_{dtype.name}"
-    return Kernel(add_inputs, [types.int64] * 20)
-
-
-def _run_direct(
-    kernel: Kernel, out: DeviceArray, images: DeviceArray, weight: DeviceArray, bias: DeviceArray | None,
-    windows: Windows, groups: int,
-) -> None:  # fmt: skip
-    kernel.launch(
-        blocks_for(out.size, kernel.threads), out.size, len(weight) // groups, weight.shape[1], groups, *windows.size,
-        *windows.stride, *windows.padding, *windows.dilation, *windows.image, *windows.grid, images.address,
-        contiguous(weight).address, 0 if bias is None else bias.address, out.address,
-    )  # fmt: skip
-
-
-@functools.cache
-def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element of a weight, the products of gradients and elements it meets.
-
-    A block adds up a part of the positions: each thread every so many of them, then all threads' sums in float64.
-    """
-    load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
-    nothing, threads = _sums(dtype).type(0), THREADS
-
-    def add_products(
-        units: int, parts: int, length: int, positions: int, outputs: int, inner: int, groups: int, rows: int,
-        row_elements: int, step_y: int, step_x: int, pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int,
-        width: int, down: int, across: int, grad: int, x: int, out: int,
-    ) -> None:  # fmt: skip
-        shared = cuda.shared.array(threads, types.float64)
-        thread = cuda.threadIdx.x
-        # So far is a thread's next position: in images, rows and columns.
-        images_on = quotient(threads, down * across)
-        rows_on = quotient(threads - images_on * down * across, across)
-        columns_on = threads - (images_on * down + rows_on) * across
-        group = cuda.blockIdx.x
-        while group < units * parts:
-            unit = quotient(group, parts)
-            part = group - unit * parts
-            pair = quotient(unit, rows * row_elements)
-            element = unit - pair * rows * row_elements
-            r = quotient(element, row_elements)
-            m = quotient(pair, inner)
-            channel = quotient(m, outputs) * inner + pair - m * inner
-            shift_y, shift_x = r * gap_y - pad_y, (element - r * row_elements) * gap_x - pad_x
-            position = part * length + thread
-            last = (part + 1) * length if (part + 1) * length < positions else positions
-            row = quotient(position, across)
-            image, j = quotient(row, down), position - row * across
-            i = row - image * down
-            total = nothing
-            while position < last:
-                y, z = i * step_y + shift_y, j * step_x + shift_x
-                if 0 <= y < height and 0 <= z < width:
-                    value = load(grad + (((image * groups * outputs + m) * down + i) * across + j) * size)
-                    total += value * load(x + (((image * groups * inner + channel) * height + y) * width + z) * size)
-                position += threads
-                j += columns_on
-                i += rows_on
-                image += images_on
-                if j >= across:
-                    j -= across
-                    i += 1
-                if i >= down:
-                    i -= down
-                    image += 1
-            shared[thread] = total
-            cuda.syncthreads()
-            half = threads >> 1
-            while half > 0:
-                if thread < half:
-                    shared[thread] += shared[thread + half]
-                cuda.syncthreads()
-                half >>= 1
-            if thread == 0:
-                store(out + group * result_size, shared[0])
-            cuda.syncthreads()
-            group += cuda.gridDim.x
-
-    add_products.__name__ = f"add_products_{dtype.name}_as_{result.name}"
-    return Kernel(add_products, [types.int64] * 22, threads)
-
-
-def _run_direct_weight(
-    out: DeviceArray, grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
-) -> None:  # fmt: skip
-    outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
-    positions = len(x) * math.prod(windows.grid)
-    parts = -(-positions // _PART_POSITIONS)
-    sums = out if parts == 1 else empty((out.size, parts), np.float64)
-    kernel = adding_products(x.dtype, sums.dtype)
-    kernel.launch(
-        blocks_for(out.size * parts * kernel.threads, kernel.threads), out.size, parts, _PART_POSITIONS, positions,
-        outputs, inner, groups, *windows.size, *windows.stride, *windows.padding, *windows.dilation, *windows.image,
-        *windows.grid, grad.address, x.address, sums.address,
-    )  # fmt: skip
-    if parts > 1:
-        copy(sum_over(sums, (1,)), out=out.reshape(-1))

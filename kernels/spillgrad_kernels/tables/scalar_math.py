@@ -13,7 +13,8 @@ import numpy as np
 
 from spillgrad_kernels.jit.compile import overload, register_jitable
 from spillgrad_kernels.tables import special_math
-from spillgrad_kernels.tables.vector_math import IMPLEMENTATIONS, OPTIONS, select
+from spillgrad_kernels.tables.vector_code import OPTIONS, select
+from spillgrad_kernels.tables.vector_math import IMPLEMENTATIONS
 
 
 def where(condition: Any, chosen: Any, otherwise: Any) -> Any:

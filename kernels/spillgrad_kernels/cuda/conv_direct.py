@@ -1,0 +1,213 @@
+"""Convolution and its derivatives for groups of few outputs: a thread adds up each element of a result by itself."""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import empty
+from spillgrad_kernels.cuda.elementwise import contiguous, copy
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.reductions import sum as sum_over
+from spillgrad_kernels.cuda.windows import first_window
+from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.windows import Windows
+
+# Positions that one block adds up for an element of a weight's gradient.
+_PART_POSITIONS = 1 << 14
+
+
+def sums_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sums are kept in until they are done."""
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
+
+
+@functools.cache
+def adding_windows(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each window and output, what its group's channels have there."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    nothing = sums_dtype(dtype).type(0)
+
+    def add_windows(
+        count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
+        pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int, width: int, down: int, across: int, x: int,
+        weight: int, bias: int, out: int,
+    ) -> None:  # fmt: skip
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, across)
+            plane = quotient(row, down)
+            image = quotient(plane, groups * outputs)
+            m = plane - image * groups * outputs
+            first_y, first_x = (row - plane * down) * step_y - pad_y, (turn - row * across) * step_x - pad_x
+            total = nothing
+            if bias != 0:
+                total = load(bias + m * size)
+            factor = weight + m * inner * rows * row_elements * size
+            source = x + (image * groups + quotient(m, outputs)) * inner * height * width * size
+            for _ in range(inner):
+                y = first_y
+                for _ in range(rows):
+                    if 0 <= y < height:
+                        z = first_x
+                        for e in range(row_elements):
+                            if 0 <= z < width:
+                                total += load(source + (y * width + z) * size) * load(factor + e * size)
+                            z += gap_x
+                    factor += row_elements * size
+                    y += gap_y
+                source += height * width * size
+            store(out + turn * size, total)
+            turn += cuda.gridsize(1)
+
+    add_windows.__name__ = f"add_windows_{dtype.name}"
+    return Kernel(add_windows, [types.int64] * 20)
+
+
+@functools.cache
+def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each element of an image, what the windows over it have for it."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    nothing = sums_dtype(dtype).type(0)
+
+    def add_inputs(
+        count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
+        pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int, width: int, down: int, across: int, grad: int,
+        weight: int, bias: int, out: int,
+    ) -> None:  # fmt: skip
+        reach_y, reach_x = (rows - 1) * gap_y, (row_elements - 1) * gap_x
+        turn = cuda.grid(1)
+        while turn < count:
+            row = quotient(turn, width)
+            plane = quotient(row, height)
+            image = quotient(plane, groups * inner)
+            channel = plane - image * groups * inner
+            group = quotient(channel, inner)
+            y, x = row - plane * height + pad_y, turn - row * width + pad_x
+            total = nothing
+            if bias != 0:
+                total = load(bias + channel * size)
+            first_i, first_j = first_window(y, reach_y, step_y), first_window(x, reach_x, step_x)
+            source = grad + (image * groups + group) * outputs * down * across * size
+            factor = weight + (group * outputs * inner + channel - group * inner) * rows * row_elements * size
+            for _ in range(outputs):
+                i = first_i
+                while i < down and i * step_y <= y:
+                    away = y - i * step_y
+                    r = away if gap_y == 1 else quotient(away, gap_y)
+                    if r * gap_y == away:
+                        j = first_j
+                        while j < across and j * step_x <= x:
+                            beside = x - j * step_x
+                            e = beside if gap_x == 1 else quotient(beside, gap_x)
+                            if e * gap_x == beside:
+                                value = load(source + (i * across + j) * size)
+                                total += value * load(factor + (r * row_elements + e) * size)
+                            j += 1
+                    i += 1
+                source += down * across * size
+                factor += inner * rows * row_elements * size
+            store(out + turn * size, total)
+            turn += cuda.gridsize(1)
+
+    add_inputs.__name__ = f"add_inputs_{dtype.name}"
+    return Kernel(add_inputs, [types.int64] * 20)
+
+
+def run(
+    kernel: Kernel, out: DeviceArray, images: DeviceArray, weight: DeviceArray, bias: DeviceArray | None,
+    windows: Windows, groups: int,
+) -> None:  # fmt: skip
+    kernel.launch(
+        blocks_for(out.size, kernel.threads), out.size, len(weight) // groups, weight.shape[1], groups, *windows.size,
+        *windows.stride, *windows.padding, *windows.dilation, *windows.image, *windows.grid, images.address,
+        contiguous(weight).address, 0 if bias is None else bias.address, out.address,
+    )  # fmt: skip
+
+
+@functools.cache
+def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
+    """Return the kernel that adds up, for each element of a weight, the products of gradients and elements it meets.
+
+    A block adds up a part of the positions: each thread every so many of them, then all threads' sums in float64.
+    """
+    load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
+    nothing, threads = sums_dtype(dtype).type(0), THREADS
+
+    def add_products(
+        units: int, parts: int, length: int, positions: int, outputs: int, inner: int, groups: int, rows: int,
+        row_elements: int, step_y: int, step_x: int, pad_y: int, pad_x: int, gap_y: int, gap_x: int, height: int,
+        width: int, down: int, across: int, grad: int, x: int, out: int,
+    ) -> None:  # fmt: skip
+        shared = cuda.shared.array(threads, types.float64)
+        thread = cuda.threadIdx.x
+        # So far is a thread's next position: in images, rows and columns.
+        images_on = quotient(threads, down * across)
+        rows_on = quotient(threads - images_on * down * across, across)
+        columns_on = threads - (images_on * down + rows_on) * across
+        group = cuda.blockIdx.x
+        while group < units * parts:
+            unit = quotient(group, parts)
+            part = group - unit * parts
+            pair = quotient(unit, rows * row_elements)
+            element = unit - pair * rows * row_elements
+            r = quotient(element, row_elements)
+            m = quotient(pair, inner)
+            channel = quotient(m, outputs) * inner + pair - m * inner
+            shift_y, shift_x = r * gap_y - pad_y, (element - r * row_elements) * gap_x - pad_x
+            position = part * length + thread
+            last = (part + 1) * length if (part + 1) * length < positions else positions
+            row = quotient(position, across)
+            image, j = quotient(row, down), position - row * across
+            i = row - image * down
+            total = nothing
+            while position < last:
+                y, z = i * step_y + shift_y, j * step_x + shift_x
+                if 0 <= y < height and 0 <= z < width:
+                    value = load(grad + (((image * groups * outputs + m) * down + i) * across + j) * size)
+                    total += value * load(x + (((image * groups * inner + channel) * height + y) * width + z) * size)
+                position += threads
+                j += columns_on
+                i += rows_on
+                image += images_on
+                if j >= across:
+                    j -= across
+                    i += 1
+                if i >= down:
+                    i -= down
+                    image += 1
+            shared[thread] = total
+            cuda.syncthreads()
+            half = threads >> 1
+            while half > 0:
+                if thread < half:
+                    shared[thread] += shared[thread + half]
+                cuda.syncthreads()
+                half >>= 1
+            if thread == 0:
+                store(out + group * result_size, shared[0])
+            cuda.syncthreads()
+            group += cuda.gridDim.x
+
+    add_products.__name__ = f"add_products_{dtype.name}_as_{result.name}"
+    return Kernel(add_products, [types.int64] * 22, threads)
+
+
+def run_weight(
+    out: DeviceArray, grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
+) -> None:  # fmt: skip
+    outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
+    positions = len(x) * math.prod(windows.grid)
+    parts = -(-positions // _PART_POSITIONS)
+    sums = out if parts == 1 else empty((out.size, parts), np.float64)
+    kernel = adding_products(x.dtype, sums.dtype)
+    kernel.launch(
+        blocks_for(out.size * parts * kernel.threads, kernel.threads), out.size, parts, _PART_POSITIONS, positions,
+        outputs, inner, groups, *windows.size, *windows.stride, *windows.padding, *windows.dilation, *windows.image,
+        *windows.grid, grad.address, x.address, sums.address,
+    )  # fmt: skip
+    if parts > 1:
+        copy(sum_over(sums, (1,)), out=out.reshape(-1))
