@@ -26,31 +26,20 @@ if TYPE_CHECKING:
     from spillgrad.autograd.pylayer import PyLayer, PyLayerContext
     from spillgrad.autograd.variable import Variable
 
-_HOME = {
-    "backward": "differentiate",
-    "grad": "differentiate",
-    "detect_anomaly": "core.anomaly_mode",
-    "set_detect_anomaly": "core.anomaly_mode",
-    "enable_grad": "core.grad_mode",
-    "inference_mode": "core.grad_mode",
-    "is_grad_enabled": "core.grad_mode",
-    "no_grad": "core.grad_mode",
-    "set_grad_enabled": "core.grad_mode",
-    "hessian": "lazy_jacobian",
-    "jacobian": "lazy_jacobian",
-    "gradcheck": "gradcheck",
-    "gradgradcheck": "gradcheck",
-    "disable_saved_tensors_hooks": "core.hooks",
-    "saved_tensors_hooks": "core.hooks",
-    "Function": "function",
-    "FunctionCtx": "function",
-    "PyLayer": "pylayer",
-    "PyLayerContext": "pylayer",
-    "once_differentiable": "function",
-    "save_on_cpu": "cpu_hooks",
-    "SavedTensor": "core.saved",
-    "Variable": "variable",
+_NAMES = {
+    "core.anomaly_mode": "detect_anomaly set_detect_anomaly",
+    "core.grad_mode": "enable_grad inference_mode is_grad_enabled no_grad set_grad_enabled",
+    "core.hooks": "disable_saved_tensors_hooks saved_tensors_hooks",
+    "core.saved": "SavedTensor",
+    "cpu_hooks": "save_on_cpu",
+    "differentiate": "backward grad",
+    "function": "Function FunctionCtx once_differentiable",
+    "gradcheck": "gradcheck gradgradcheck",
+    "lazy_jacobian": "hessian jacobian",
+    "pylayer": "PyLayer PyLayerContext",
+    "variable": "Variable",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")
 
 __all__ = [

@@ -46,7 +46,7 @@ class Context:
     def save_for_backward(self, *tensors: Any) -> None:
         """Save tensors (or None) for backward; once, in forward. Active hooks pack them after forward has returned.
 
-        Raises GraphError on a second call or outside forward, OperandError for what is neither tensor nor None.
+        Raises GraphError on a second call or outside forward, OperandError for anything but tensors and None.
         """
         if self._forward_done:
             raise GraphError("save_for_backward: called outside forward; save what backward needs in forward")
@@ -92,7 +92,7 @@ class CustomNode(Node):
         self._inputs = inputs.layout
         self._metas: list[tuple[tuple[int, ...], Any]] = [(t.shape, t.dtype) for t in inputs.tensors]
         self.edges = tuple(t.gradient_edge() if t.requires_grad else NO_EDGE for t in inputs.tensors)
-        self._slots: list[int | None] = []  # per value forward returned: its output number, None for what is no tensor
+        self._slots: list[int | None] = []  # per value forward returned: its output number, None for other values
 
     def name(self) -> str:
         return f"{self._kind.__name__}Backward"
@@ -253,7 +253,7 @@ class CustomFunction:
         if cls._returns_a_tensor and not any(isinstance(value, Tensor) for value in values):
             raise cls._forward_error(
                 f"{cls.__name__}: At least one output of `PyLayer.forward` is a `Tensor`: got "
-                f"{type(returned).__name__}; return what is to have a gradient, itself or in a tuple or list"
+                f"{type(returned).__name__}; return a Tensor, or a tuple or list that holds one"
             )
         outputs = cls._outputs(ctx, node, values, inputs)
         if node is not None:

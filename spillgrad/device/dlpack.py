@@ -76,7 +76,7 @@ class Content(NamedTuple):
             return cls(_Tensor.from_address(address + ctypes.sizeof(_Versioned)), versioned)
         if _is_valid(capsule, b"dltensor"):
             return cls(_Tensor.from_address(_pointer_of(capsule, b"dltensor")), None)
-        raise ArgumentError(f"dlpack: got {capsule!r}; wanted a DLPack capsule that nobody took")
+        raise ArgumentError(f"dlpack: got {capsule!r}; wanted an unused DLPack capsule")
 
 
 class _Stream(NamedTuple):

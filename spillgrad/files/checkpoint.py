@@ -159,7 +159,7 @@ def _load(
     if scheduler is not None and state["scheduler"] is None:
         raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
     if data is not None and state.get("data") is None:
-        raise CheckpointError(f"checkpoint: {directory} does not say where its data stood; load it without them")
+        raise CheckpointError(f"checkpoint: {directory} holds no position of the data; load it without data")
     with _of_this_run(directory):
         if scheduler is not None:
             _require_alike("the schedule", state["scheduler"], scheduler.state_dict())
@@ -221,7 +221,7 @@ _DEEPEST = 32
 
 
 def require_state(current: Path, state: dict[str, Any]) -> None:
-    """Raise CheckpointError for a state that no save writes, whatever its checksum says."""
+    """Raise CheckpointError for a state that no save writes, even if its checksum is right."""
     wrong = [f"no {key}" for key in _NEEDED if key not in state]
     wrong += [
         f"{key} that is a {type(state[key]).__name__}"
@@ -393,7 +393,7 @@ def _require_json(state: dict[str, Any]) -> None:
             json.dumps({key: value}, indent=1)
         except (TypeError, ValueError, RecursionError) as error:
             raise OperandError(
-                f"save_checkpoint: {key} holds what JSON cannot ({error}); give numbers, text, lists and dicts"
+                f"save_checkpoint: JSON cannot hold {key} ({error}); give numbers, text, lists and dicts"
             ) from error
 
 

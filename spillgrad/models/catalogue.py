@@ -86,7 +86,7 @@ def config(name: str | Config, context: int | None = None, **overrides: Any) -> 
     fields = [field.name for field in dataclasses.fields(chosen)]
     unknown = [key for key in overrides if key not in fields]
     if unknown:
-        raise ArgumentError(f"models: got {', '.join(unknown)}; what may be set is {', '.join(fields)}")
+        raise ArgumentError(f"models: got {', '.join(unknown)}; the sizes are {', '.join(fields)}")
     return dataclasses.replace(chosen, **overrides)
 
 
@@ -109,7 +109,7 @@ def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
 
 
 def config_of(path: str | os.PathLike[str]) -> Config:
-    """Return the config of the model that `from_safetensors` reads from a path. Raises what that raises."""
+    """Return the config of the model that `from_safetensors` reads from a path. Raises the same errors."""
     kind, saved, description = _read(path)
     return kind.config_of(saved, description, path)  # type: ignore[no-any-return]
 

@@ -72,7 +72,7 @@ def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ..
         if name in description and description[name] not in values
     ]
     if wrong:
-        raise CheckpointError(f"config.json: got {'; '.join(wrong)}; such a model is not known here")
+        raise CheckpointError(f"config.json: got {'; '.join(wrong)}; spillgrad cannot build such a model")
 
 
 def without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[str]) -> Weights:

@@ -9,6 +9,37 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import activations, creation, normalization, trigonometry
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "CELU",
+    "ELU",
+    "GELU",
+    "GLU",
+    "SELU",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyReLU",
+    "LogSigmoid",
+    "LogSoftmax",
+    "Mish",
+    "PReLU",
+    "RReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softmax2d",
+    "Softmin",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
+]  # fmt: skip
+
 
 class _Activation(Module):
     """A module that calls one function with fixed options, which are its attributes and part of its representation."""

@@ -11,6 +11,8 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import channel_norm, creation, shape
 from spillgrad.tensor import Tensor
 
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
+
 
 class _TrackedNorm(Module):
     """The base of these layers: options, parameters and running statistics."""

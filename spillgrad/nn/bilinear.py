@@ -11,6 +11,8 @@ from spillgrad.ops import creation
 from spillgrad.ops.bilinear import bilinear
 from spillgrad.tensor import Tensor
 
+__all__ = ["Bilinear"]
+
 
 class Bilinear(Module):
     """Compute x1 A x2 + b, with one matrix A for each output.

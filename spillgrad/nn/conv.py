@@ -13,6 +13,8 @@ from spillgrad.ops.padding import pad
 from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
 
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
 
 class _Conv(Module):
     """The base of these layers: options, parameters and their initial values."""

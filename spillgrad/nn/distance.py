@@ -4,6 +4,8 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import distance
 from spillgrad.tensor import Tensor
 
+__all__ = ["CosineSimilarity", "PairwiseDistance"]
+
 
 class CosineSimilarity(Module):
     """Cosine of the angle between two vectors along a dimension; their lengths are taken as at least `eps`."""

@@ -5,6 +5,8 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import dropout_masks
 from spillgrad.tensor import Tensor
 
+__all__ = ["AlphaDropout", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout"]
+
 
 class _Dropout(Module):
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:

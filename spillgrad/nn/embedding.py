@@ -10,6 +10,8 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import creation, embedding
 from spillgrad.tensor import Tensor
 
+__all__ = ["Embedding", "EmbeddingBag"]
+
 
 class _Table(Module):
     """The base of these layers: the table, its initial values, and the lookup of rows."""

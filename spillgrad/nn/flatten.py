@@ -4,6 +4,8 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import shape
 from spillgrad.tensor import Tensor
 
+__all__ = ["Flatten"]
+
 
 class Flatten(Module):
     """Join the dimensions from `start_dim` to `end_dim` into one."""

@@ -8,6 +8,8 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import channel_norm
 from spillgrad.tensor import Tensor
 
+__all__ = ["GroupNorm", "LocalResponseNorm"]
+
 
 class GroupNorm(Affine):
     """Normalise groups of channels of each sample to mean 0 and variance 1, then scale and shift each channel.

@@ -5,6 +5,8 @@ from typing import Any
 from spillgrad.nn.module import Module
 from spillgrad.tensor import Tensor
 
+__all__ = ["Identity"]
+
 
 class Identity(Module):
     """Return the input; the constructor ignores all arguments, so that it can replace any layer."""

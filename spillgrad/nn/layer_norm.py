@@ -8,6 +8,8 @@ from spillgrad.ops import normalization
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 
+__all__ = ["LayerNorm"]
+
 
 class LayerNorm(Affine):
     """Normalise the last dimensions to mean 0 and variance 1, then scale and shift.

@@ -9,6 +9,8 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import creation, matrix_products
 from spillgrad.tensor import Tensor
 
+__all__ = ["Linear"]
+
 
 class Linear(Module):
     """Compute `x @ weight.T + bias`.

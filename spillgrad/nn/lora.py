@@ -23,6 +23,8 @@ from spillgrad.ops.elementwise import call
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 
+__all__ = ["LoRAConv1D", "LoRALinear", "load_lora_state_dict", "lora", "lora_state_dict", "merge_lora"]
+
 # The prefix of every name in peft's files.
 _PEFT_PREFIX = "base_model.model."
 

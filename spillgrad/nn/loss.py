@@ -7,6 +7,13 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import ctc, elementwise_losses, likelihood_losses, losses, margin_losses
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss",
+    "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "MarginRankingLoss",
+    "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss", "PoissonNLLLoss",
+    "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss", "TripletMarginWithDistanceLoss",
+]  # fmt: skip
+
 
 class _Loss(Module):
     """A module that calls one function; tensors among its options are buffers."""

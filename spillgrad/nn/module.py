@@ -13,6 +13,8 @@ from spillgrad.nn.registration import to_register
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 
+__all__ = ["Module"]
+
 
 class Module(ModuleCalls, ModuleState):
     """The base of layers and models; assigning parameters, buffers and sub-modules to attributes registers them.

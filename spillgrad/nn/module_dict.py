@@ -3,6 +3,8 @@
 from spillgrad.nn.module import Module
 from spillgrad.nn.registry_dict import RegistryDict
 
+__all__ = ["ModuleDict"]
+
 
 class ModuleDict(RegistryDict[Module]):
     """A dictionary whose modules are registered under their keys, in insertion order; it has no forward."""

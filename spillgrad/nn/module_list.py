@@ -7,6 +7,8 @@ from typing import Self
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_sequence import ModuleSequence
 
+__all__ = ["ModuleList"]
+
 
 class ModuleList(ModuleSequence):
     """A list whose modules are registered under their index; it has no forward."""

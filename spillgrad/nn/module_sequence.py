@@ -28,7 +28,7 @@ class ModuleSequence(Module):
         return self
 
     def insert(self, index: int, module: Module) -> Self:
-        """Insert a module before an index. Raises DimensionError beyond the end, TypeError for what is no module."""
+        """Insert a module before an index. Raises DimensionError beyond the end, TypeError for other objects."""
         if not isinstance(module, Module):
             raise TypeError(self._misfit("insert", "a Module", module))
         if not -len(self) <= index <= len(self):

@@ -11,6 +11,8 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import attention, creation, dropout_masks, indexing, matrix_products, normalization
 from spillgrad.tensor import Tensor
 
+__all__ = ["MultiheadAttention"]
+
 
 class MultiheadAttention(Module):
     """Attend from queries to keys and values with several heads; each uses its share of the embedding.

@@ -7,6 +7,12 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import padding as ops
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d", "ConstantPad2d", "ConstantPad3d",
+    "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "ReplicationPad1d", "ReplicationPad2d",
+    "ReplicationPad3d", "ZeroPad1d", "ZeroPad2d", "ZeroPad3d",
+]  # fmt: skip
+
 
 class _Pad(Module):
     """Pads the last `_dims` dimensions; widths are (before, after) from the last one on."""

@@ -4,6 +4,8 @@ from typing import Any
 
 from spillgrad.tensor import Tensor
 
+__all__ = ["Buffer", "Parameter"]
+
 
 class Parameter(Tensor):
     """A leaf tensor that modules register when it is assigned to one of their attributes; shares memory with `data`."""

@@ -9,6 +9,8 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.registry_dict import RegistryDict
 from spillgrad.tensor import Tensor
 
+__all__ = ["ParameterDict", "ParameterList"]
+
 
 def _as_parameter(name: str, value: Any) -> Parameter:
     """Return a parameter over a tensor's memory. Raises OperandError for anything but a tensor."""

@@ -6,6 +6,8 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import rearrange, shape, sliding_windows
 from spillgrad.tensor import Tensor
 
+__all__ = ["ChannelShuffle", "Fold", "PixelShuffle", "PixelUnshuffle", "Unflatten", "Unfold"]
+
 
 class Unflatten(Module):
     """Split one dimension into several sizes."""

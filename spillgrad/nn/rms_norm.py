@@ -10,6 +10,8 @@ from spillgrad.ops import creation, normalization
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 
+__all__ = ["RMSNorm"]
+
 
 class RMSNorm(Module):
     """Divide by the root mean square of the last dimensions, then scale.

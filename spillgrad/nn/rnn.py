@@ -14,6 +14,8 @@ from spillgrad.nn.utils.rnn import PackedSequence
 from spillgrad.ops import creation, dropout_masks, indexing, join_split, recurrent, recurrent_layer, shape
 from spillgrad.tensor import Tensor
 
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNBase", "RNNCell"]
+
 
 class RNNBase(Module):
     """The base of recurrent networks: layers, directions, and running over padded or packed sequences."""

@@ -6,6 +6,8 @@ from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_sequence import ModuleSequence
 
+__all__ = ["Sequential"]
+
 
 class Sequential(ModuleSequence):
     """Feed each module's result to the next. Takes the modules, or one dict of modules by name."""

@@ -18,6 +18,10 @@ from spillgrad.nn.multihead_attention import MultiheadAttention
 from spillgrad.ops import activations, arithmetic, creation
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
+]  # fmt: skip
+
 Activation = str | Callable[[Tensor], Tensor]
 
 

@@ -6,6 +6,8 @@ from spillgrad.nn.module import Module
 from spillgrad.ops.interpolate import interpolate
 from spillgrad.tensor import Tensor
 
+__all__ = ["Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"]
+
 
 class Upsample(Module):
     """Resize images to a given size or by a given factor (see `functional.interpolate`).

@@ -78,7 +78,7 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
 
 
 def test_a_size_that_does_not_exist_is_named():
-    with pytest.raises(ArgumentError, match="got n_heads; what may be set is vocab_size"):
+    with pytest.raises(ArgumentError, match="got n_heads; the sizes are vocab_size"):
         models.build("tiny", n_heads=3)
 
 

@@ -63,7 +63,7 @@ _INHERITED: tuple[threading.local, ...] = (state, hooks.stack, labels.current, a
 def current_run() -> Run:
     """Return the backward that this thread is running. Raises GraphError when there is none."""
     if _thread.run is None:
-        raise GraphError("backward: none goes on in this thread; a gradient's hook is called by backward alone")
+        raise GraphError("backward: this thread is running none; only backward may call a gradient's hook")
     return _thread.run
 
 
