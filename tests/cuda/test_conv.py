@@ -12,6 +12,7 @@ from spillgrad.errors import HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad_kernels.cpu import conv as on_cpu
 from spillgrad_kernels.cuda import conv as on_device
+from spillgrad_kernels.cuda import conv_direct
 from spillgrad_kernels.cuda import windows as windows_on_device
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.windows import Windows
@@ -100,7 +101,7 @@ def test_pieces_are_as_small_as_they_were_asked_to_be():
 
 def test_the_gradient_of_a_weight_is_shared_among_products_or_blocks(monkeypatch):
     case = (1, 1, 1, 1, (3, 4), (1, 2), (1, 1), (0, 0), (1, 1))
-    monkeypatch.setattr(on_device, "_PART_POSITIONS", 5)
+    monkeypatch.setattr(conv_direct, "_PART_POSITIONS", 5)
     assert_agree(case, np.float32)
     monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
     monkeypatch.setattr(on_device, "_SHARED_DEPTH", 4)
@@ -116,7 +117,7 @@ def test_the_depth_of_a_product_of_few_tiles_is_shared_among_several(monkeypatch
 
 
 def test_results_do_not_depend_on_the_number_of_blocks(way, monkeypatch):
-    monkeypatch.setattr(on_device, "_PART_POSITIONS", 3)
+    monkeypatch.setattr(conv_direct, "_PART_POSITIONS", 3)
     windows, *arrays = draw((1, 1, 2, 1, (3, 3), (2, 1), (1, 1), (0, 0), (1, 1)), np.float32)
     x, weight, grad = map(to_device, arrays)
     found = []
