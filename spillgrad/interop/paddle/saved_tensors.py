@@ -160,43 +160,43 @@ class _Saved(hooks.SavedValue):
 
 
 class save_on_disk(SpillContext):
-    """Keep what Paddle saves for backward inside on disk, and at most `ram_budget` bytes of it in RAM.
+    """Spill what Paddle saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    Gradients are the same, bit for bit. Leaving the context only stops packing: backward may run later. Files are
-    removed when the last graph that uses them dies, or at process exit. Re-enterable, in any thread, and cheap to make
-    anew for each step. `pack_hook` and `unpack_hook` are the ready-made pair, usable in
-    `paddle.autograd.saved_tensors_hooks(...)` too.
+    Gradients are the same, bit for bit. After the context has ended, no more tensors are spilled; backward may run
+    later. The files are removed when the last graph that uses them is gone, or when the process ends. The same object
+    can be entered again, in any thread, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook`
+    can be passed to `paddle.autograd.saved_tensors_hooks(...)` too.
 
-    These contexts nest, and are each for the thread that entered it. But Paddle has one pair of hooks at a time:
-    within other hooks this context raises, and other hooks raise within it, such as those of `recompute` with
-    `use_reentrant=False`; its default works.
+    These contexts can be nested. Each affects the thread that entered it. But Paddle has only one pair of hooks at a
+    time: this context raises an error inside other hooks, and other hooks raise one inside it. `recompute` with
+    `use_reentrant=False` has such hooks; its default works.
 
-    Memory is stored once, however many nodes and views save it, unless it left RAM in between. Not spilled are
-    parameters and other leaves that require a gradient, which stay in RAM anyway; what spans fewer than `min_bytes`;
-    what `only` (see `saved_tensors_hooks` of `spillgrad.autograd`; of a saved value it gets `tensor` and `nbytes`) does
-    not take; and what is not dense, or not in host memory. With a `min_bytes` below 4096, smaller memory is copied into
-    arrays that many share, as by `spillgrad.save_on_disk`.
+    Memory is stored once, however many nodes and views save it, unless it left RAM in between. These tensors stay in
+    RAM: parameters and other leaves that require a gradient, because they are in RAM anyway; tensors that span fewer
+    than `min_bytes`; tensors that `only` does not take (see `saved_tensors_hooks` of `spillgrad.autograd`; it gets
+    `tensor` and `nbytes`); and tensors that are not dense, or not in host memory. With a `min_bytes` below 4096, memory
+    smaller than that is copied into arrays that many share, as in `spillgrad.save_on_disk`.
 
-    A saved tensor that was modified in place raises in backward, as it does without hooks; of what a PyLayer saved, the
-    old values come back, or it raises. Only Paddle's version counters tell.
+    A saved tensor that was modified in place raises an error in backward, as it does without hooks. If a PyLayer saved
+    it, its old values come back, or it raises. Only Paddle's version counters show such changes.
 
-    While a graph is retained, or `paddle.grad` has run through it, Paddle keeps what it got back in RAM.
+    Paddle keeps tensors that it got back in RAM while a graph is retained, or after `paddle.grad` has run through it.
 
-    What goes wrong in a hook reaches callers as Paddle's OSError, which has the message; once that leaves the context,
-    it is the error itself.
+    An error in a hook reaches the caller as Paddle's OSError with the same message. When that leaves the context, the
+    context raises the original error.
 
     `direct_io`, `checksums`, `on_full`, `codec`, `encrypt` and `keep_journal`, as well as `stats()`, `flush()`,
     `preflight()` and `directory`, are those of `spillgrad.save_on_disk`.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
-    Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
-    without `ram_budget`, or within other hooks; SpillError for a directory that cannot be used, a journal of another
-    object that lives, and, where something is saved, for a disk that refuses.
+    Raises BudgetError for a size that does not parse; ArgumentError for an unknown word, for a missing package, without
+    `ram_budget`, or inside other hooks; SpillError for a directory that cannot be used, or a journal that belongs to
+    another living object, and, when a tensor is saved, for a disk that is full or fails.
     """
 
     def __init__(

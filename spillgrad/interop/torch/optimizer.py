@@ -28,7 +28,7 @@ from spillgrad_kernels.memory.holder import Holder
 
 
 class _InStore(Holder):
-    """A tensor of an optimizer's state that a store has, and what it is while it is lent for an update."""
+    """A tensor of an optimizer's state in a store; `lent` is the tensor in RAM during an update."""
 
     __slots__ = ("_array", "_device", "_layout", "_store", "lent")
 
@@ -228,13 +228,14 @@ def disk_offload_optimizer(
         with save_on_disk(optimizer):  # if saved tensors are to share the store and its budget
             loss = model(x)
 
-    It is the same object, of a class that derives from its own: schedulers, gradient scalers and hooks go on working.
-    `step()` updates one parameter after the other, whose state is read ahead of time once a step has shown in which
-    order; results are the same, bit for bit, with `foreach` and `fused` too. A closure is called once, before.
+    The result is the same object. Its class derives from the one it had, so schedulers, gradient scalers and hooks go
+    on working. `step()` updates one parameter after another. Once a step has shown the order, it reads their state
+    ahead of time. Results are the same, bit for bit, also with `foreach` and `fused`. A closure is called once, before
+    the updates.
 
-    `state_dict()` has copies of all tensors in RAM, and `load_state_dict()` takes those of optimizers in RAM too. A
-    tensor of `state` that is looked at between two steps is in RAM until the next one. The whole cannot be copied or
-    pickled. `stats()`, `flush()`, `preflight()` and `directory` are about the store.
+    `state_dict()` has copies of all tensors in RAM. `load_state_dict()` takes that of an optimizer in RAM too. A tensor
+    of `state` that is used between two steps is in RAM until the next one. The optimizer itself cannot be copied or
+    pickled. `stats()`, `flush()`, `preflight()` and `directory` are those of the store.
 
     Tensors of fewer than `min_bytes` stay in RAM. `direct_io`, `checksums`, `on_full` and `keep_journal` are those of
     `spillgrad.disk_offload`.

@@ -107,31 +107,34 @@ class _Memory:
 
 
 class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
-    """Keep what PyTorch saves for backward inside on disk, and at most `ram_budget` bytes of it in RAM.
+    """Spill what PyTorch saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    Gradients are the same, bit for bit. Leaving the context only stops packing: backward may run later. Files are
-    removed when the last graph that uses them dies, or at process exit. Re-enterable, in any thread, and cheap to make
-    anew for each step; as all hooks of PyTorch, it is for the thread that entered it. `pack_hook` and `unpack_hook` are
-    the ready-made pair, usable in `saved_tensors_hooks(...)` and `register_hooks(...)` too.
+    Gradients are the same, bit for bit. After the context has ended, no more tensors are spilled; backward may run
+    later. The files are removed when the last graph that uses them is gone, or when the process ends. The same object
+    can be entered again, in any thread, and it is cheap to make a new one for each step. Like all hooks of PyTorch, it
+    affects the thread that entered it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
+    `register_hooks(...)` too.
 
-    In place of a directory it takes what `disk_offload_optimizer` returned, and shares its store and budget.
+    In place of a directory it takes the optimizer that `disk_offload_optimizer` returned, and shares its store and
+    budget.
 
-    One storage is stored once, however many nodes and views save it. Not spilled are parameters and views of them or of
-    other leaves that require a gradient, which stay in RAM anyway; what spans fewer than `min_bytes`; what `only`
-    (see `saved_tensors_hooks` of `spillgrad.autograd`; of a saved value it gets `tensor` and `nbytes`) does not take;
-    and what is not plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses. With a
-    `min_bytes` below 4096, smaller storages are copied into arrays that many share, as by `spillgrad.save_on_disk`.
+    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: parameters, other
+    leaves that require a gradient, and views of both, because they are in RAM anyway; tensors that span fewer than
+    `min_bytes`; tensors that `only` does not take (see `saved_tensors_hooks` of `spillgrad.autograd`; it gets `tensor`
+    and `nbytes`); and tensors that are not plain memory with strides: sparse, quantized, nested, meta and fake tensors,
+    and subclasses. With a `min_bytes` below 4096, storages smaller than that are copied into arrays that many of them
+    share, as in `spillgrad.save_on_disk`.
 
-    A saved tensor that was modified in place raises in backward, as it does without hooks. Only PyTorch's version
-    counters tell: changes through `.data`, `.numpy()` or other libraries go unnoticed, as they do without hooks. What
-    was saved cannot be resized.
+    A saved tensor that was modified in place raises an error in backward, as it does without hooks. Only PyTorch's
+    version counters show such changes: those through `.data`, `.numpy()` or other libraries go unnoticed, as they do
+    without hooks. A saved tensor cannot be resized.
 
-    Tensors on a CUDA device are copied to pinned memory, which counts as RAM here, on a stream beside the kernels, and
-    copied back when backward asks for them.
+    Tensors on a CUDA device are copied to pinned memory, which counts in `ram_budget`, on a stream beside the kernels.
+    They are copied back when backward asks for them.
 
     `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`, `vjp`, `jacrev` and
     `hessian` refuse all hooks.
@@ -141,9 +144,9 @@ class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
     used.
-    Raises BudgetError for a size that does not parse, ArgumentError for an unknown word, without a package it needs,
-    without `ram_budget`, or for an option that is the optimizer's; SpillError for a directory that cannot be used, a
-    journal of another object that lives, and, where something is saved, for a disk that refuses.
+    Raises BudgetError for a size that does not parse; ArgumentError for an unknown word, for a missing package, without
+    `ram_budget`, or for an option that the optimizer has already; SpillError for a directory that cannot be used, or a
+    journal that belongs to another living object, and, when a tensor is saved, for a disk that is full or fails.
     """
 
     @torch.compiler.disable

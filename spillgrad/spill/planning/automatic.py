@@ -31,7 +31,7 @@ _JUDGED_STEPS = 3
 
 
 class _Run:
-    """What one thread recorded since the store last became empty."""
+    """The record of one thread since the store was last empty."""
 
     def __init__(self, known: "_Known", recorder: Recorder | None, recomputed: frozenset[str]) -> None:
         self.known = known
@@ -42,10 +42,10 @@ class _Run:
 
 
 class _Known:
-    """What is known of one model's steps, of one size, under one budget, on one disk.
+    """What the process knows about the steps of one model, with inputs of one size, one budget and one disk.
 
-    It changes its mind at most twice, so that steps are alike: from nothing recomputed to a choice, and back for good
-    if that took longer.
+    The choice changes at most twice, so that steps are alike: from recomputing nothing to a choice, and back for good
+    if steps took longer.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -99,19 +99,19 @@ class _Thread(threading.local):
     depth = 0
 
 
-# What the process knows, of models by their first sub-module; and finished steps nobody has looked at yet.
+# What is known of models, by their first sub-module; and finished steps that are yet to be learned from.
 _known: "weakref.WeakKeyDictionary[Module, dict[Hashable, _Known]]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 _finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
 
 
 class Automatic:
-    """What `save_on_disk(policy="auto")` does with modules: nothing, or what earlier steps of this process taught.
+    """The policy "auto" of `save_on_disk`: it recomputes nothing, or what earlier steps of this process have shown.
 
     A step lasts until the store is empty again: a forward and a backward, of which several may come before an update.
-    The second one is measured: what each module saved, how long its
-    forward took, how fast the disk was, and how long the step waited for it. If it waited, the choice is what
-    `choose` says; a step like the first two if even that is slower. Steps of several threads at once teach nothing.
+    From the second step on it measures what each module saved, how long its forward took, how fast the disk was, and
+    how long the step waited for it. If a step waited, `choose` decides what to recompute. If steps become slower by
+    that, they go back to what they were. Steps of several threads at once are not measured.
     """
 
     def __init__(self, store: DiskStore, device: int) -> None:

@@ -10,7 +10,7 @@ WORTH_SHARE = 0.05
 
 
 class Choice(NamedTuple):
-    """Modules to recompute: what that spares altogether, and takes, and how long a step then takes."""
+    """Modules to recompute: the bytes that frees, the seconds it takes, and the seconds of a step then."""
 
     paths: frozenset[str]
     freed_bytes: int
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """One module to recompute in place of others within it: bytes more that go, seconds more that come."""
+    """One module to recompute in place of modules inside it: the bytes and seconds that adds."""
 
     add: str
     remove: tuple[str, ...]
@@ -28,10 +28,11 @@ class _Exchange(NamedTuple):
 
 
 def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choice:
-    """Return what makes a step shortest, the fewest modules among what is about as short.
+    """Return the choice with the shortest step; among steps that are about as short, the one with the fewest modules.
 
-    `step_s` says how long a step takes that saves so many bytes less and computes so many seconds more. Whatever spares
-    most for its time goes first, and of equals the earlier layer: its tensors are the first to go to disk.
+    `step_s(freed_bytes, seconds)` returns how long a step takes that saves so many bytes less and computes so many
+    seconds longer. Modules that free most bytes for their time come first. Of equal ones the earlier layer does, as its
+    tensors are the first to go to disk.
     """
     best = min(choices(units, step_s), key=lambda choice: choice.step_s)
     first = Choice(frozenset(), 0, 0.0, step_s(0, 0.0))
@@ -67,7 +68,7 @@ def _exchanges(unit: Unit) -> list[_Exchange]:
         done = tuple(step.add for step in steps)
         freed_bytes = whole.freed_bytes - sum(step.freed_bytes for step in steps)
         seconds = max(0.0, whole.seconds - sum(step.seconds for step in steps))
-        # Where the rest spares more for its time than the last part did, that part is no step of its own.
+        # If the rest frees more for its time than the last part, they become one step.
         if not steps or _worth(freed_bytes, seconds) <= _worth(steps[-1].freed_bytes, steps[-1].seconds):
             break
         steps.pop()
