@@ -79,6 +79,7 @@ LATE_IMPORTS = {
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
     "spillgrad_tools.report": "only a page needs plotly and Jinja2, which may not be installed",
+    "spillgrad.storage.journal.late_events": "`import spillgrad` must not wait for msgspec, which only stores need",
     "spillgrad.storage.disk.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 

@@ -10,7 +10,7 @@ from spillgrad.inspection.placed import Journals
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.segments import inspect_segment
 from spillgrad.inspection.untrusted import UntrustedReader
-from spillgrad.storage.journal.writer import is_journal
+from spillgrad.storage.journal.files import is_journal
 from spillgrad.storage.runs.run_directory import RUN_NAME, is_segment
 
 _SUGGESTED = 5

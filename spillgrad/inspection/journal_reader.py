@@ -9,9 +9,10 @@ from pathlib import Path
 
 from spillgrad.errors import SpillFormatError
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.lines import LONGEST_BYTES, Head, read_head, read_lines
+from spillgrad.inspection.lines import LONGEST_BYTES, read_head, read_lines
 from spillgrad.storage.format_version import check_version
-from spillgrad.storage.journal.writer import FORMAT_VERSION, is_of, old_path
+from spillgrad.storage.journal.events import Head
+from spillgrad.storage.journal.files import FORMAT_VERSION, is_of, old_path
 from spillgrad.storage.runs import file_lock
 
 _PIECE_BYTES = 256 << 10

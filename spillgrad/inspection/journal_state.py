@@ -5,10 +5,12 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from spillgrad.inspection.lines import Line, Totals
+from msgspec import UnsetType
+
 from spillgrad.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
+from spillgrad.storage.journal import events
 from spillgrad.storage.journal.writer import LONGEST_PLAN
 from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
@@ -24,6 +26,9 @@ _NAMES_MAX = 2 << 20
 _SAMPLES_MAX = 20_000
 # Of an array that is live the bytes, and, in so many bits, which source it has: a number takes a third of a tuple.
 _SOURCE_BITS = _ORIGINS_MAX.bit_length()
+_OfArray = events.Write | events.Read | events.Shrink | events.Wait
+_WithOrigin = events.Pack | events.Keep | _OfArray
+_T = TypeVar("_T")
 _KINDS = {"p": "put", "u": "use", "d": "drop"}
 
 
@@ -103,33 +108,32 @@ class JournalState:
         self._sample_gap_s = 0.0
         self._phase_began_s = 0.0
         self._on_span = on_span
-        self._handlers: dict[str, Callable[[Line], None]] = {
-            "pack": self._packed,
-            "label": self._relabeled,
-            "keep": self._kept,
-            "share": self._shared,
-            "write": self._written,
-            "read": self._read,
-            "wait": self._waited,
-            "place": self._stands,
-            "change": lambda line: self._leaves(line.array),
-            "flush": self._flushed,
-            "free": self._freed,
-            "fail": self._failed,
-            "phase": self._phase_began,
-            "step": self._step_ended,
-            "plan": self._planned,
-            "sample": self._sampled,
-            "shrink": self._shrunk,
-            "totals": self._begun,
-            "end": self._ended,
-            "lost": self._lost,
+        self._handlers: dict[type[events.Event], Callable[[Any], None]] = {
+            events.Pack: self._packed,
+            events.Label: self._relabeled,
+            events.Keep: self._kept,
+            events.Share: self._shared,
+            events.Write: self._written,
+            events.Read: self._read,
+            events.Wait: self._waited,
+            events.Place: self._stands,
+            events.Change: lambda line: self._leaves(line.array),
+            events.Flush: self._flushed,
+            events.Free: self._freed,
+            events.Fail: self._failed,
+            events.Phase: self._phase_began,
+            events.Step: self._step_ended,
+            events.Plan: self._planned,
+            events.Sample: self._sampled,
+            events.Shrink: self._shrunk,
+            events.Totals: self._begun,
+            events.End: self._ended,
+            events.Lost: self._lost,
         }
 
-    def add(self, line: Line | None) -> None:
-        """Take in a line; None is one that makes no sense."""
-        handler = None if line is None else self._handlers.get(line.event)
-        if line is None or handler is None:
+    def add(self, line: events.AnyEvent | None) -> None:
+        """Take in a line; None for one that makes no sense."""
+        if line is None:
             self.damaged_lines += 1
             return
         t = line.t
@@ -137,7 +141,7 @@ class JournalState:
             self.last_s = t
         if self.first_s is None:
             self.first_s = t
-        handler(line)
+        self._handlers[type(line)](line)
 
     @property
     def stats(self) -> StoreStats:
@@ -156,9 +160,9 @@ class JournalState:
         """What samples of each origin's arrays shrank to."""
         return [Shrinkage(origin, *sums) for origin, sums in self._shrunk_bytes.items()]
 
-    def _source(self, line: Line) -> int:
-        """Return which of `_sources` a line says that its array comes from."""
-        origin = Origin(line.module, line.op, line.slot, line.dtype)
+    def _source(self, line: _WithOrigin) -> int:
+        """Return which of `_sources` a line names as the origin of its array."""
+        origin = Origin(*map(_told, (line.module, line.op, line.slot, line.dtype)))
         source = self._known.get(origin)
         if source is None:
             length = sum(len(name or "") for name in origin)
@@ -180,7 +184,7 @@ class JournalState:
         if self._with_places and step is not None:
             self._steps[number] = step
 
-    def _packed(self, line: Line) -> None:
+    def _packed(self, line: events.Pack) -> None:
         source, nbytes = self._source(line), line.bytes
         for each in (self._sources[source][1], self.moved):
             each.arrays += 1
@@ -192,7 +196,7 @@ class JournalState:
         if line.step is not None:
             self.step = line.step
 
-    def _relabeled(self, line: Line) -> None:
+    def _relabeled(self, line: events.Label) -> None:
         former = self._live_array(line.array)
         if former is None:
             return
@@ -203,43 +207,46 @@ class JournalState:
         self._live[line.array] = former.nbytes << _SOURCE_BITS | source
         self._note_step(line.array, line.step)
 
-    def _whose(self, line: Line) -> _Live:
-        """Return the array that a line is about; it says so itself where that is not known, or no longer."""
-        if line.dtype is None and line.cause != "put":
+    def _whose(self, line: _OfArray) -> _Live:
+        """Return the array that a line is about. The line itself says so if the array is not live."""
+        is_told = _told(line.dtype) is not None or (isinstance(line, events.Wait) and line.cause == "put")
+        if not is_told:
             return self._live_array(line.array) or _UNKNOWN
-        return _Live(line.bytes, *self._sources[self._source(line)])
+        return _Live(_told(line.bytes) or 0, *self._sources[self._source(line)])
 
-    def _kept(self, line: Line) -> None:
+    def _kept(self, line: events.Keep) -> None:
         for each in (self._sources[self._source(line)][1], self.moved):
             each.kept_bytes += line.bytes
 
-    def _shared(self, line: Line) -> None:
+    def _shared(self, line: events.Share) -> None:
         nbytes, _, moved = self._live_array(line.array) or _UNKNOWN
         for each in (moved, self.moved):
             each.packed_bytes += nbytes
             each.deduplicated_bytes += nbytes
 
-    def _written(self, line: Line) -> None:
+    def _written(self, line: events.Write) -> None:
         if line.array in self._live:
             self._stands(line)
-        elif line.dtype is None and len(self._live) >= _LIVE_MAX:
+        elif _told(line.dtype) is None and len(self._live) >= _LIVE_MAX:
             self.unplaced += 1
         nbytes, origin, moved = self._whose(line)
-        stored = nbytes if line.stored < 0 else line.stored
+        stored = nbytes if isinstance(line.stored, UnsetType) or line.stored < 0 else line.stored
         for each in (moved, self.moved):
             each.written_bytes += nbytes
             each.stored_bytes += stored
         if self._on_span is not None:
             self._on_span(Span("write", line.t - line.took, line.took, line.array, nbytes, origin))
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: events.Read) -> None:
         nbytes, origin, moved = self._whose(line)
         for each in (moved, self.moved):
             each.read_bytes += nbytes
         if self._on_span is not None:
-            self._on_span(Span("read", line.t - line.took, line.took, line.array, nbytes, origin, ahead=line.ahead))
+            self._on_span(
+                Span("read", line.t - line.took, line.took, line.array, nbytes, origin, ahead=line.ahead is True)
+            )
 
-    def _waited(self, line: Line) -> None:
+    def _waited(self, line: events.Wait) -> None:
         nbytes, origin, moved = self._whose(line)
         for each in (moved, self.moved):
             if line.cause == "put":
@@ -250,14 +257,15 @@ class JournalState:
             cause = "put" if line.cause == "put" else "get"
             self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
 
-    def _stands(self, line: Line) -> None:
-        """Note where an array lies from here on; a file's totals, which come later, say which of them there are."""
+    def _stands(self, line: events.Place) -> None:
+        """Note where an array lies from here on. The totals of a file, which come later, say which arrays are live."""
         self._leaves(line.array)
         if not self._with_places or line.segment is None or line.dataset is None:
             return
         place = Place(
-            sys.intern(line.segment), line.dataset, line.shape or [], line.pieces, line.xxh3_64, line.codec, line.order,
-            line.chunks or [], self._totals if line.event == "place" else None,
+            sys.intern(line.segment), line.dataset, line.shape or [], _told(line.pieces), _told(line.xxh3_64),
+            _told(line.codec), _told(line.order), _told(line.chunks) or [],
+            None if isinstance(line, events.Write) else self._totals,
         )  # fmt: skip
         if len(self._places) < _LIVE_MAX and self._placed + _length(place) <= _PLACED_MAX:
             self._places[line.array] = place
@@ -271,7 +279,7 @@ class JournalState:
         if place is not None:
             self._placed -= _length(place)
 
-    def _flushed(self, line: Line) -> None:
+    def _flushed(self, line: events.Flush) -> None:
         self.is_flushed = True
 
     def placed(self, segment: str) -> list[Placed]:
@@ -282,35 +290,32 @@ class JournalState:
             if place.segment == segment and (live := self._live_array(number)) is not None
         ]
 
-    def _freed(self, line: Line) -> None:
+    def _freed(self, line: events.Free) -> None:
         self._leaves(line.array)
         self._steps.pop(line.array, None)
         packed = self._live.pop(line.array, None)
         if packed is not None:
             self._live_bytes -= packed >> _SOURCE_BITS
 
-    def _failed(self, line: Line) -> None:
+    def _failed(self, line: events.Fail) -> None:
         self.failure_count += 1
         self.failures.append(Failure(line.t, line.reason[:1000]))
 
-    def _lost(self, line: Line) -> None:
+    def _lost(self, line: events.Lost) -> None:
         self.lost_lines += line.lines
         self.knows_places = False
         for number in list(self._places):  # it may have gone, and another one may be there
             self._leaves(number)
 
-    def _phase_began(self, line: Line) -> None:
+    def _phase_began(self, line: events.Phase) -> None:
         if self._on_span is not None and self.phase is not None:
             self._on_span(Span(self.phase, self._phase_began_s, max(0.0, line.t - self._phase_began_s)))
         known = line.phase in ("forward", "backward", "update")
         self.phase, self._phase_began_s = line.phase if known else None, line.t
 
-    def _step_ended(self, line: Line) -> None:
-        began_s, moved, batches = (
-            max(0.0, line.t - line.took),
-            OriginCounters() if line.moved is None else OriginCounters(*line.moved),
-            1,
-        )
+    def _step_ended(self, line: events.Step) -> None:
+        began_s, batches = max(0.0, line.t - line.took), 1
+        moved = OriginCounters() if line.moved is None else OriginCounters(*line.moved)
         number, place = line.number, len(self.steps) - 1 - self._unlabelled_steps
         newest = self.steps[place] if line.step is not None and place >= 0 else None
         is_batch = newest is not None and newest.label == line.step
@@ -329,19 +334,21 @@ class JournalState:
             if len(self._uses) > 2 * _PLANS_MAX:
                 self._uses.clear()
 
-    def _planned(self, line: Line) -> None:
-        arrays, happened, to = line.arrays or [], line.happened, line.to or []
+    def _planned(self, line: events.Plan) -> None:
+        arrays, happened, to = _told(line.arrays) or [], _told(line.happened) or "", _told(line.to) or []
         is_sound = len(happened) == len(to) and all(kind in _KINDS for kind in set(happened))
-        # Each array has a part in what happened: no store tells of others.
+        # Each array takes part in an event: stores tell of no others.
         if line.plan is None or not is_sound or (to and max(to) >= len(arrays)) or len(arrays) > len(to):
             self.damaged_lines += 1
         elif line.plan in self._plans or len(self._plans) < _PLANS_MAX:
             told = [(_KINDS[kind], place) for kind, place in zip(happened, to, strict=True)]
             too_long = len(told) > LONGEST_PLAN
-            self._plans[line.plan] = StepPlan([], [], len(told)) if too_long else StepPlan(arrays, told, line.events)
+            self._plans[line.plan] = (
+                StepPlan([], [], len(told)) if too_long else StepPlan(arrays, told, _told(line.events) or 0)
+            )
             self._uses[line.plan] = 0
 
-    def _sampled(self, line: Line) -> None:
+    def _sampled(self, line: events.Sample) -> None:
         self._stats = dataclasses.replace(
             self._stats,
             ram_bytes=line.ram,
@@ -363,43 +370,43 @@ class JournalState:
             del self.samples[1::2]
             self._sample_gap_s = 2 * (self.samples[-1].t - self.samples[0].t) / len(self.samples)
 
-    def _shrunk(self, line: Line) -> None:
+    def _shrunk(self, line: events.Shrink) -> None:
         nbytes, origin, _ = self._whose(line)
         if nbytes and line.sampled:
             sums = self._shrunk_bytes.setdefault(origin, [0, 0])
             sums[0] += nbytes
             sums[1] += math.ceil(nbytes * min(line.shrunk / line.sampled, 1.0))
 
-    def _begun(self, line: Line) -> None:
+    def _begun(self, line: events.Totals) -> None:
         if line.totals is not None:
             self._take(line.totals)
 
-    def _ended(self, line: Line) -> None:
-        if line.totals is not None:
+    def _ended(self, line: events.End) -> None:
+        if line.totals:
             self._take(line.totals)
         self.ended = True
 
-    def _take(self, totals: Totals) -> None:
-        """Begin with the sums that a line has, whatever was known."""
-        stats = totals.stats
+    def _take(self, sums: events.Sums) -> None:
+        """Begin anew with the sums of a line."""
+        stats = sums.stats
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
-        origins = [Origin(*each[:4]) for each in totals.origins]
-        moved = [OriginCounters(*each[4:]) for each in totals.origins]
+        origins = [Origin(*each[:4]) for each in sums.origins]
+        moved = [OriginCounters(*each[4:]) for each in sums.origins]
         self._sources = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))
         self._known = {origin: source for source, (origin, _) in enumerate(self._sources)}
         self.origins = dict(self._sources)
         self.moved = OriginCounters(
             arrays=sum(each.arrays for each in moved),
-            kept_bytes=totals.kept,
+            kept_bytes=sums.kept,
             **{name: getattr(stats, name) for name in IN_STATS},
         )
         self._live = {
             number: nbytes << _SOURCE_BITS | source
-            for number, nbytes, source, _ in totals.live[:_LIVE_MAX]
+            for number, nbytes, source, _ in sums.live[:_LIVE_MAX]
             if source < len(self._sources)
         }
         self._steps = {}
-        for number, _, _, step in totals.live[:_LIVE_MAX]:
+        for number, _, _, step in sums.live[:_LIVE_MAX]:
             self._note_step(number, step)
         for number, place in list(self._places.items()):
             if number not in self._live or place.retold != self._totals:
@@ -407,6 +414,10 @@ class JournalState:
         self._totals += 1
         self.knows_places = True
         self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
+
+
+def _told(value: _T | UnsetType | None) -> _T | None:
+    return None if isinstance(value, UnsetType) else value
 
 
 def _length(place: Place) -> int:

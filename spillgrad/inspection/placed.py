@@ -25,7 +25,7 @@ from spillgrad.inspection.printable import printable
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.codecs import MAX_ITEM_BYTES, Lossless
 from spillgrad.storage.disk.chunks import PAGE_BYTES, compressed_chunk_shape, compressed_chunks
-from spillgrad.storage.journal.writer import JOURNAL_NAME
+from spillgrad.storage.journal.files import JOURNAL_NAME
 from spillgrad.storage.store import Label
 
 _DATASET_NAME = re.compile("[0-9]{8,19}")

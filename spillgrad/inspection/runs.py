@@ -10,10 +10,10 @@ from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.inspection.find import is_segment_file
 from spillgrad.inspection.journal_reader import JournalReader, head_of
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.lines import Head
 from spillgrad.inspection.records import Inspection, Run, Settings, Span
 from spillgrad.inspection.segments import inspect_segment
-from spillgrad.storage.journal.writer import JOURNAL_NAME, has_others_beside, is_journal, is_of, old_path
+from spillgrad.storage.journal.events import Head
+from spillgrad.storage.journal.files import JOURNAL_NAME, has_others_beside, is_journal, is_of, old_path
 from spillgrad.storage.runs.lifecycle import write_journals
 from spillgrad.storage.runs.run_directory import LOCK_NAME, RUN_NAME, is_locked, is_segment
 

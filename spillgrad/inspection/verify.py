@@ -20,7 +20,7 @@ from spillgrad.inspection.segments import inspect_segment
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.format_version import check_version
-from spillgrad.storage.journal.writer import FORMAT_VERSION, JOURNAL_NAME, is_journal, old_path
+from spillgrad.storage.journal.files import FORMAT_VERSION, JOURNAL_NAME, is_journal, old_path
 from spillgrad.storage.runs.run_directory import is_locked, is_segment
 
 _PATH_LENGTH = 4096

@@ -19,7 +19,7 @@ from spillgrad.storage.disk.file_system import free_bytes, is_ram_disk
 from spillgrad.storage.disk.preflight import Preflight, preflight
 from spillgrad.storage.disk.segment_reader import Stored, read_segment
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.journal.writer import read_journal
+from spillgrad.storage.journal.reader import read_journal
 from spillgrad.storage.memory_store import MemoryStore
 from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad.storage.runs.sweep import DeadRun, sweep

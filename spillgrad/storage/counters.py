@@ -1,7 +1,6 @@
-"""What a store moved so far, and from where it came; the journal tells of it."""
+"""Count what a store moved, in all and by origin, and write it to the journal."""
 
 import dataclasses
-import json
 import operator
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.journal.writer import Journal, plain_text
+from spillgrad.storage.journal import late_events as events
+from spillgrad.storage.journal.files import plain_text
+from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.origin_counters import IN_STATS, Origin, OriginCounters, values
 from spillgrad.storage.process_memory import rss_bytes
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
@@ -19,18 +20,18 @@ from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.store import NO_LABEL, Label, StoreStats
 from spillgrad.storage.threads.busy_clock import BusyClock
 
-# Plans of steps that are told: a training loop has a few.
+# How many plans of steps the journal tells; a training loop has a few.
 _PLANS_MAX = 16
-# Arrays of further origins come from nowhere: a model of thousands of modules has fewer.
+# Arrays of further origins are counted without one; a model of thousands of modules has fewer.
 _ORIGINS_MAX = 8192
 
 _OriginKey = tuple[str | None, str | None, str | None, np.dtype[Any] | None]
 
 
 class StepTraffic(NamedTuple):
-    """What a step of so many seconds moved, how long something was under way, and how long callers waited.
+    """What a step of so many seconds moved, how long the disk was busy, and how long callers waited.
 
-    Of that, `cached_wait_s` for what went through the page cache.
+    `cached_wait_s` of that was for arrays that went through the page cache.
     """
 
     seconds: float
@@ -52,27 +53,27 @@ class StepTraffic(NamedTuple):
 
 
 class Counters:
-    """What was moved in all, and of each origin.
+    """What a store moved, in all (`total`) and for each origin.
 
-    Invariant: `moved` is the sum over origins. Everything is guarded by the store's lock, and every method is called
-    with it held.
+    Invariant: `total` is the sum over origins. The store's lock guards everything, and every method is called with it
+    held, unless its docstring says otherwise.
     """
 
     def __init__(self, journal: Journal, ram: BudgetedTier) -> None:
-        self.journal = journal
+        self._journal = journal
+        self._ram = ram
         self.total = OriginCounters()
         self.live_bytes = self.hits = self.misses = 0
-        self._cached_wait_s = 0.0
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
-        self._ram = ram
+        self._cached_wait_s = 0.0
         self._origins: dict[_OriginKey, tuple[Origin, OriginCounters]] = {}
-        self.on_phase: Callable[[], None] = lambda: None  # called when a phase of a step begins, once arrays go to disk
+        self.on_phase: Callable[[], None] = lambda: None  # called when a phase begins, once arrays go to disk
         self._phase: str | None = None
-        self._steps = 0  # those of training, where arrays say of which they are
+        self._steps = 0  # of training, if arrays say to which step they belong
         self._step_label: int | None = None
         self._labelled: tuple[int | None, int] = None, 0  # the newest label, and the number of its step
         self._step_began_s = time.perf_counter()
-        self._moved_before = OriginCounters()
+        self._total_before = OriginCounters()  # when the step began
         self._plans: list[StepPlan] = []
         ram.schedule.on_step = self._step_ended
 
@@ -80,145 +81,176 @@ class Counters:
 
     def packed(self, entry: Entry) -> None:
         """Note that an array came."""
-        origin, entry.counters = self.origin(entry.label, entry.dtype)
-        for moved in (self.total, entry.counters):
-            moved.arrays += 1
-            moved.packed_bytes += entry.nbytes
+        origin, entry.counters = self._origin(entry.label, entry.dtype)
+        for counters in (self.total, entry.counters):
+            counters.arrays += 1
+            counters.packed_bytes += entry.nbytes
         self.live_bytes += entry.nbytes
+        step = self._step_of(entry.label)
         if not entry.persistent:
-            self._step_label = self._step_of(entry.label)
+            self._step_label = step
             if self._phase is None:
                 self.begin_phase("forward")
-        self.journal.arrived("pack", entry.sequence, entry.nbytes, origin, self._step_of(entry.label))
+        self._journal.add(events.Pack(entry.sequence, entry.nbytes, *origin, step))
 
     def shared(self, entry: Entry) -> None:
-        """Note that what came was there already."""
-        for moved in (self.total, entry.counters):
-            moved.packed_bytes += entry.nbytes
-            moved.deduplicated_bytes += entry.nbytes
-        self.journal.note("share", entry.sequence)
+        """Note that an array came that was there already."""
+        for counters in (self.total, entry.counters):
+            counters.packed_bytes += entry.nbytes
+            counters.deduplicated_bytes += entry.nbytes
+        self._journal.add(events.Share(entry.sequence))
 
     def relabeled(self, entry: Entry) -> None:
-        """Note that an array comes from somewhere else than was said."""
+        """Note that an array has another origin than its first label said."""
         former = entry.counters
-        origin, entry.counters = self.origin(entry.label, entry.dtype)
-        for moved, sign in ((former, -1), (entry.counters, 1)):
-            moved.arrays += sign
-            moved.packed_bytes += sign * entry.nbytes
-        self.journal.arrived("label", entry.sequence, entry.nbytes, origin, self._step_of(entry.label))
+        origin, entry.counters = self._origin(entry.label, entry.dtype)
+        for counters, sign in ((former, -1), (entry.counters, 1)):
+            counters.arrays += sign
+            counters.packed_bytes += sign * entry.nbytes
+        self._journal.add(events.Label(entry.sequence, entry.nbytes, *origin, self._step_of(entry.label)))
 
     def kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Note that so much stays in RAM beside the store."""
-        origin, of_origin = self.origin(label, dtype)
-        for moved in (self.total, of_origin):
-            moved.kept_bytes += nbytes
-        self.journal.arrived("keep", None, nbytes, origin, self._step_of(label))
+        """Note that so many bytes stay in RAM beside the store."""
+        origin, of_origin = self._origin(label, dtype)
+        for counters in (self.total, of_origin):
+            counters.kept_bytes += nbytes
+        self._journal.add(events.Keep(nbytes, *origin, self._step_of(label)))
 
     def used(self, entry: Entry) -> None:
-        """Note that an array is wanted."""
+        """Note that a caller asks for an array."""
         if not entry.persistent and self._phase == "forward":
             self.begin_phase("backward")
 
-    def written(self, entry: Entry, stored_bytes: int, began_s: float, where: str) -> None:
-        """Note that an array was stored."""
-        for moved in (self.total, entry.counters):
-            moved.written_bytes += entry.nbytes
-            moved.stored_bytes += stored_bytes
-        self.journal.took("write", entry.sequence, time.perf_counter() - began_s, where + self._whose(entry))
+    def written(self, entry: Entry, stored_bytes: int, began_s: float, where: tuple[Any, ...]) -> None:
+        """Note that an array was written; `where` has the fields of the place, as `Extent.where` does."""
+        for counters in (self.total, entry.counters):
+            counters.written_bytes += entry.nbytes
+            counters.stored_bytes += stored_bytes
+        about = (*where, _seconds_since(began_s), *self._if_freed(entry))
+        self._journal.add(events.Write(entry.sequence, *about))
 
     def read(self, entry: Entry, began_s: float, prefetched: bool) -> None:
-        """Note that an array was read back, perhaps ahead of its use."""
-        for moved in (self.total, entry.counters):
-            moved.read_bytes += entry.nbytes
-        took_s = time.perf_counter() - began_s
-        told = ', "ahead": true' if prefetched else ""
-        self.journal.took("read", entry.sequence, took_s, told + self._whose(entry))
+        """Note that an array was read."""
+        for counters in (self.total, entry.counters):
+            counters.read_bytes += entry.nbytes
+        ahead = prefetched or events.UNSET
+        self._journal.add(events.Read(entry.sequence, _seconds_since(began_s), ahead, *self._if_freed(entry)))
 
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:
-        """Note that a caller waited for room, or for a write, which may have gone through the page cache."""
+        """Note that a caller waited for room, or for a write; `cached` if that went through the page cache."""
         waited_s = time.perf_counter() - began_s
         self._cached_wait_s += waited_s if cached else 0.0
-        origin, of_origin = self.origin(label, dtype)
-        for moved in (self.total, of_origin):
-            moved.wait_write_s += waited_s
-        self.journal.took("wait", sequence, waited_s, f', "in": "put", {self.journal.origin(origin)}')
+        origin, of_origin = self._origin(label, dtype)
+        for counters in (self.total, of_origin):
+            counters.wait_write_s += waited_s
+        self._journal.add(events.Wait(sequence, round(waited_s, 6), "put", *origin))
 
     def waited_to_get(self, began_s: float, entry: Entry) -> None:
-        """Note that a caller waited for what was to be read."""
+        """Note that a caller waited for a read."""
         waited_s = time.perf_counter() - began_s
-        for moved in (self.total, entry.counters):
-            moved.wait_read_s += waited_s
+        for counters in (self.total, entry.counters):
+            counters.wait_read_s += waited_s
         self._cached_wait_s += waited_s if entry.went_through_page_cache else 0.0
-        self.journal.took("wait", entry.sequence, waited_s, ', "in": "get"')
+        self._journal.add(events.Wait(entry.sequence, round(waited_s, 6), "get"))
 
     def changed(self, entry: Entry) -> None:
-        """Note that what is on disk is not the array any more."""
-        self.journal.note("change", entry.sequence)
+        """Note that the disk does not have the values of an array any more."""
+        self._journal.add(events.Change(entry.sequence))
 
     def freed(self, entry: Entry) -> None:
-        """Note that nobody needs an array any more."""
+        """Note that an array is not needed any more."""
         self.live_bytes -= entry.nbytes
-        self.journal.note("free", entry.sequence)
+        self._journal.add(events.Free(entry.sequence))
 
     def flushed(self) -> None:
-        """Note that HDF5 says in the files of all there is where it lies."""
-        self.journal.note("flush", None)
+        """Note that the structure of the files has every array that is there."""
+        self._journal.add(events.Flush())
 
     def shrunk(self, entry: Entry, sampled_bytes: int, stored_bytes: int) -> None:
         """Note what lossless compression makes of a sample of an array that was stored as it is."""
-        values = f', "sampled": {sampled_bytes}, "shrunk": {stored_bytes}'
-        self.journal.note("shrink", entry.sequence, values + self._whose(entry))
+        self._journal.add(events.Shrink(entry.sequence, sampled_bytes, stored_bytes, *self._if_freed(entry)))
+
+    def failed(self, entry: Entry, error: SpillError) -> None:
+        """Note that the disk refused an array."""
+        reason = error if self._journal.with_origin else error.__cause__  # which names no origin
+        self._journal.add(events.Fail(entry.sequence, plain_text(str(reason))))
 
     def begin_phase(self, name: str | None) -> None:
-        """Note that a phase of a step begins: "forward", "backward" or "update"; or that none goes on."""
+        """Note that a phase of a step begins: "forward", "backward" or "update"; None between steps."""
         if name != self._phase:
-            if self._phase == "forward":  # now most is held; and who looks at short steps sees each of their phases
-                self.journal.write_soon()
+            if self._phase == "forward":  # readers who follow short steps see each of their phases
+                self._journal.write_soon()
             self._phase = name
-            self.journal.sample_next()  # between phases most is held, or least
-            self.journal.note("phase", None, f', "phase": {json.dumps(name)}')
+            self._journal.sample_next()  # between phases the most is held, or the least
+            self._journal.add(events.Phase(name))
             if self.total.written_bytes:
                 self.on_phase()
 
-    def origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, OriginCounters]:
-        """Return where arrays come from, and what became of those from there; who encrypts tells nobody."""
-        if not self.journal.with_origin:
+    def _step_ended(self, plan: StepPlan | None) -> None:
+        label, self._step_label = self._step_label, None
+        if label is None or label != self._labelled[0]:  # else it is a further batch of the same step
+            self._steps += 1
+        if label is not None and label != self._labelled[0]:
+            self._labelled = label, self._steps
+        place = None
+        if plan is not None and plan in self._plans:
+            place = self._plans.index(plan)
+        elif plan is not None and len(self._plans) < _PLANS_MAX:
+            place = len(self._plans)
+            self._plans.append(plan)
+            self._journal.plan(place, plan)
+        moved = values(self.total.since(self._total_before))
+        number = self._steps if label is None else self._labelled[1]
+        self._journal.add(events.Step(_seconds_since(self._step_began_s), number, label, place, moved))
+        self._total_before, self._step_began_s = dataclasses.replace(self.total), time.perf_counter()
+
+    def forget(self, ram: BudgetedTier) -> None:
+        """Go on with an empty tier, in a forked child."""
+        self._ram, self.live_bytes = ram, 0
+        self.writing, self.reading = BusyClock(), BusyClock()
+
+    # Origins
+
+    def _origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, OriginCounters]:
+        """Return the origin of arrays and its counters. The journal of a store that encrypts names no origins."""
+        if not self._journal.with_origin:
             label = NO_LABEL
-        key = label.module, label.op, label.slot, dtype
+        key: _OriginKey = label.module, label.op, label.slot, dtype
         found = self._origins.get(key)
         if found is None and len(self._origins) >= _ORIGINS_MAX:
             key = None, None, None, dtype
             found = self._origins.get(key)
         if found is None:
             module, op, slot = map(_name, key[:3])
-            self._origins[key] = found = (
-                Origin(module, op, slot, None if dtype is None else dtype.name),
-                OriginCounters(),
-            )
+            origin = Origin(module, op, slot, None if dtype is None else dtype.name)
+            self._origins[key] = found = origin, OriginCounters()
         return found
 
-    def forget(self, ram: BudgetedTier) -> None:
-        """In a forked child: go on with a cache that holds nothing."""
-        self._ram, self.live_bytes = ram, 0
-        self.writing, self.reading = BusyClock(), BusyClock()
+    def _if_freed(self, entry: Entry) -> tuple[Any, ...]:
+        """Return the bytes and the origin of an array that was freed meanwhile: its reader does not know them."""
+        return (entry.nbytes, *self._origin(entry.label, entry.dtype)[0]) if entry.references <= 0 else ()
 
-    def failed(self, entry: Entry, error: SpillError) -> None:
-        """Note that the disk refused an array."""
-        reason = error if self.journal.with_origin else error.__cause__  # which names no origin
-        self.journal.note("fail", entry.sequence, f', "reason": {json.dumps(plain_text(str(reason)))}')
+    def _step_of(self, label: Label) -> int | None:
+        if not self._journal.with_origin or label.step is None:
+            return None
+        try:
+            step = operator.index(label.step)
+        except TypeError:  # not the number of a step
+            return None
+        return step if abs(step) < 1 << 63 else None
 
-    # What is told
+    # Sums
 
     def traffic(self) -> StepTraffic:
         """Return what was moved since the store was made."""
-        moved, busy_s = self.total, (self.writing.seconds, self.reading.seconds)
-        waited_s = moved.wait_s, self._cached_wait_s
-        return StepTraffic(time.perf_counter(), moved.written_bytes, moved.read_bytes, *busy_s, *waited_s)
+        total, busy_s = self.total, (self.writing.seconds, self.reading.seconds)
+        waited_s = total.wait_s, self._cached_wait_s
+        return StepTraffic(time.perf_counter(), total.written_bytes, total.read_bytes, *busy_s, *waited_s)
 
     def stats(self, disk_bytes: int, peak_disk_bytes: int) -> StoreStats:
-        """Return the counters; so much of the disk is used, and was at most."""
+        """Return the counters, with the bytes of disk that are used, and were used at most."""
         return StoreStats(
             **{name: getattr(self.total, name) for name in IN_STATS},
             live_bytes=self.live_bytes,
@@ -232,68 +264,41 @@ class Counters:
             reading_s=self.reading.seconds,
         )
 
-    def totals(self, stats: StoreStats, live: Iterable[Entry]) -> dict[str, Any]:
-        """Return what all until now comes to, and which arrays there are, for who does not have the lines of it."""
+    def sums(self, stats: StoreStats, live: Iterable[Entry]) -> "events.Sums":
+        """Return what all events until now come to, and the live arrays, for readers without the lines before."""
         self._plans.clear()  # they are told again
-        numbers = {id(moved): number for number, (_, moved) in enumerate(self._origins.values())}
-        return {
-            "stats": dataclasses.asdict(stats),
-            "kept": self.total.kept_bytes,
-            "steps": self._steps,
-            "origins": [[*origin, *values(moved)] for origin, moved in self._origins.values()],
-            "live": [
-                [entry.sequence, entry.nbytes, numbers[id(entry.counters)], self._step_of(entry.label)]
-                for entry in live
-            ],
-        }
-
-    def sample(self, disk_bytes: int) -> str:
-        """Return what is held now, as a part of a line. Called in any thread: numbers may not fit each other."""
-        ram, moved = self._ram, self.total
-        return (
-            f', "ram": {ram.ram_bytes}, "peak_ram": {ram.peak_ram_bytes}, "hot": {ram.dirty.nbytes}, '
-            f'"writing": {ram.writing_bytes}, "cached": {ram.clean.nbytes}, "lent": {ram.pinned_bytes}, '
-            f'"live": {self.live_bytes}, "disk": {disk_bytes}, "rss": {rss_bytes()}, '
-            f'"written": {moved.written_bytes}, "read": {moved.read_bytes}, "hits": {self.hits}, '
-            f'"misses": {self.misses}, "waited": {moved.wait_s:.6f}'
+        numbers = {id(counters): number for number, (_, counters) in enumerate(self._origins.values())}
+        return events.Sums(
+            events.Stats(**dataclasses.asdict(stats)),
+            self.total.kept_bytes,
+            self._steps,
+            [(*origin, *values(counters)) for origin, counters in self._origins.values()],
+            [(entry.sequence, entry.nbytes, numbers[id(entry.counters)], self._step_of(entry.label)) for entry in live],
         )
 
-    def _whose(self, entry: Entry) -> str:
-        """Return what a line says of an array that was freed meanwhile, and is not known any more."""
-        if entry.references > 0:
-            return ""
-        return f', "bytes": {entry.nbytes}, {self.journal.origin(self.origin(entry.label, entry.dtype)[0])}'
+    def sample(self, disk_bytes: int) -> "events.Event":
+        """Return what is held now. Called in any thread without the lock, so numbers may not fit each other."""
+        ram, total = self._ram, self.total
+        return events.Sample(
+            ram=ram.ram_bytes,
+            peak_ram=ram.peak_ram_bytes,
+            hot=ram.dirty.nbytes,
+            writing=ram.writing_bytes,
+            cached=ram.clean.nbytes,
+            lent=ram.pinned_bytes,
+            live=self.live_bytes,
+            disk=disk_bytes,
+            rss=rss_bytes(),
+            written=total.written_bytes,
+            read=total.read_bytes,
+            hits=self.hits,
+            misses=self.misses,
+            waited=round(total.wait_s, 6),
+        )
 
-    def _step_of(self, label: Label) -> int | None:
-        if not self.journal.with_origin:
-            return None
-        try:
-            return None if label.step is None else operator.index(label.step)
-        except TypeError:  # no number of a step, whatever it is
-            return None
 
-    def _step_ended(self, plan: StepPlan | None) -> None:
-        label, self._step_label = self._step_label, None
-        if label is None or label != self._labelled[0]:  # else it is a further batch of the same
-            self._steps += 1
-        if label is not None and label != self._labelled[0]:
-            self._labelled = label, self._steps
-        number = None
-        if plan is not None and plan in self._plans:
-            number = self._plans.index(plan)
-        elif plan is not None and len(self._plans) < _PLANS_MAX:
-            number = len(self._plans)
-            self._plans.append(plan)
-            self.journal.plan(number, plan)
-        moved, now_s = dataclasses.replace(self.total), time.perf_counter()
-        told = {
-            "number": self._steps if label is None else self._labelled[1],
-            "step": label,
-            "plan": number,
-            "moved": values(moved.since(self._moved_before)),
-        }
-        self.journal.took("step", None, now_s - self._step_began_s, f", {json.dumps(told)[1:-1]}")
-        self._moved_before, self._step_began_s = moved, now_s
+def _seconds_since(began_s: float) -> float:
+    return round(time.perf_counter() - began_s, 6)
 
 
 def _name(part: str | None) -> str | None:

@@ -42,14 +42,16 @@ from spillgrad.storage.store import (
     may_be_kept,
     storable,
 )
-from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad.storage.threads.interrupts import keep_whole, protect
 from spillgrad.storage.threads.loader import Loader
 from spillgrad.storage.threads.prefetcher import Prefetcher
 from spillgrad.storage.threads.room import Room
 from spillgrad.storage.threads.writer import Writer
 
-# Files that hold nothing are kept this long for the next step, which would only make them anew.
+# Empty files are kept for so long, because the next step would make them again.
 _KEEP_EMPTY_S = 5.0
+
+protect(__name__.rpartition(".")[0])
 
 
 class DiskStore:

@@ -24,7 +24,7 @@ from spillgrad.inspection.runs import RunReader, spans
 from spillgrad.storage import disk_store, inspect, inspect_segment
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.journal import writer as journal
-from spillgrad.storage.journal.writer import JOURNAL_NAME, old_path
+from spillgrad.storage.journal.files import JOURNAL_NAME, old_path
 from spillgrad.storage.origin_counters import IN_STATS, Origin, total
 from spillgrad.storage.store import Label, StoreStats
 from tests.waiting import wait_until

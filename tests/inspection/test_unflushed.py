@@ -27,8 +27,10 @@ from spillgrad.inspection.values import StoredValues
 from spillgrad.inspection.verify import verify
 from spillgrad.storage import array_contents, inspect
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.journal import events
 from spillgrad.storage.journal import writer as journal
-from spillgrad.storage.journal.writer import JOURNAL_NAME, OLD_JOURNAL_NAME, read_journal
+from spillgrad.storage.journal.files import JOURNAL_NAME, OLD_JOURNAL_NAME
+from spillgrad.storage.journal.reader import read_journal
 from spillgrad.storage.origin_counters import Origin
 from spillgrad.storage.store import Label
 from tests.inspection.segments import ARRAYS, NORMAL
@@ -192,18 +194,18 @@ def test_a_journal_that_lost_lines_says_anew_what_there_is(tmp_path: Path):
     kept = journal.Journal(place)
     live = {"stats": {}, "kept": 0, "steps": 0, "origins": [[None, "mul", None, "float64", *[0] * 7, 0.0, 0.0]]}
     kept.ask(
-        lambda: "",
-        lambda lines: journal.Sums(
+        events.Sample,
+        lambda lines: journal.Summary(
             [lines.popleft() for _ in range(len(lines))],
-            [(4, ', "segment": "segment-00000.h5", "dataset": "00000004", "shape": [2], "pieces": [[4096, 16]]')],
+            [(4, ("segment-00000.h5", "00000004", [2], [(4096, 16)]))],
             {**live, "live": [[4, 16, 0, None]]},
         ),
     )
     for number in range(4):
-        kept.note("free", number)
+        kept.add(events.Free(number))
     kept.write()  # there is no such directory
     place.mkdir()
-    kept.note("free", 1)
+    kept.add(events.Free(1))
     kept.write()
     kept.close()
     assert [line.get("event") for line in read_journal(place)] == [None, "lost", "free", "place", "totals"]

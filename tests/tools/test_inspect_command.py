@@ -18,7 +18,7 @@ import pytest
 import spillgrad as sg
 from spillgrad.inspection.segments import inspect_segment
 from spillgrad.storage import DiskStore, Label
-from spillgrad.storage.journal.writer import read_journal
+from spillgrad.storage.journal.reader import read_journal
 from spillgrad_tools import inspect_json
 from spillgrad_tools.cli import main
 from spillgrad_tools.inspect_words import began as began_words

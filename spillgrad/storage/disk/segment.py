@@ -34,6 +34,7 @@ from spillgrad.storage.disk.hdf5_types import hdf5_type
 from spillgrad.storage.disk.holes import hole_bytes, punch
 from spillgrad.storage.disk.payload import PayloadFile
 from spillgrad.storage.disk.structure_file import StructureFile
+from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.store import NO_LABEL, Label, View
 
 FORMAT_VERSION = 1
@@ -51,7 +52,7 @@ class Extent:
     dtype: np.dtype[Any]
     pieces: tuple[Piece, ...]
     allocated_bytes: int
-    place: str  # what the journal says of that
+    told_pieces: Any  # the places of the pieces, as the journal has them; UNSET if there are too many
     label: Label
     views: list[View]  # its handle's
     checksum: int | None = None  # of what was written
@@ -76,21 +77,21 @@ class Extent:
         return self.encoding is not None and bool(self.encoding.chunks)
 
     @property
-    def where(self) -> str:
-        """What the journal says of the array in its place: the dataset's name as the next flush leaves it."""
-        told = f'{self.place}, "dataset": "{_dataset_name(self.sequence)}"'
-        if self.checksum is not None:
-            told += f', "xxh3_64": "{self.checksum:016x}"'
-        encoding = self.encoding
-        if encoding is None:
-            order = ', "order": ">"' if self.dtype.byteorder == ">" else ""
-            return f'{told}, "shape": {list(self.shape)}{order}'
-        order = ', "order": ">"' if encoding.dtype.byteorder == ">" else ""
-        chunks = f', "chunks": {list(encoding.chunks)}' if 0 < len(encoding.chunks) <= TOLD_PIECES_MAX else ""
-        return (
-            f'{told}, "shape": {list(encoding.shape)}{order}, "stored": {self.stored_bytes}, '
-            f'"codec": "{encoding.codec}"{chunks}'
+    def where(self) -> tuple[Any, ...]:
+        """The fields of `events.Place` from `segment` on; `dataset` is the name that the next flush leaves."""
+        about = self.encoding or self
+        place = (
+            self.segment.name,
+            _dataset_name(self.sequence),
+            about.shape,
+            self.told_pieces,
+            events.UNSET if self.checksum is None else f"{self.checksum:016x}",
+            ">" if about.dtype.byteorder == ">" else events.UNSET,
         )
+        if self.encoding is None:
+            return (*place, events.UNSET, events.UNSET, events.UNSET)
+        chunks = self.encoding.chunks if 0 < len(self.encoding.chunks) <= TOLD_PIECES_MAX else events.UNSET
+        return (*place, self.stored_bytes, self.encoding.codec, chunks)
 
     def write(self, array: np.ndarray, cached: bool = False) -> None:
         """Store the bytes of a C-contiguous array; with `cached`, through the page cache.
@@ -124,7 +125,7 @@ class Segment:
 
     def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
         self.path = path
-        self._told_name = json.dumps(os.path.basename(path))
+        self.name = os.path.basename(path)
         self._checksums = checksums
         self._undescribed: set[Extent] = set()
         self.capacity_bytes = capacity_bytes
@@ -177,11 +178,19 @@ class Segment:
             pieces, allocated = self._create_compressed(array, dataset, encoding)
         else:
             pieces, allocated = self._create(array, dataset)
-        told = f', "segment": {self._told_name}'
-        if len(pieces) <= TOLD_PIECES_MAX:
-            told += f', "pieces": {places(pieces)}'
+        told_pieces = places(pieces) if len(pieces) <= TOLD_PIECES_MAX else events.UNSET
         extent = Extent(
-            self, dataset, sequence, shape, dtype, tuple(pieces), allocated, told, label, views, encoding=encoding
+            self,
+            dataset,
+            sequence,
+            shape,
+            dtype,
+            tuple(pieces),
+            allocated,
+            told_pieces,
+            label,
+            views,
+            encoding=encoding,
         )
         for file_offset, _, nbytes in pieces:
             self._structure.taken(file_offset, file_offset + nbytes)

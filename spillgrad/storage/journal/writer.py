@@ -1,6 +1,6 @@
-"""What a store does, line by line, beside its segments: readable while it runs, and after it was killed.
+"""Write what a store does, line by line, beside its segments: readable while it runs, and after it was killed.
 
-`FORMAT.md` says what is in it.
+`FORMAT.md` says what is in the files, `events.py` what is in a line.
 """
 
 import collections
@@ -8,75 +8,74 @@ import contextlib
 import datetime
 import errno
 import functools
-import gc
 import json
 import math
 import os
 import secrets
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk.holes import reserve
-from spillgrad.storage.format_version import check_version
-from spillgrad.storage.origin_counters import Origin
+from spillgrad.storage.journal import late_events as events
+from spillgrad.storage.journal.files import (
+    FORMAT_VERSION,
+    JOURNAL_NAME,
+    NEW_JOURNAL_NAME,
+    claim,
+    has_others_beside,
+    link,
+    may_be_replaced,
+    old_path,
+    plain_text,
+)
 from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.runs import file_lock
 
-FORMAT_VERSION = 2
-JOURNAL_NAME = "journal.jsonl"
-OLD_JOURNAL_NAME = "journal-old.jsonl"
-NEW_JOURNAL_NAME = "journal-new.jsonl"
+if TYPE_CHECKING:
+    Line = events.Event | Callable[[], events.Event]  # what takes long to make is made when it is written
 
 # A line takes some 90 bytes; a journal and the one before it cover a few hundred thousand arrays.
 _FILE_BYTES = 32 << 20
-# Lines that wait for so many others before they are written, and for so long: less while the writer has other work,
-# which it is awake for anyway.
+# How many lines wait before they are written, and for how long; for less while the writer is awake for other work.
 _BATCH = 256
 WRITE_EVERY_S = 0.2
 _BUSY_WRITE_EVERY_S = 0.05
-# While something happens, what is held in RAM is told so often: at first for who has a run of a second, then for who
-# has one of hours.
+# How often a sample is taken while something happens: at first for readers of a run of a second, later for readers of
+# a run of hours.
 _SAMPLE_MIN_S, _SAMPLE_MAX_S, _SAMPLE_SHARE = 0.01, 0.1, 0.002
-# What longer steps asked for is not told: replaying it would take who wants advice too long.
+# The events of longer steps are left out: advice would take too long to replay them.
 LONGEST_PLAN = 20_000
-# Commands and paths are longer now and then, names are not.
-_TEXT_MAX = 1000
-_HEAD_MAX_BYTES = 64 << 10
 
-# Disk behind the end of a file, for the line that says that the disk refused others.
+# Disk reserved behind the end of a file, for the line that says that the disk refused others.
 _RESERVED_BYTES = 4096
-# Lines that outlive that the disk refuses them, and how many of them.
-_FAILURE, _FAILURES_MAX = ', "event": "fail", ', 100
-# A store that nobody holds any more is closed after a moment, by a thread.
-_CLOSING_S, _MOMENT_S = 1.0, 0.01
-
-Line = str | Callable[[], str]
+# How many `fail` events outlive that the disk refuses them.
+_FAILURES_MAX = 100
 
 
-class Sums(NamedTuple):
-    """What all until now comes to, after the lines that wait; and what is to be said of each array in the files."""
+class Summary(NamedTuple):
+    """The lines that wait; the place of each array on disk, by its number; and what all events until now come to."""
 
-    lines: list[Line]
-    places: list[tuple[int, str]]
-    totals: dict[str, Any]
+    lines: "list[Line]"
+    places: list[tuple[int, tuple[Any, ...]]]
+    sums: "events.Sums"
 
 
 class Journal:
-    """Collects lines without a lock; one thread, the store's writer, writes them.
+    """Collects events without a lock; one thread, the store's writer, writes them.
 
-    Nothing depends on the journal: where the disk refuses it, lines are lost. It says so at once, in disk that it has
-    for that, as arrays may go to other places from then on. Once the disk takes lines again, or with the end, the
-    journal says why it refused arrays, and what all comes to.
+    Nothing depends on the journal: if the disk refuses lines, they are lost. The journal says so at once, in disk that
+    it reserved for that, because arrays may go to other places from then on. Once the disk takes lines again, or at the
+    end, the journal says why the disk refused arrays, and what all events come to.
 
-    It lies in the run's directory and goes with it; or at `keep`, where it stays, with a link to it in the directory.
+    The journal lies in the run's directory and goes with it; or at `keep`, where it stays, with a link to it in the
+    directory.
 
-    Invariant: while the run lives, the file at its name is open and locked. The lock is the file's own, not the
-    directory's: a store in another directory must not take the place, and a directory may be removed.
+    Invariant: while the run lives, the file at the journal's name is open and locked. The lock is on this file, not on
+    the directory: a store in another directory must not take the place, and a directory may be removed.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Journal:
         with_origin: bool = True,
         keep: Path | None = None,
     ) -> None:
-        """Make the journal of a run, whose head says `about` it; without `with_origin`, it names no origins.
+        """Make the journal of a run, with `about` in its head; without `with_origin`, it names no origins.
 
         Raises SpillError when `keep` cannot be written, is no journal, or that of a run that goes on.
         """
@@ -103,64 +102,51 @@ class Journal:
         self._fd: int | None = None
         self._size = self._lost = 0
         self._loss_is_told = False  # the last line of the file says that others are missing
-        self._sums_are_due = False  # lines are missing, and the sums after them were not told yet
+        self._summary_is_due = False  # lines are missing, and the totals after them are not written yet
         self._wanted: collections.deque[threading.Event] = collections.deque()
         self._sampled_s = self._sample_at = math.inf
-        self._sample: Callable[[], str] = str
-        self._sums: Callable[[collections.deque[Line]], Sums] | None = None
-        self._sums_bytes = 0  # of the file, beside what happened since it began
+        self._sample: Callable[[], events.Event]
+        self._summary: Callable[[collections.deque[Any]], Summary] | None = None
+        self._summary_bytes = 0  # of the file's bytes, those of the totals that it begins with
         self._path = directory / JOURNAL_NAME if keep is None else keep.absolute()
         self.kept = keep is not None
         if self.kept:
             self._keep(directory)
 
-    def ask(self, sample: Callable[[], str], sums: Callable[[collections.deque[Line]], Sums]) -> None:
-        """Have `sample` say what is held now; and `sums`, given the lines that wait, what all comes to."""
-        self._sample, self._sums = sample, sums
+    def ask(self, sample: "Callable[[], events.Event]", summary: Callable[[collections.deque[Any]], Summary]) -> None:
+        """Have `sample` say what is held now; and `summary`, given the lines that wait, what all events come to."""
+        self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 
-    def note(self, event: str, array: int | None, values: str = "") -> None:
-        """Add a line; `values` is more of its JSON, beginning with a comma."""
+    def add(self, event: "events.Event") -> None:
+        """Add something that happened just now."""
         if self._is_over:
             return
         t = time.perf_counter() - self._began_s
         if t >= self._sample_at:
             self._take_sample(t)
-        about = "" if array is None else f', "array": {array}'
-        self._lines.append(f'{{"t": {t:.6f}, "event": "{event}"{about}{values}}}\n')
+        event.t = round(t, 6)
+        self._lines.append(event)
 
     def sample_next(self) -> None:
-        """Note with the next line, unless that was just done, what is held then."""
+        """Take a sample with the next event, unless one was taken just before."""
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
 
     def write_soon(self) -> None:
-        """Have what waits written with the next occasion."""
+        """Write the lines that wait at the next opportunity."""
         self._is_wanted = True
 
-    def arrived(self, event: str, array: int | None, nbytes: int, origin: Origin, step: int | None) -> None:
-        """Note so many bytes, where they come from, and what became of them: the event."""
-        about = "null" if step is None else step  # not among what is kept: it is always new
-        self.note(event, array, f', "bytes": {nbytes}, {self.origin(origin)}, "step": {about}')
-
-    def took(self, event: str, array: int | None, took_s: float, values: str = "") -> None:
-        """Note something that took so long and ends now."""
-        self.note(event, array, f', "took": {took_s:.6f}{values}')
-
     def plan(self, number: int, plan: StepPlan) -> None:
-        """Note what a step asked of the store; of a long one, how much that was."""
+        """Add what a step asked of the store; for a long step, only how many events there were."""
         if len(plan.happened) <= LONGEST_PLAN:
             t = time.perf_counter() - self._began_s
-            self._lines.append(functools.partial(_plan_line, t, number, plan))
+            self._lines.append(functools.partial(_plan_event, t, number, plan))
         else:
-            self.note("plan", None, f', "plan": {number}, "events": {len(plan.happened)}')
-
-    def origin(self, origin: Origin) -> str:
-        """Return where an array comes from, as a part of a line's JSON."""
-        return _origin(origin)
+            self.add(events.Plan(number, events=len(plan.happened)))
 
     @property
     def waits(self) -> bool:
-        """Whether a line waits to be written, or to be there: in this order, as `write` takes lines only then."""
+        """Whether a line waits to be written, or is being written; in this order, as `write` takes lines last."""
         return bool(self._lines) or self._is_writing
 
     @property
@@ -170,18 +156,18 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether many lines wait, or for long, or somebody for them, or some that are wanted soon."""
+        """Whether many lines wait, or for long, or somebody waits for them, or some are wanted soon."""
         waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
         return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted) or self._is_wanted
 
     def wanted(self) -> threading.Event:
-        """Have what waits written as soon as the writer looks; return what is set then."""
+        """Have the lines that wait written when the writer looks next; return the event that is set then."""
         written = threading.Event()
         self._wanted.append(written)
         return written
 
     def write(self) -> bool:
-        """Write what waits; return whether the disk took it. Called by one thread."""
+        """Write the lines that wait; return whether the disk took them. Called by one thread."""
         wanted = len(self._wanted)
         self._written_s = time.perf_counter()
         self._is_wanted = False
@@ -202,25 +188,25 @@ class Journal:
                 self._wanted.popleft().set()
         return True
 
-    def end(self, totals: Mapping[str, Any]) -> None:
-        """Write what waits, and what all comes to, if the journal stays."""
+    def end(self, sums: "events.Sums") -> None:
+        """Write the lines that wait, and what all events come to, if the journal stays."""
         if self.kept:
             self._is_ending = True
-            self.note("end", None, f', "totals": {json.dumps(totals)}')
+            self.add(events.End(sums))
             if not self.write():
                 self._end_in_short()
             self._give_back_reserve()
         self.close()
 
     def _end_in_short(self) -> None:
-        """Write an end to a full disk: the file's last block may have room for it, and for why the disk is full."""
+        """Write an end without totals to a full disk: the last block may have room for it and for some failures."""
         self._sample_at = math.inf
         self._lost -= 1  # the end comes again
-        for reasons in (_FAILURES_MAX, 1, 0):
-            while len(self._lines) > reasons:
+        for failures in (_FAILURES_MAX, 1, 0):
+            while len(self._lines) > failures:
                 self._lines.popleft()
                 self._lost += 1
-            self.note("end", None)
+            self.add(events.End())
             if self.write():
                 break
             self._lost -= 1
@@ -239,18 +225,20 @@ class Journal:
     def _take_sample(self, t: float) -> None:
         self._sampled_s = t
         self._sample_at = t + min(max(_SAMPLE_MIN_S, t * _SAMPLE_SHARE), _SAMPLE_MAX_S)
-        self._lines.append(f'{{"t": {t:.6f}, "event": "sample"{self._sample()}}}\n')
+        sample = self._sample()
+        sample.t = round(t, 6)
+        self._lines.append(sample)
 
     def _keep(self, directory: Path) -> None:
-        """Begin the file that stays, in the place of another journal's, if there is one whose run is over."""
+        """Begin a journal that stays, in the place of one whose run is over, if there is one."""
         path = self._path
         try:
             for each in (path, old_path(path)):
-                if not _may_be_replaced(each):
+                if not may_be_replaced(each):
                     raise SpillError(f"spill: {each} is there and no journal; keep the journal somewhere else")
-            place = _claim(path)
+            place = claim(path)
             try:
-                _link(path, directory)
+                link(path, directory)
                 self._begin_file()
             except BaseException:
                 self._close_file()
@@ -267,63 +255,64 @@ class Journal:
                 "a folder that can be written"
             ) from error
 
-    def _write(self, lines: list[Line]) -> None:
-        """Write lines, and take those out of the list that are written. Raises OSError when the disk refuses some."""
+    def _write(self, lines: "list[Line]") -> None:
+        """Write lines, and remove those from the list that are written. Raises OSError when the disk refuses some."""
         if self._fd is None:
             self._begin_file()
-        is_full = self._size > self._sums_bytes + _FILE_BYTES and not self._is_ending
+        is_full = self._size > self._summary_bytes + _FILE_BYTES and not self._is_ending
         if self._lost:
-            self._append([self._lost_line(), *lines])
+            self._append([self._lost_event(), *lines])
             self._lost = 0
-            self._sums_are_due = True
+            self._summary_is_due = True
         else:
             self._append(lines)
         lines.clear()
-        self._sums_are_due = self._sums_are_due or is_full
-        if self._sums_are_due and not self._is_ending:  # the end has sums of its own
-            sums = self._summed(lines)
+        self._summary_is_due = self._summary_is_due or is_full
+        if self._summary_is_due and not self._is_ending:  # the end has totals of its own
+            summary = self._summarize(lines)
             self._append(lines)
             lines.clear()
             if not is_full or self._begin_next_file():
                 before = self._size
-                self._append(sums)
-                self._sums_bytes = self._size - before
-            self._sums_are_due = False
+                self._append(summary)
+                self._summary_bytes = self._size - before
+            self._summary_is_due = False
 
-    def _refused(self, lines: Sequence[Line]) -> None:
-        """Keep why the disk refused something for when it takes it, count the other lines, and tell of them if it may.
+    def _refused(self, lines: "Sequence[Line]") -> None:
+        """Keep the last failures for when the disk takes lines again, count the other lines, and say so if possible.
 
-        Whoever reads the journal is not to believe from then on that arrays lie where they did.
+        From then on readers of the journal must not believe that arrays lie where they did.
         """
-        told = [line for line in lines if isinstance(line, str) and _FAILURE in line][-_FAILURES_MAX:]
+        told = [line for line in lines if isinstance(line, events.Fail)][-_FAILURES_MAX:]
         self._lost += len(lines) - len(told)
         self._lines.extendleft(reversed(told))
         if self._lost and self._fd is not None and not self._loss_is_told and not self._is_ending:
             with contextlib.suppress(OSError):  # a file system that reserves nothing
-                self._size = _append(self._fd, self._lost_line().encode(), self._size)
+                self._size = _append(self._fd, _encode([self._lost_event()]), self._size)
                 self._lost = 0
-                self._loss_is_told = self._sums_are_due = True
+                self._loss_is_told = self._summary_is_due = True
 
-    def _summed(self, lines: list[Line]) -> list[Line]:
-        """Return lines of what all comes to so far, and add to `lines` those that it counts and that wait.
+    def _summarize(self, lines: "list[Line]") -> "list[events.Event]":
+        """Return events that say what all comes to so far, and add to `lines` those that it counts and that wait.
 
-        Totals are the last of them: until they are there, what older lines say holds.
+        Totals are the last of the events: until they are written, older lines hold.
         """
-        if self._sums is None:
+        if self._summary is None:
             return []
-        sums = self._sums(self._lines)
-        lines += sums.lines
-        places = [self._line("place", f', "array": {array}{where}') for array, where in sums.places]
-        return [*places, self._line("totals", f', "totals": {json.dumps(sums.totals)}')]
+        summary = self._summary(self._lines)
+        lines += summary.lines
+        t = self._now()
+        places = [events.Place(array, *where, t=t) for array, where in summary.places]
+        return [*places, events.Totals(summary.sums, t=t)]
 
-    def _lost_line(self) -> str:
-        return self._line("lost", f', "lines": {self._lost}')
+    def _lost_event(self) -> "events.Event":
+        return events.Lost(self._lost, t=self._now())
 
-    def _line(self, event: str, values: str) -> str:
-        return f'{{"t": {time.perf_counter() - self._began_s:.6f}, "event": "{event}"{values}}}\n'
+    def _now(self) -> float:
+        return round(time.perf_counter() - self._began_s, 6)
 
     def _begin_next_file(self) -> bool:
-        """Begin a file after one that is full; return False where another store's has the place by now."""
+        """Begin the next file after one that is full; return False if another store took the place."""
         try:
             is_ours = os.path.samestat(os.fstat(cast(int, self._fd)), os.stat(self._path))
         except FileNotFoundError:
@@ -336,10 +325,10 @@ class Journal:
         return is_ours
 
     def _begin_file(self) -> None:
-        """Begin a file with the head, locked for as long as the run lives; the run's one before becomes the old one.
+        """Begin a file with the head, locked while the run lives; the run's file before it becomes the old one.
 
-        It has its name only then, and the one before its lock until then: nobody finds the place free meanwhile. The
-        old file that was there goes, if it is of the same run as the one that is replaced.
+        The new file gets its name only when it is locked, and until then the file before it keeps its lock: so the
+        place is never free. The old file that was there goes if it is of the same run as the file that is replaced.
         """
         path = self._path
         former = old_path(path)
@@ -364,11 +353,11 @@ class Journal:
         self._close_file()
         self._fd, self._size = fd, size
 
-    def _append(self, lines: Iterable[Line]) -> None:
+    def _append(self, lines: "Iterable[Line]") -> None:
         """Write lines, all or none. Raises OSError when the disk refuses."""
         fd = cast(int, self._fd)
-        data = "".join(line if isinstance(line, str) else line() for line in lines).encode()
-        if not self._is_ending:  # when nothing else comes
+        data = _encode(lines)
+        if not self._is_ending:  # at the end no line follows
             reserve(fd, self._size, self._size + len(data) + _RESERVED_BYTES)
         self._size = _append(fd, data, self._size)
         self._loss_is_told = False
@@ -377,6 +366,21 @@ class Journal:
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
+
+
+def _plan_event(t: float, number: int, plan: StepPlan) -> "events.Event":
+    items, happened = plan.as_events()
+    return events.Plan(
+        number,
+        [(item.nbytes, item.persistent) for item in items],
+        "".join(event.kind[0] for event in happened),
+        [event.item for event in happened],
+        t=round(t, 6),
+    )
+
+
+def _encode(lines: "Iterable[Line]") -> bytes:
+    return events.encoder.encode_lines([line() if callable(line) else line for line in lines])
 
 
 def _append(fd: int, data: bytes, size: int) -> int:
@@ -390,181 +394,3 @@ def _append(fd: int, data: bytes, size: int) -> int:
             os.ftruncate(fd, size)
         raise
     return size + len(data)
-
-
-def _may_be_replaced(path: Path) -> bool:
-    """Return whether nothing is lost where a journal comes to a place. Raises OSError for what cannot be read."""
-    try:
-        return is_journal(path)
-    except FileNotFoundError:
-        return not os.path.islink(path)
-
-
-def _claim(path: Path) -> int:
-    """Open the journal that has a place, or an empty one, and lock it: nobody else puts another one there then.
-
-    Raises SpillError where it is that of a run that goes on, OSError for a place that cannot be written.
-    """
-    deadline_s = None
-    while True:
-        fd = file_lock.open_file(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
-        try:
-            held = None if file_lock.lock(fd) else path
-            if held is None and _is_written(old_path(path)):
-                held = old_path(path)
-            if held is None:
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    claimed, fd = fd, -1
-                    return claimed
-            elif deadline_s is None:
-                gc.collect()  # what holds the other store may be garbage
-                deadline_s = time.monotonic() + _CLOSING_S
-            elif time.monotonic() > deadline_s:
-                raise SpillError(f"spill: {held} is the journal of a run that goes on{_what_to_do(held)}")
-        except FileNotFoundError:  # it was moved meanwhile
-            pass
-        finally:
-            if fd >= 0:
-                file_lock.close(fd)
-        time.sleep(_MOMENT_S)
-
-
-def _is_written(path: Path) -> bool:
-    """Return whether a journal is that of a run that goes on; while it goes over to the next file, the old one is."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return file_lock.is_locked(fd)
-    finally:
-        os.close(fd)
-
-
-def _what_to_do(path: Path) -> str:
-    """Return what a journal's head says of its run, and what who is refused its place can do."""
-    try:
-        head = json.loads(_first_line(path) or b"")
-        process, whose = head["process"], f" (process {head['process']}, {plain_text(head['run'])})"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        process, whose = None, ""
-    if process == os.getpid():
-        first = "use that object again, or `del` it, and the graphs that hold it, first"
-    else:
-        first = "end that run first"
-    return f"{whose}; name another file for this one, or {first}"
-
-
-def has_others_beside(path: Path) -> bool:
-    """Return whether what lies at a journal's old name is not of the same run, as the first lines say.
-
-    It is somebody's, who renamed the journal before the next run, perhaps: it stays.
-    """
-    former = old_path(path)
-    if not os.path.lexists(former):
-        return False
-    try:
-        line = _first_line(former)
-        return line != b"" and line != _first_line(path)
-    except OSError:  # a run can read its own
-        return True
-
-
-def _link(path: Path, directory: Path) -> None:
-    """Have a run's directory lead to its journal. Raises SpillError where nothing can be written there."""
-    try:
-        os.symlink(path, directory / JOURNAL_NAME)
-    except OSError as error:
-        # A file system without links: who looks finds the journal where it was to stay.
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise SpillError(
-                f"spill: cannot link to the journal in {directory}: {error.strerror}; pass a directory that can be "
-                "written"
-            ) from error
-
-
-def plain_text(text: str) -> str:
-    """Return text as every reader takes it: of bounded length, and Unicode that can be written."""
-    return text.encode("utf-8", "backslashreplace").decode()[:_TEXT_MAX]
-
-
-def old_path(path: Path) -> Path:
-    """Return where a journal goes that became too long."""
-    return path.with_name(f"{path.stem}-old{path.suffix}")
-
-
-@functools.lru_cache(maxsize=4096)
-def _origin(origin: Origin) -> str:
-    return json.dumps(origin._asdict())[1:-1]
-
-
-def _plan_line(t: float, number: int, plan: StepPlan) -> str:
-    items, events = plan.as_events()
-    told = {
-        "event": "plan",
-        "plan": number,
-        "arrays": [[item.nbytes, item.persistent] for item in items],
-        "happened": "".join(event.kind[0] for event in events),
-        "to": [event.item for event in events],
-    }
-    return f'{{"t": {t:.6f}, {json.dumps(told)[1:]}\n'
-
-
-def is_of(directory: Path, run: object) -> bool:
-    """Return whether a journal to which a run's directory leads is its own, as the journal's head says: `run`.
-
-    Where a kept journal was, another run's may be by now.
-    """
-    if run is None or not os.path.islink(directory / JOURNAL_NAME):
-        return True
-    return isinstance(run, str) and os.path.basename(run) == os.path.basename(os.path.realpath(directory))
-
-
-def is_journal(path: Path) -> bool:
-    """Return whether a file begins as a journal does, or is empty. Raises OSError for one that cannot be read."""
-    line = _first_line(path)
-    if line is None:
-        return False
-    try:
-        head = json.loads(line or '{"format": 0, "began": ""}')
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(head, dict) and type(head.get("format")) is int and "began" in head
-
-
-def _first_line(path: Path) -> bytes | None:
-    """Return how a file begins; None for what is no regular file. Raises OSError for one that cannot be read."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        return None
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # whatever it has become, this does not wait
-    with open(fd, "rb") as file:
-        return file.readline(_HEAD_MAX_BYTES)
-
-
-def read_journal(run: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a run's journal, the older file's first; what was cut off, or is no JSON object, is left out.
-
-    So is an older file of another run.
-
-    `run` is the run's directory, or the journal itself.
-    Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read.
-    """
-    directory = run if run.is_dir() else None
-    journal = run if directory is None else Path(os.path.realpath(run / JOURNAL_NAME))
-    is_alone = journal.exists() and has_others_beside(journal)
-    for path in (journal,) if is_alone else (old_path(journal), journal):
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            continue
-        for line in text.splitlines():
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                if "format" in found:
-                    check_version(path, found["format"], FORMAT_VERSION)
-                    if directory is not None and not is_of(directory, found.get("run")):
-                        break
-                yield found

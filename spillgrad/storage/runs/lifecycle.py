@@ -12,7 +12,8 @@ from typing import Any
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk.segment import abandon_at_exit
 from spillgrad.storage.disk.segment_set import SegmentSet
-from spillgrad.storage.journal.writer import WRITE_EVERY_S, Line, Sums
+from spillgrad.storage.journal import late_events as events
+from spillgrad.storage.journal.writer import WRITE_EVERY_S, Summary
 from spillgrad.storage.runs.run_directory import RunDirectory
 from spillgrad.storage.state import StoreState
 from spillgrad.storage.threads.store_lock import own_threads
@@ -33,7 +34,7 @@ class Lifecycle:
         self._worker: Worker
         self._ended = False
         self._failure: OSError | None = None
-        state.journal.ask(self._sample, self._sums)
+        state.journal.ask(self._sample, self._summary)
 
     def begin(self, worker: Worker) -> None:
         """Start the writer's thread. Raises SpillError, and removes the run, when the system gives no thread."""
@@ -86,7 +87,7 @@ class Lifecycle:
 
     def _end(self) -> None:
         try:
-            self._state.journal.end(self._totals())  # a full disk has room once the segments are gone
+            self._state.journal.end(self._sums())  # a full disk has room once the segments are gone
         finally:
             self._run.remove()
 
@@ -109,19 +110,19 @@ class Lifecycle:
             if written.wait(min(WRITE_EVERY_S, _left_s(deadline_s))) or not _left_s(deadline_s):
                 return
 
-    def _sample(self) -> str:
+    def _sample(self) -> "events.Event":
         return self._state.counters.sample(self._segments.disk_bytes)
 
-    def _totals(self) -> dict[str, Any]:
+    def _sums(self) -> "events.Sums":
         counters = self._state.counters
-        return counters.totals(counters.stats(*self._segments.disk_usage()), self._state.entries.values())
+        return counters.sums(counters.stats(*self._segments.disk_usage()), self._state.entries.values())
 
-    def _sums(self, lines: collections.deque[Line]) -> Sums:
-        """Return the lines of what happened so far, and what that comes to. Called without the lock."""
+    def _summary(self, lines: collections.deque[Any]) -> Summary:
+        """Return the lines that wait, and what all events come to with them. Called without the lock."""
         with self._state.lock:
             entries = self._state.entries.values()
             places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]
-            return Sums([lines.popleft() for _ in range(len(lines))], places, self._totals())
+            return Summary([lines.popleft() for _ in range(len(lines))], places, self._sums())
 
     def remove_files(self) -> None:
         """Remove the files, whoever may be using them."""

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.journal.writer import JOURNAL_NAME, NEW_JOURNAL_NAME, OLD_JOURNAL_NAME
+from spillgrad.storage.journal.files import JOURNAL_NAME, NEW_JOURNAL_NAME, OLD_JOURNAL_NAME
 from spillgrad.storage.runs import file_lock
 
 LOCK_NAME = ".lock"

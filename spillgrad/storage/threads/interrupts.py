@@ -1,4 +1,4 @@
-"""Signal handlers run between the things a store does, not within one."""
+"""Postpone signal handlers until a store has finished what it is doing."""
 
 import _signal  # type: ignore[import-not-found]  # in C
 import _thread
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# Code in which an exception of a handler would leave things half done: who came next would find a store that counts
-# wrong, or waits for ever. It never takes long, but where it waits for others, and there it can be interrupted. Beside
-# this package it is the modules that say `SIGNALS_WAIT = True`.
-_PACKAGE = "spillgrad.storage"
+# In some code an exception of a handler would leave things half done: the next caller would find a store that counts
+# wrong, or wait for ever. That code never takes long, except where it waits for other threads, and there it can be
+# interrupted. It is the code of the packages that call `protect`, and of the modules that say `SIGNALS_WAIT = True`.
 _MARK = "SIGNALS_WAIT"
-# A module of this library that is being imported, and Numba with it: a handler would find half of it.
-_LIBRARY, _IMPORT = "spillgrad", "<module>"
-# What an exception could not leave: Python prints those of finalizers and forgets them. One that hangs, which is none
-# of a store, is interrupted all the same after a while.
+_protected: set[str] = set()
+# While a module of this library is imported, and Numba with it, a handler would find half of it.
+_LIBRARY, _IMPORT = __name__.partition(".")[0], "<module>"
+# An exception cannot leave a finalizer: Python prints it and forgets it. A finalizer that hangs, which is none of a
+# store, is interrupted after a while.
 _FINALIZER = "__del__"
 _OF_WEAKREF = (weakref.__name__, "_weakrefset")
 
@@ -27,7 +27,7 @@ _JOINS = {
     threading.Thread.join.__code__,
     getattr(threading.Thread, "_wait_for_tstate_lock", threading.Thread.join).__code__,  # of `join`, up to Python 3.12
 }
-_STARTS = threading.Thread.start.__code__  # a short wait, after which somebody takes note of the thread
+_STARTS = threading.Thread.start.__code__  # a short wait; then the thread is noted
 _AGAIN_S = 0.001
 _PATIENCE_S = 2.0
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
@@ -36,12 +36,12 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Postponing:
-    """A signal's handler, called at a moment that leaves nothing half done."""
+    """Calls a signal's handler at a moment that leaves nothing half done."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._came_s: float | None = None  # when the signal came that is put off
-        self.comes_again = False  # and is about to
+        self._came_s: float | None = None  # when the postponed signal came
+        self.comes_again = False  # a thread is about to send it again
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         now_s = time.monotonic()
@@ -51,15 +51,20 @@ class _Postponing:
             return self._handler(number, frame)
         if not self.comes_again:
             self.comes_again = True
-            # Not a Thread: its locks may be what was interrupted.
+            # Not a Thread: its locks may be held by the interrupted code.
             _thread.start_new_thread(_come_again, (threading.get_ident(), number, self))
         return None
 
 
-def keep_whole() -> None:
-    """Have the Python handlers of all signals, Ctrl-C's among them, wait for what a store is doing.
+def protect(package: str) -> None:
+    """Postpone signal handlers while the main thread is in code of a package."""
+    _protected.add(package)
 
-    Only the main thread can, and only for the handlers that there are: contexts and steps do it anew.
+
+def keep_whole() -> None:
+    """Have the Python handlers of all signals, that of Ctrl-C included, wait until stores have finished their work.
+
+    Only the main thread can do so, and only for the handlers that are set now. So every context and step does it again.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -74,15 +79,16 @@ def keep_whole() -> None:
 def _come_again(main_thread: int, number: int, postponing: _Postponing) -> None:
     time.sleep(_AGAIN_S)
     postponing.comes_again = False
-    if callable(signal.getsignal(number)):  # else the handler went, and the signal might end the process
-        # As from outside: `interrupt_main` would not wake a thread that now sleeps or reads.
+    if callable(signal.getsignal(number)):  # without a handler the signal might end the process
+        # Sent as from outside: `interrupt_main` would not wake a thread that sleeps or reads.
         signal.pthread_kill(main_thread, number)
 
 
 def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
-    """Return whether the main thread, which is in this frame, waits there, or is in nothing that must be whole.
+    """Return whether a handler may run in the main thread, which is in this frame.
 
-    Who is not patient leaves finalizers too.
+    It may if the thread waits there, or is in no code that must finish. If it is not `is_patient`, finalizers do not
+    count as such.
     """
     waits = frame is not None and _waits(frame)
     is_in_store = False
@@ -92,13 +98,17 @@ def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
             return False
         waits = waits and frame.f_code is not _STARTS
         is_imported = frame.f_code.co_name == _IMPORT and name.startswith(_LIBRARY)
-        is_in_store = is_in_store or is_imported or name.startswith(_PACKAGE) or _MARK in frame.f_globals
+        is_in_store = is_in_store or is_imported or _is_protected(name) or _MARK in frame.f_globals
         frame = frame.f_back
     return waits or not is_in_store
 
 
+def _is_protected(module: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in _protected)
+
+
 def _waits(frame: FrameType) -> bool:
-    """Return whether what runs in a frame waits for another thread, and has given its lock up meanwhile."""
+    """Return whether a frame waits for another thread, and has given up its lock meanwhile."""
     if frame.f_code is _WAIT:
         # The local comes just before the `try` that takes the lock again.
         return "gotit" in frame.f_locals and not frame.f_locals["self"]._is_owned()

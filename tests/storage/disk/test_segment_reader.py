@@ -14,7 +14,8 @@ import pytest
 from spillgrad.errors import SpillFormatError
 from spillgrad.storage.disk.segment_reader import read_segment
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.journal.writer import JOURNAL_NAME, read_journal
+from spillgrad.storage.journal.files import JOURNAL_NAME
+from spillgrad.storage.journal.reader import read_journal
 from spillgrad.storage.store import Label
 
 RNG = np.random.default_rng(0)

@@ -18,16 +18,18 @@ import numpy as np
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.journal import events
 from spillgrad.storage.journal import writer as journal
-from spillgrad.storage.journal.writer import JOURNAL_NAME, OLD_JOURNAL_NAME, Journal, read_journal
-from spillgrad.storage.origin_counters import NO_ORIGIN
+from spillgrad.storage.journal.files import JOURNAL_NAME, OLD_JOURNAL_NAME
+from spillgrad.storage.journal.reader import read_journal
+from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.store import Label
 from tests.waiting import wait_until
 
 MakeStore = Callable[..., DiskStore]
 
 
-def events(store: DiskStore) -> list[dict[str, Any]]:
+def told_events(store: DiskStore) -> list[dict[str, Any]]:
     return list(read_journal(store.directory))[1:]
 
 
@@ -40,8 +42,8 @@ def test_every_pack_write_read_wait_and_free_is_told(make_store: MakeStore):
         store.get(handle)
     for handle in (*handles, handles[4]):
         store.drop(handle)
-    wait_until(lambda: Counter(e["event"] for e in events(store))["free"] == 5)
-    told = events(store)
+    wait_until(lambda: Counter(e["event"] for e in told_events(store))["free"] == 5)
+    told = told_events(store)
     counts = Counter(event["event"] for event in told)
     assert (counts["pack"], counts["share"], counts["free"]) == (5, 1, 5)
     assert counts["write"] >= 4
@@ -67,8 +69,8 @@ def test_a_write_names_the_dataset_that_the_next_flush_leaves(make_store: MakeSt
     (path,) = store.directory.glob("*.h5")
     with h5py.File(shutil.copy(path, store.directory.parent.parent / "copy.h5")) as file:
         there = set(file)
-    wait_until(lambda: len([e for e in events(store) if e["event"] == "write"]) == 8)
-    written = {e["array"]: e["dataset"] for e in events(store) if e["event"] == "write"}
+    wait_until(lambda: len([e for e in told_events(store) if e["event"] == "write"]) == 8)
+    written = {e["array"]: e["dataset"] for e in told_events(store) if e["event"] == "write"}
     assert {written[handle.sequence] for handle in handles} == there
 
 
@@ -76,7 +78,7 @@ def test_nothing_spilled_is_told_too(make_store: MakeStore):
     store = make_store("1GiB")
     for _ in range(300):
         store.drop(store.put(np.ones(10)))
-    wait_until(lambda: Counter(e["event"] for e in events(store)) >= Counter(pack=300, free=300))
+    wait_until(lambda: Counter(e["event"] for e in told_events(store)) >= Counter(pack=300, free=300))
 
 
 def test_a_run_that_was_killed_leaves_its_journal_for_who_looks(tmp_path: Path):
@@ -113,7 +115,7 @@ def test_a_long_run_keeps_the_last_two_files(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(journal, "_FILE_BYTES", 10_000)
     kept = Journal(tmp_path)
     for i in range(1000):
-        kept.arrived("pack", i, 8, NO_ORIGIN, None)
+        kept.add(events.Pack(i, 8))
         kept.write()
     kept.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [OLD_JOURNAL_NAME, JOURNAL_NAME]
@@ -127,11 +129,11 @@ def test_a_long_run_keeps_the_last_two_files(tmp_path: Path, monkeypatch: pytest
 def test_what_the_disk_refused_is_counted(tmp_path: Path):
     place = tmp_path / "run"
     kept = Journal(place)
-    kept.arrived("pack", 0, 8, NO_ORIGIN, None)
-    kept.note("free", 0)
+    kept.add(events.Pack(0, 8))
+    kept.add(events.Free(0))
     kept.write()  # there is no such directory
     place.mkdir()
-    kept.note("free", 1)
+    kept.add(events.Free(1))
     kept.write()
     kept.close()
     _, lost, freed = read_journal(place)

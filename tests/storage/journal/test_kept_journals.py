@@ -21,9 +21,10 @@ from spillgrad.inspection.records import Run
 from spillgrad.inspection.runs import RunReader, goes_on
 from spillgrad.storage import inspect, read_journal
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.journal import events, files
 from spillgrad.storage.journal import writer as journal
-from spillgrad.storage.journal.writer import JOURNAL_NAME, Journal, old_path
-from spillgrad.storage.origin_counters import NO_ORIGIN
+from spillgrad.storage.journal.files import JOURNAL_NAME, old_path
+from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.runs.lifecycle import write_journals
 from tests.inspection.test_runs import assert_sums_fit, use
 from tests.storage.test_disk_store import in_own_mounts, run_script
@@ -41,7 +42,7 @@ def kept(tmp_path: Path) -> Path:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a store that may be about to close."""
-    monkeypatch.setattr(journal, "_CLOSING_S", 0.0)
+    monkeypatch.setattr(files, "_CLOSING_S", 0.0)
 
 
 def one(path: Path) -> Run:
@@ -155,7 +156,7 @@ def test_nobody_gets_in_while_one_file_follows_another(
     thread.start()
     for number in range(3_000):
         for place in range(8):
-            log.arrived("pack", 8 * number + place, 8, NO_ORIGIN, None)
+            log.add(events.Pack(8 * number + place, 8))
         log.write()
     done.set()
     thread.join()
@@ -274,7 +275,7 @@ def fill_two_files(directory: Path, kept: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(journal, "_FILE_BYTES", 2_000)
     log = log or Journal(directory, keep=kept)
     for number in range(100):
-        log.arrived("pack", number, 8, NO_ORIGIN, None)
+        log.add(events.Pack(number, 8))
         log.write()
     log.end({})
     (directory / JOURNAL_NAME).unlink()
@@ -318,16 +319,16 @@ def test_a_fork_while_a_journal_begins_does_not_keep_the_run_alive(tmp_path: Pat
 
 def test_what_became_of_the_place_meanwhile_is_left_alone(tmp_path: Path, kept: Path):
     log = Journal(tmp_path, keep=kept)
-    log.note("free", 1)
+    log.add(events.Free(1))
     assert log.write()
     with no_more_to(kept):
-        log.note("free", 2)
+        log.add(events.Free(2))
         assert not log.write()
         others = tmp_path / "others.jsonl"
         others.write_text('{"format": 2, "began": "2026-01-01T00:00:00+00:00"}\n')
         text = others.read_text()
         os.replace(others, kept)
-    log.note("free", 3)
+    log.add(events.Free(3))
     log.end({})
     assert kept.read_text() == text
 
@@ -638,9 +639,9 @@ def test_lines_wait_until_they_are_there(tmp_path: Path):
     log = Journal(tmp_path)
     waited: list[bool] = []
 
-    def line() -> str:  # made while the file is written
+    def line() -> events.Event:  # made while the file is written
         waited.append(log.waits)
-        return "{}\n"
+        return events.Flush()
 
     log._lines.append(line)
     assert log.write()
@@ -655,7 +656,7 @@ def test_looking_waits_for_all_stores_no_longer_than_for_one(tmp_path: Path):
     def be_busy() -> None:
         for store in stores:
             store._state.lock.acquire()
-            store._state.journal.note("free", 0)  # of which the journal is to tell
+            store._state.journal.add(events.Free(0))  # of which the journal is to tell
         are_busy.set()
         may_end.wait(30)
         for store in stores:

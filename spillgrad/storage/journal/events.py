@@ -1,0 +1,260 @@
+"""The events of a journal: what each line says. Stores write these definitions, and inspection reads them.
+
+Limits keep readers safe: a line may be cut off, or written by somebody who means harm. A key that a line does not have
+stands at its default; one that a store leaves out is `UNSET`. `FORMAT.md` says what the keys mean.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from spillgrad.storage.disk.chunks import TOLD_PIECES_MAX
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Name = Annotated[str, msgspec.Meta(max_length=1000)] | None
+
+
+class Head(msgspec.Struct):
+    """The first line of a file: the run, and how its store was made."""
+
+    format: object = None
+    began: Name = None
+    process: int | None = None
+    host: Name = None
+    command: str | None = None
+    version: Name = None
+    run: str | None = None
+    budget: Count | None = None
+    codec: Name = None
+    encrypt: bool | None = None
+    checksums: bool | None = None
+    on_full: Name = None
+
+
+class Event(msgspec.Struct, tag_field="event", kw_only=True, gc=False):
+    """Something that happened, `t` seconds after the run began."""
+
+    t: Seconds = 0.0
+
+
+class ArrayEvent(Event, gc=False):
+    """Something that happened to an array."""
+
+    array: int = -1
+
+
+class Pack(ArrayEvent, tag="pack", gc=False):
+    """An array came."""
+
+    bytes: Count = 0
+    module: Name = None
+    op: Name = None
+    slot: Name = None
+    dtype: Name = None
+    step: int | None = None
+
+
+class Label(Pack, tag="label", gc=False):
+    """The origin of an array became known only now."""
+
+
+class Keep(Event, tag="keep", gc=False):
+    """An array did not come: it stays in RAM beside the store."""
+
+    bytes: Count = 0
+    module: Name = None
+    op: Name = None
+    slot: Name = None
+    dtype: Name = None
+    step: int | None = None
+
+
+class Share(ArrayEvent, tag="share", gc=False):
+    """An array came that was there already."""
+
+
+class Change(ArrayEvent, tag="change", gc=False):
+    """An array has new values: what was stored is out of date."""
+
+
+class Free(ArrayEvent, tag="free", gc=False):
+    """An array is not needed any more."""
+
+
+class Place(ArrayEvent, tag="place", gc=False):
+    """The place on disk of an array that was written before."""
+
+    segment: Name = None
+    dataset: Name = None
+    shape: Annotated[list[Count], msgspec.Meta(max_length=64)] | None = None
+    pieces: Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=TOLD_PIECES_MAX)] | UnsetType | None = UNSET
+    xxh3_64: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | UnsetType | None = UNSET
+    order: Name | UnsetType = UNSET
+    stored: int | UnsetType = UNSET
+    codec: Name | UnsetType = UNSET
+    chunks: Annotated[list[Count], msgspec.Meta(max_length=TOLD_PIECES_MAX)] | UnsetType | None = UNSET
+
+
+class Write(Place, tag="write", gc=False):
+    """An array was written; with its bytes and origin if it was freed meanwhile."""
+
+    took: Seconds = 0.0
+    bytes: Count | UnsetType = UNSET
+    module: Name | UnsetType = UNSET
+    op: Name | UnsetType = UNSET
+    slot: Name | UnsetType = UNSET
+    dtype: Name | UnsetType = UNSET
+
+
+class Read(ArrayEvent, tag="read", gc=False):
+    """An array was read; with its bytes and origin if it was freed meanwhile."""
+
+    took: Seconds = 0.0
+    ahead: bool | UnsetType = UNSET
+    bytes: Count | UnsetType = UNSET
+    module: Name | UnsetType = UNSET
+    op: Name | UnsetType = UNSET
+    slot: Name | UnsetType = UNSET
+    dtype: Name | UnsetType = UNSET
+
+
+class Shrink(ArrayEvent, tag="shrink", gc=False):
+    """What lossless compression makes of a sample of an array; with bytes and origin if it was freed meanwhile."""
+
+    sampled: Count = 0
+    shrunk: Count = 0
+    bytes: Count | UnsetType = UNSET
+    module: Name | UnsetType = UNSET
+    op: Name | UnsetType = UNSET
+    slot: Name | UnsetType = UNSET
+    dtype: Name | UnsetType = UNSET
+
+
+class Wait(ArrayEvent, tag="wait", gc=False):
+    """A caller waited in `put` or `get`; for `put`, with the origin of what came."""
+
+    took: Seconds = 0.0
+    cause: Name = msgspec.field(default=None, name="in")
+    module: Name | UnsetType = UNSET
+    op: Name | UnsetType = UNSET
+    slot: Name | UnsetType = UNSET
+    dtype: Name | UnsetType = UNSET
+    bytes: Count | UnsetType = UNSET
+
+
+class Fail(ArrayEvent, tag="fail", gc=False):
+    """The disk refused an array."""
+
+    reason: str = ""
+
+
+class Flush(Event, tag="flush", gc=False):
+    """The structure of the files has every array that is there."""
+
+
+class Phase(Event, tag="phase", gc=False):
+    """A phase of a step begins."""
+
+    phase: Name = None
+
+
+class Step(Event, tag="step", gc=False):
+    """A step ended."""
+
+    took: Seconds = 0.0
+    number: Count = 0
+    step: int | None = None
+    plan: int | None = None
+    moved: tuple[Count, Count, Count, Count, Count, Count, Count, Seconds, Seconds] | None = None
+
+
+class Plan(Event, tag="plan", gc=False):
+    """What a step asked of the store; of a long step only how many events there were."""
+
+    plan: int | None = None
+    arrays: list[tuple[Count, bool]] | UnsetType | None = UNSET
+    happened: str | UnsetType = UNSET
+    to: list[Count] | UnsetType | None = UNSET
+    events: Count | UnsetType = UNSET
+
+
+class Sample(Event, tag="sample", gc=False):
+    """What is held at this moment."""
+
+    ram: Count = 0
+    peak_ram: Count = 0
+    hot: Count = 0
+    writing: Count = 0
+    cached: Count = 0
+    lent: Count = 0
+    live: Count = 0
+    disk: Count = 0
+    rss: Count = 0
+    written: Count = 0
+    read: Count = 0
+    hits: Count = 0
+    misses: Count = 0
+    waited: Seconds = 0.0
+
+
+class Stats(msgspec.Struct, gc=False):
+    """`StoreStats`, of whatever version."""
+
+    packed_bytes: Count = 0
+    deduplicated_bytes: Count = 0
+    written_bytes: Count = 0
+    stored_bytes: Count = 0
+    read_bytes: Count = 0
+    live_bytes: Count = 0
+    ram_bytes: Count = 0
+    peak_ram_bytes: Count = 0
+    disk_bytes: Count = 0
+    peak_disk_bytes: Count = 0
+    cache_hits: Count = 0
+    cache_misses: Count = 0
+    wait_write_s: Seconds = 0.0
+    wait_read_s: Seconds = 0.0
+    writing_s: Seconds = 0.0
+    reading_s: Seconds = 0.0
+
+
+OriginSums = tuple[
+    Name, Name, Name, Name, Count, Count, Count, Count, Count, Count, Count, Seconds, Seconds
+]  # fmt: skip
+
+
+class Sums(msgspec.Struct):
+    """All that happened before, and the live arrays: number, bytes, position among the origins, and training step."""
+
+    stats: Stats
+    kept: Count
+    steps: Count
+    origins: list[OriginSums]
+    live: list[tuple[Count, Count, Count, int | None]]
+
+
+class Totals(Event, tag="totals", gc=False):
+    """What all events before this one come to."""
+
+    totals: Sums | None = None
+
+
+class End(Event, tag="end", gc=False):
+    """The store was closed."""
+
+    totals: Sums | UnsetType | None = UNSET
+
+
+class Lost(Event, tag="lost", gc=False):
+    """The disk refused lines of the journal."""
+
+    lines: Count = 0
+
+
+AnyEvent = (
+    Pack | Label | Keep | Share | Change | Free | Place | Write | Read | Shrink | Wait | Fail | Flush | Phase | Step
+    | Plan | Sample | Totals | End | Lost
+)  # fmt: skip
+encoder = msgspec.json.Encoder()

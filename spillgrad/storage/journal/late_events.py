@@ -1,0 +1,13 @@
+"""The module `events`, imported on first use: `import spillgrad` does not wait for msgspec, which only stores need."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spillgrad.storage.journal.events import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    from spillgrad.storage.journal import events
+
+    found = globals()[name] = getattr(events, name)  # found at once from now on
+    return found
