@@ -61,11 +61,11 @@ STORAGE_FREE_FOR_ALL = ("spillgrad.storage.budget", "spillgrad.storage.file_lock
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad_tools")
 FRAMEWORK_USERS = (
     "spillgrad.interop",
-    "spillgrad_tools.bench_torch",
-    "spillgrad_tools.bench_torch_cuda",
-    "spillgrad_tools.bench_train_torch",
-    "spillgrad_tools.bench_train_torch_hooks",
-    "spillgrad_tools.bench_train_paddle",
+    "spillgrad_tools.bench.torch",
+    "spillgrad_tools.bench.torch_cuda",
+    "spillgrad_tools.bench.gpt_torch",
+    "spillgrad_tools.bench.gpt_torch_hooks",
+    "spillgrad_tools.bench.gpt_paddle",
 )
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
@@ -80,7 +80,7 @@ LATE_IMPORTS = {
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
-    "spillgrad_tools.report": "only a page needs plotly and Jinja2, which may not be installed",
+    "spillgrad_tools.report.page": "only a page needs plotly and Jinja2, which may not be installed",
     "spillgrad.storage.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 
@@ -191,7 +191,7 @@ def test_a_forbidden_import_is_found(module: str, source: str):
         ("spillgrad.save_on_disk", "import spillgrad.storage.store"),
         ("spillgrad.storage.segment", "import h5py\nfrom spillgrad.errors import SpillError"),
         ("spillgrad.autograd.engine", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n import spillgrad.tensor"),
-        ("spillgrad_tools.train", "import spillgrad as sg"),
+        ("spillgrad_tools.train.training", "import spillgrad as sg"),
         ("spillgrad.interop.torch", "import torch"),
     ],
 )

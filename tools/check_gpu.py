@@ -257,9 +257,9 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 def as_markdown(answer: dict[str, Any]) -> str:
     """Return the README's table of what the benchmark found."""
-    from spillgrad_tools.bench_cases import Result
-    from spillgrad_tools.bench_cuda_cases import CUDA_BY_NAME
-    from spillgrad_tools.bench_report import cuda_as_markdown
+    from spillgrad_tools.bench.cases import Result
+    from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+    from spillgrad_tools.bench.report import cuda_as_markdown
 
     results = [
         Result(CUDA_BY_NAME[row["case"]], row["seconds"], row["rounds"], row.get("failures", {}))

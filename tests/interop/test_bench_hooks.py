@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="`make test-peers` installs PyTorch")
 pytest.importorskip("paddle", reason="`make test-peers` installs Paddle")
 
-from spillgrad_tools import bench_hooks
+from spillgrad_tools.bench import hooks as bench_hooks
 from spillgrad_tools.cli import main
 
 TINY = ["--model", "tiny", "--batch", "2", "--context", "16", "--steps", "2", "--threads", "1"]

@@ -348,7 +348,7 @@ def test_memory_and_bytes_of_a_run_are_within_15_percent_of_the_plan(
     predicted = told["prediction"]
     how = {"policy": told["policy"], "budget": predicted["budget_bytes"], "offload": offload, "steps": 1}
     ran = {**sizes, **how, "directory": str(tmp_path)}
-    taken = json.loads(_run("-m", "spillgrad_tools.bench_plan_run", json.dumps(ran)))
+    taken = json.loads(_run("-m", "spillgrad_tools.bench.plan_run", json.dumps(ran)))
     assert predicted["peak_bytes"] == pytest.approx(taken["peak_bytes"], rel=0.15)
     written, read = taken["written_bytes"], taken["read_bytes"]
     assert written + read > 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spillgrad_tools.train_settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
+from spillgrad_tools.train.settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 
 WRONG = 1
 BAD_INPUT = 2
@@ -216,7 +216,7 @@ def train(
     Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files. A run that is killed goes on
     from the last one saved, to the same losses.
     """
-    from spillgrad_tools.train_command import run
+    from spillgrad_tools.train.command import run
 
     settings = {
         "model": model, "weights": weights, "steps": steps, "batch": batch, "context": context, "lr": lr,
@@ -285,7 +285,7 @@ def plan(
 
     Two layers of the model are trained for a few steps, and the disk and the processor measured.
     """
-    from spillgrad_tools.plan_command import run
+    from spillgrad_tools.train.plan import run
 
     run(model, batch, context, ram, directory, lora, autocast, offload, optimizer.value, accumulate, as_json)
 
@@ -345,7 +345,7 @@ def inspect(
     The exit status is 0; 1 where what was looked at is damaged; 2 where there is
     nothing to look at, or options do not go together; 130 after Ctrl-C.
     """
-    from spillgrad_tools.inspect_command import InspectOptions, run
+    from spillgrad_tools.inspect.command import InspectOptions, run
 
     chosen = InspectOptions(
         path, by and by.value, sort and sort.value, top, tree, tensor, slice_text, export, force, html, watch, as_json
@@ -363,7 +363,7 @@ def verify(
 
     The exit status is 1 where something is wrong, and each is listed.
     """
-    from spillgrad_tools.verify_command import run
+    from spillgrad_tools.inspect.verify import run
 
     if not run(path, as_json):
         raise typer.Exit(WRONG)
@@ -375,7 +375,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove what dead runs left in a spill folder; live runs keep theirs."""
-    from spillgrad_tools.sweep_command import run
+    from spillgrad_tools.inspect.sweep import run
 
     run(directory, dry_run)
 
@@ -396,7 +396,7 @@ def cache(
     ] = CacheAction.INFO,
 ) -> None:
     """Look after the compiled kernels on disk; old ones go by themselves."""
-    from spillgrad_tools.cache_command import run
+    from spillgrad_tools.cache import run
 
     run(action.value)
 
@@ -420,9 +420,9 @@ def bench_kernels(
 ) -> None:
     """Time the kernels beside NumPy and, where installed, PyTorch."""
     if device is BenchDevice.CUDA:
-        from spillgrad_tools.bench_cuda import run
+        from spillgrad_tools.bench.cuda import run
     else:
-        from spillgrad_tools.bench_kernels import run
+        from spillgrad_tools.bench.kernels import run
 
     run(as_json, name, threads, rounds, quick, page)
 
@@ -446,7 +446,7 @@ def bench_train(
     ] = False,
 ) -> None:
     """Time training steps in RAM, spilled and offloaded, beside the same model in PyTorch, where installed."""
-    from spillgrad_tools.bench_train import run
+    from spillgrad_tools.bench.train import run
 
     run(as_json, model, batch, context, steps, threads, page, directory, name, large)
 
@@ -466,7 +466,7 @@ def bench_hooks(
     ] = None,
 ) -> None:
     """Time PyTorch's and Paddle's own training steps in RAM, and with what they save for backward on disk."""
-    from spillgrad_tools.bench_hooks import run
+    from spillgrad_tools.bench.hooks import run
 
     run(as_json, model, batch, context, steps, threads, page, directory, framework)
 
@@ -482,7 +482,7 @@ def bench_plan(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3,
 ) -> None:
     """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
-    from spillgrad_tools.bench_plan import run
+    from spillgrad_tools.bench.plan import run
 
     run(as_json, model, batch, context, ram, directory, steps)
 
@@ -494,7 +494,7 @@ def bench_spill(
     rounds: Rounds = 9,
 ) -> None:
     """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
-    from spillgrad_tools.bench_spill import run
+    from spillgrad_tools.bench.spill import run
 
     run(as_json, directory, rounds)
 
@@ -506,7 +506,7 @@ def bench_soak(
     minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="How long.")] = 20,
 ) -> None:
     """Use stores from several threads on a disk that fails, and look for errors and leaks that nobody asked for."""
-    from spillgrad_tools.bench_soak import run
+    from spillgrad_tools.bench.soak import run
 
     run(as_json, directory, minutes)
 

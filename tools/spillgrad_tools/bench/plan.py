@@ -1,0 +1,122 @@
+"""`spillgrad bench plan`: what the planner predicts beside what runs do, each in a process of its own."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+import spillgrad as sg
+from spillgrad.planning.choose import Choice
+from spillgrad.planning.machine import measure_disk
+from spillgrad.planning.predict import NOTHING, Whole
+from spillgrad.storage.budget import format_bytes
+from spillgrad_tools import fresh_process
+from spillgrad_tools.bench.report import format_seconds, machine
+
+# Budgets, as shares of all that may be stored.
+SHARES = (0.1, 0.25, 0.5, 0.9)
+POLICIES = ("spill", "recompute", "keep")
+STEPS = 3
+# Of the prediction: bytes and memory to 15 %, time to 30 %.
+BYTES_WITHIN, SECONDS_WITHIN = 0.15, 0.3
+# Less than this share of what is saved is no traffic to speak of.
+NO_TRAFFIC = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A run and what was predicted of it."""
+
+    case: str
+    predicted: dict[str, float]
+    measured: dict[str, float]
+    saved_bytes: int
+
+    def ratio(self, name: str) -> float | None:
+        """Return how often the measured value goes into the predicted one; None where there is nothing to compare."""
+        predicted, measured = self.predicted[name], self.measured[name]
+        if name == "moved_bytes" and max(predicted, measured) < NO_TRAFFIC * self.saved_bytes:
+            return None
+        return predicted / measured if measured else float("inf")
+
+    def within(self, name: str) -> bool:
+        """Whether the prediction is as close as it is to be."""
+        ratio = self.ratio(name)
+        allowed = SECONDS_WITHIN if name == "step_s" else BYTES_WITHIN
+        return ratio is None or 1 - allowed <= ratio <= 1 + allowed
+
+
+def compare(
+    model: str, batch: int, context: int, ram: str, directory: Path, offload: bool, steps: int
+) -> Iterator[Comparison]:
+    """Predict, then run, for all budgets and policies; the disk is measured again before each run."""
+    whole = fresh_process.call(sg.planning.observe, model, batch, context, ram, directory, offload=offload)
+    saved_bytes = whole.predict(1 << 50).saved_bytes
+    lasting_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
+    for policy in POLICIES:
+        for share in SHARES if policy != "keep" else SHARES[:1]:
+            budget_bytes = max(int(share * (saved_bytes + lasting_bytes)), whole.profile.least_budget)
+            whole.machine = dataclasses.replace(whole.machine, disk=measure_disk(directory, 0.5))
+            found = whole.predict(
+                budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"
+            )
+            how = {"policy": policy, "offload": offload, "budget": budget_bytes, "steps": steps}
+            measured = train(model=model, batch=batch, context=context, directory=os.fspath(directory), **how)
+            yield Comparison(
+                f"{'offloaded, ' if offload else ''}{policy}, {format_bytes(budget_bytes)}",
+                {"moved_bytes": found.written_bytes + found.read_bytes, **dataclasses.asdict(found)},
+                {"moved_bytes": measured["written_bytes"] + measured["read_bytes"], **measured},
+                saved_bytes,
+            )
+
+
+def recomputed(whole: Whole) -> Choice:
+    """Return the choice that the policy "recompute" makes."""
+    parts = [unit.whole for unit in whole.units]
+    paths = frozenset(part.path for part in parts)
+    return Choice(paths, sum(part.freed_bytes for part in parts), sum(part.seconds for part in parts), 0.0)
+
+
+def train(**how: Any) -> dict[str, Any]:
+    """Train in a process of its own; see `bench_plan_run`. Raises RuntimeError when that fails."""
+    command = [sys.executable, "-m", "spillgrad_tools.bench.plan_run", json.dumps(how)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"bench: the run {how} ended with status {done.returncode}")
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def run(as_json: bool, model: str, batch: int, context: int, ram: str, directory: Path, steps: int) -> None:
+    """Compare runs with their predictions, in RAM and offloaded, and print both."""
+    console = Console()
+    comparisons: list[Comparison] = []
+    with Console(stderr=True).status("training"):
+        for offload in (False, True):
+            comparisons += compare(model, batch, context, ram, directory, offload, steps)
+    if as_json:
+        print(json.dumps({"machine": machine(), "runs": [dataclasses.asdict(each) for each in comparisons]}, indent=2))
+        return
+    table = Table("run", box=SIMPLE, caption="predicted / measured; ✗ beyond 15 % for bytes, 30 % for seconds")
+    for heading in ("disk a step", "peak RAM", "a step"):
+        table.add_column(heading, justify="right")
+    for each in comparisons:
+        table.add_row(each.case, _cell(each, "moved_bytes"), _cell(each, "peak_bytes"), _cell(each, "step_s"))
+    console.print(table)
+    names = ("moved_bytes", "peak_bytes", "step_s")
+    met = sum(each.within(name) for each in comparisons for name in names)
+    console.print(f"{met} of {len(names) * len(comparisons)} predictions within their limits", highlight=False)
+
+
+def _cell(comparison: Comparison, name: str) -> str:
+    values = comparison.predicted[name], comparison.measured[name]
+    shown = [format_seconds(value) if name == "step_s" else format_bytes(int(value)) for value in values]
+    return f"{shown[0]} / {shown[1]} {'✓' if comparison.within(name) else '✗'}"

@@ -1,0 +1,132 @@
+"""`spillgrad inspect`: say what is at a path, in the way the options ask for."""
+
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+
+from spillgrad.errors import ArgumentError
+from spillgrad.storage.inspection.find import is_segment_file
+from spillgrad.storage.inspection.printable import printable
+from spillgrad.storage.inspection.runs import inspect
+from spillgrad.storage.inspection.segments import inspect_segment
+from spillgrad_tools.inspect import json_output
+from spillgrad_tools.inspect import tables as inspect_tables
+from spillgrad_tools.inspect.array import show_array
+from spillgrad_tools.inspect.groups import choose
+from spillgrad_tools.inspect.segment import is_sound, of_segment
+from spillgrad_tools.inspect.tree import segment_as_dict, show_tree
+from spillgrad_tools.inspect.watch import watch
+from spillgrad_tools.paged import show, write
+from spillgrad_tools.report.page import report
+
+# Rows that are shown where nobody says how many; JSON has all.
+TOP = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectOptions:
+    """What the command line of `spillgrad inspect` says; None and False where it says nothing."""
+
+    path: Path
+    by: str | None = None
+    sort: str | None = None
+    top: int | None = None
+    tree: bool = False
+    tensor: str | None = None
+    slice_text: str | None = None
+    export: Path | None = None
+    force: bool = False
+    html: Path | None = None
+    watch: bool = False
+    as_json: bool = False
+
+    def given(self) -> list[str]:
+        """Return the options that the command line has, as it has them."""
+        words = {"slice_text": "slice", "as_json": "json"}
+        names = [field.name for field in dataclasses.fields(self) if field.name != "path"]
+        return ["--" + words.get(name, name) for name in names if getattr(self, name) not in (None, False)]
+
+
+# What each of these goes with; they are not for each other. Without one of them, it is runs that are shown.
+_MODES = {
+    "--tree": ("--json",),
+    "--tensor": ("--json", "--slice", "--export", "--force"),
+    "--html": (),
+    "--watch": (),
+}
+
+
+def run(options: InspectOptions) -> bool:
+    """Show what is there; return whether all of it is right.
+
+    Raises ArgumentError for options that do not go together.
+    """
+    _require_consistent(options.given())
+    if options.watch:
+        watch(options.path)
+    elif options.html is not None:
+        report(options.path, options.html)
+        if options.html.is_file():
+            write(f"wrote {printable(str(options.html), 4096)}\n")
+    elif options.tree:
+        return show_tree(Console(), options.path, options.as_json)
+    elif options.tensor is not None:
+        return show_array(
+            Console(), options.path, options.tensor, options.slice_text, options.export, options.force, options.as_json
+        )
+    elif is_segment_file(options.path):
+        return _show_segment(options)
+    else:
+        return _show_runs(options)
+    return True
+
+
+def _require_consistent(given: list[str]) -> None:
+    modes = [word for word in given if word in _MODES]
+    if len(modes) > 1:
+        raise ArgumentError(f"inspect: got {' and '.join(modes)}, which show different things; leave one out")
+    for word in given:
+        if word in ("--slice", "--export") and "--tensor" not in modes:
+            raise ArgumentError(f"inspect: got {word} without --tensor; name an array with --tensor KEY")
+        if word == "--force" and "--export" not in given:
+            raise ArgumentError("inspect: got --force without --export; name the file with --export FILE")
+        if modes and word != modes[0] and word not in _MODES[modes[0]]:
+            raise ArgumentError(f"inspect: got {word} with {modes[0]}, which does not heed it; leave one out")
+
+
+def _show_runs(options: InspectOptions) -> bool:
+    found = inspect(options.path)
+    by = options.by or "module"
+    several = [word for word in options.given() if word in ("--by", "--sort", "--top")] if len(found.runs) > 1 else []
+    if several and not options.as_json:
+        raise ArgumentError(
+            f"inspect: got {several[0]} with {len(found.runs)} runs; name one, such as the newest: "
+            f"{found.runs[-1].path}"
+        )
+    if options.as_json:
+        json_output.show(json_output.of_runs(found, by, options.sort, options.top))
+    else:
+        console = Console()
+        if len(found.runs) == 1:
+            groups = choose(found.runs[0], by, options.sort, options.top or TOP)
+            show(console, inspect_tables.of_run(found.runs[0], groups, console.width))
+        else:
+            show(console, inspect_tables.of_runs(found.path, found.runs, console.width))
+    return not any(run.damaged_lines for run in found.runs)
+
+
+def _show_segment(options: InspectOptions) -> bool:
+    for word in options.given():
+        if word in ("--by", "--sort"):
+            raise ArgumentError(
+                f"inspect: got {word} with a segment, whose arrays are shown one by one; leave it out, or name the "
+                "run's folder"
+            )
+    segment = inspect_segment(options.path)
+    if options.as_json:
+        json_output.show({"segments": [segment_as_dict(segment)]})
+    else:
+        console = Console()
+        show(console, of_segment(segment, options.top or TOP, console.width))
+    return is_sound(segment)
