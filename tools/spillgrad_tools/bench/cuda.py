@@ -5,7 +5,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from spillgrad_tools.bench.cases import Case, Result
 from spillgrad_tools.bench.cuda_cases import FLOATS_LOG2, cuda_cases
 from spillgrad_tools.bench.harness import RequestFailed, Worker, WorkerEnded
 from spillgrad_tools.bench.kernels import matching, rounds_of, time_case
+from spillgrad_tools.bench.options import KernelOptions
 from spillgrad_tools.bench.report import cuda_as_markdown, cuda_row_as_text, machine, show_cuda, write_between_markers
 
 MARKER = "bench cuda"
@@ -121,18 +121,19 @@ def _replace(worker: Worker, error: Exception, failures: dict[str, str], contend
     contenders.start(worker.library)
 
 
-def run(as_json: bool, name: str, threads: int | None, rounds: int, quick: bool, page: Path | None) -> None:
-    """Time the cases whose name contains `name` on the GPU, print them, and write them into a page.
+def run(options: KernelOptions) -> None:
+    """Time the cases whose name contains `options.name` on the GPU, print them, and write them into a page.
 
     Raises DeviceError where there is none, ArgumentError when there is no such case, or when the page would not get
     every row of both libraries.
     """
+    page, rounds = options.page, options.rounds
     as_device("cuda")
     with ExitStack() as stack:
-        contenders = Contenders(threads or get_num_threads(), stack)
+        contenders = Contenders(options.threads or get_num_threads(), stack)
         gpu: dict[str, Any] = contenders.workers["ours"].ask(do="about")
         every = cuda_cases(SIMULATED, log2_floats(gpu["gpu_bytes"]))
-        cases = matching(every, name, quick)
+        cases = matching(every, options.name, options.quick)
         if page and (len(cases) < len(every) or "torch" not in contenders.workers):
             raise ArgumentError(
                 "bench: a page gets every row and PyTorch's times; leave out --filter and --quick, and install a "
@@ -149,7 +150,7 @@ def run(as_json: bool, name: str, threads: int | None, rounds: int, quick: bool,
                 status.update(f"{len(results)} of {len(cases)} done")
     if page:
         write_between_markers(page, MARKER, cuda_as_markdown(every, about, results))
-    if as_json:
+    if options.as_json:
         print(json.dumps({"machine": about, "results": [result.as_json() for result in results]}, indent=2))
     else:
         show_cuda(about, results)

@@ -11,8 +11,18 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, MissingPackageError
 from spillgrad_tools.bench.bars import Verdict
+from spillgrad_tools.bench.options import HookOptions
 from spillgrad_tools.bench.report import machine
-from spillgrad_tools.bench.train import SPILL_BUDGET, Contender, Process, Results, gpt_config, measure_in_turns, tell
+from spillgrad_tools.bench.train import (
+    SPILL_BUDGET,
+    Contender,
+    Process,
+    Results,
+    gpt_config,
+    measure_in_turns,
+    sizes_of,
+    tell,
+)
 
 MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
@@ -59,47 +69,44 @@ def verdicts(results: Results) -> list[Verdict]:
     return judged
 
 
-def run(
-    as_json: bool,
-    model: str,
-    batch: int,
-    context: int,
-    steps: int,
-    threads: int | None,
-    page: Path | None = None,
-    directory: Path = Path(),
-    package: str | None = None,
-) -> None:
+def run(options: HookOptions) -> None:
     """Time training steps under each framework's hooks, print them, and write them into a page.
 
     Raises UnknownModelError for a model that is not in the catalogue, ArgumentError for one that is no GPT-2, and
     MissingPackageError when a framework is not installed, or none is.
     """
-    config = gpt_config(model, context)
-    packages = [name for name in CONTENDERS if package in (None, name)]
+    config = gpt_config(options.model, options.context)
+    packages = [name for name in CONTENDERS if options.framework in (None, name)]
     if not packages:
-        raise ArgumentError(f"bench hooks: got --framework {package}; it takes {' or '.join(CONTENDERS)}")
+        raise ArgumentError(f"bench hooks: got --framework {options.framework}; it takes {' or '.join(CONTENDERS)}")
     installed = [name for name in packages if importlib.util.find_spec(name) is not None]
     missing = [name for name in packages if name not in installed]
-    if not installed or (page and missing):
+    if not installed or (options.page and missing):
         commands = " and ".join(f"pip install {PIP_NAMES[name]}" for name in missing)
         raise MissingPackageError(
             f"bench hooks: got no package {' and no '.join(missing)}; {commands}", name=missing[0]
         )
-    threads = threads or sg.get_num_threads()
+    threads = options.threads or sg.get_num_threads()
     about: dict[str, Any] = {
-        **machine(), "threads": threads, "model": model, "batch": batch, "context": context, "steps": steps,
+        **machine(), "threads": threads, **sizes_of(options),
         "libraries": [],
     }  # fmt: skip
     results: Results = {}
     with (
-        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
+        tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status("training"),
     ):
         for name in installed:
             found, versions = measure_in_turns(
-                CONTENDERS[name], config, batch, steps, threads, Path(folder), check_gradients, WARM_STEPS
+                CONTENDERS[name],
+                config,
+                options.batch,
+                options.steps,
+                threads,
+                Path(folder),
+                check_gradients,
+                WARM_STEPS,
             )
             results |= found
             about["libraries"] += versions
-    tell(as_json, page, MARKER, about, results, verdicts(results))
+    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))

@@ -16,6 +16,7 @@ from spillgrad_tools.bench import numpy as bench_numpy
 from spillgrad_tools.bench.bars import Yardstick
 from spillgrad_tools.bench.cases import CASES, Case, Result
 from spillgrad_tools.bench.harness import Worker
+from spillgrad_tools.bench.options import KernelOptions
 from spillgrad_tools.bench.report import kernels_as_markdown, machine, show_kernels, write_between_markers
 
 MARKER = "bench kernels"
@@ -79,20 +80,19 @@ def measure(cases: Sequence[Case], workers: Sequence[Worker], threads: int, roun
             yield time_case(case, able, threads, rounds_of(case, rounds))
 
 
-def run(
-    as_json: bool, name: str, threads: int | None, rounds: int, quick: bool = False, page: Path | None = None
-) -> None:
-    """Time the cases whose name contains `name`, print them, and write them into a page.
+def run(options: KernelOptions) -> None:
+    """Time the cases whose name contains `options.name`, print them, and write them into a page.
 
     Raises ArgumentError when there is no such case, or when the page would not get every row of every library.
     """
-    cases = matching(CASES, name, quick)
+    page, rounds = options.page, options.rounds
+    cases = matching(CASES, options.name, options.quick)
     libraries = ["ours", "numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
     if page and (len(cases) < len(CASES) or "torch" not in libraries):
         raise ArgumentError(
             "bench: a page gets every row and PyTorch's times; leave out --filter and --quick, and pip install torch"
         )
-    threads = threads or get_num_threads()
+    threads = options.threads or get_num_threads()
     with ExitStack() as stack:
         workers = [
             stack.enter_context(Worker("spillgrad_tools.bench.case_runner", library, threads)) for library in libraries
@@ -105,7 +105,7 @@ def run(
                 results.append(result)
     if page:
         write_between_markers(page, MARKER, kernels_as_markdown(about, results))
-    if as_json:
+    if options.as_json:
         print(json.dumps({"machine": about, "results": [result.as_json() for result in results]}, indent=2))
     else:
         show_kernels(about, results)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -19,6 +18,7 @@ from spillgrad.planning.machine import measure_disk
 from spillgrad.planning.predict import NOTHING, Whole
 from spillgrad.storage.budget import format_bytes
 from spillgrad_tools import fresh_process
+from spillgrad_tools.bench.options import PlanOptions
 from spillgrad_tools.bench.report import format_seconds, machine
 
 # Budgets, as shares of all that may be stored.
@@ -54,22 +54,34 @@ class Comparison:
         return ratio is None or 1 - allowed <= ratio <= 1 + allowed
 
 
-def compare(
-    model: str, batch: int, context: int, ram: str, directory: Path, offload: bool, steps: int
-) -> Iterator[Comparison]:
+def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
     """Predict, then run, for all budgets and policies; the disk is measured again before each run."""
-    whole = fresh_process.call(sg.planning.observe, model, batch, context, ram, directory, offload=offload)
+    whole = fresh_process.call(
+        sg.planning.observe,
+        options.model,
+        options.batch,
+        options.context,
+        options.ram,
+        options.directory,
+        offload=offload,
+    )
     saved_bytes = whole.predict(1 << 50).saved_bytes
     lasting_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for policy in POLICIES:
         for share in SHARES if policy != "keep" else SHARES[:1]:
             budget_bytes = max(int(share * (saved_bytes + lasting_bytes)), whole.profile.least_budget)
-            whole.machine = dataclasses.replace(whole.machine, disk=measure_disk(directory, 0.5))
+            whole.machine = dataclasses.replace(whole.machine, disk=measure_disk(options.directory, 0.5))
             found = whole.predict(
                 budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"
             )
-            how = {"policy": policy, "offload": offload, "budget": budget_bytes, "steps": steps}
-            measured = train(model=model, batch=batch, context=context, directory=os.fspath(directory), **how)
+            how = {"policy": policy, "offload": offload, "budget": budget_bytes, "steps": options.steps}
+            measured = train(
+                model=options.model,
+                batch=options.batch,
+                context=options.context,
+                directory=os.fspath(options.directory),
+                **how,
+            )
             yield Comparison(
                 f"{'offloaded, ' if offload else ''}{policy}, {format_bytes(budget_bytes)}",
                 {"moved_bytes": found.written_bytes + found.read_bytes, **dataclasses.asdict(found)},
@@ -95,14 +107,14 @@ def train(**how: Any) -> dict[str, Any]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def run(as_json: bool, model: str, batch: int, context: int, ram: str, directory: Path, steps: int) -> None:
+def run(options: PlanOptions) -> None:
     """Compare runs with their predictions, in RAM and offloaded, and print both."""
     console = Console()
     comparisons: list[Comparison] = []
     with Console(stderr=True).status("training"):
         for offload in (False, True):
-            comparisons += compare(model, batch, context, ram, directory, offload, steps)
-    if as_json:
+            comparisons += compare(options, offload)
+    if options.as_json:
         print(json.dumps({"machine": machine(), "runs": [dataclasses.asdict(each) for each in comparisons]}, indent=2))
         return
     table = Table("run", box=SIMPLE, caption="predicted / measured; ✗ beyond 15 % for bytes, 30 % for seconds")

@@ -21,6 +21,7 @@ from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.storage.file_system import free_bytes
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.harness import Worker, WorkerEnded
+from spillgrad_tools.bench.options import StepOptions, TrainOptions
 from spillgrad_tools.bench.report import machine, show_train, train_as_markdown, write_between_markers
 from spillgrad_tools.memory_cap import MemoryCap
 
@@ -293,47 +294,52 @@ def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
     return 4 * (4 * parameters + saved)
 
 
-def run(
-    as_json: bool,
-    model: str,
-    batch: int,
-    context: int,
-    steps: int,
-    threads: int | None,
-    page: Path | None = None,
-    directory: Path = Path(),
-    name: str = "",
-    large: bool = False,
-) -> None:
+def run(options: TrainOptions) -> None:
     """Time training steps, print them, and write them into a page.
 
     Raises UnknownModelError for a model that is not in the catalogue; ArgumentError when the page would lack PyTorch,
     for a name that fits nothing, or where the disk is too small for the large model.
     """
-    config = gpt_config(model, context)
-    in_turns, one_by_one = chosen(IN_TURNS, name), chosen(ONE_BY_ONE, name) if large else []
+    config = gpt_config(options.model, options.context)
+    in_turns, one_by_one = chosen(IN_TURNS, options.name), chosen(ONE_BY_ONE, options.name) if options.large else []
     if not in_turns and not one_by_one:
         known = ", ".join(contender.name for contender in (*IN_TURNS, *ONE_BY_ONE))
-        raise ArgumentError(f"bench: got --filter {name}; the contenders are {known}; the large ones need --large")
-    if page and importlib.util.find_spec("torch") is None:
+        raise ArgumentError(
+            f"bench: got --filter {options.name}; the contenders are {known}; the large ones need --large"
+        )
+    if options.page and importlib.util.find_spec("torch") is None:
         raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
-    threads = threads or sg.get_num_threads()
-    about = {**machine(), "threads": threads, "model": model, "batch": batch, "context": context, "steps": steps}
+    threads = options.threads or sg.get_num_threads()
+    about = {
+        **machine(),
+        "threads": threads,
+        "model": options.model,
+        "batch": options.batch,
+        "context": options.context,
+        "steps": options.steps,
+    }
     results: Results = {}
     console = Console(stderr=True)
     with (
-        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as made,
+        tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as made,
         console.status("training") as status,
     ):
         folder = Path(made)
         if one_by_one:
             console.print(_room_for_large(folder))
         if in_turns:
-            results, about["libraries"] = measure_in_turns(in_turns, config, batch, steps, threads, folder)
+            results, about["libraries"] = measure_in_turns(
+                in_turns, config, options.batch, options.steps, threads, folder
+            )
         for contender in one_by_one:
             status.update(f"training; {contender.name}")
             results |= measure_large(contender, threads, folder)
-    tell(as_json, page, MARKER, about, results, verdicts(results))
+    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))
+
+
+def sizes_of(options: StepOptions) -> dict[str, Any]:
+    """Return the sizes that a command line names, as the report has them."""
+    return {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
 
 
 def tell(

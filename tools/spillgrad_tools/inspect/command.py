@@ -1,8 +1,5 @@
 """`spillgrad inspect`: say what is at a path, in the way the options ask for."""
 
-import dataclasses
-from pathlib import Path
-
 from rich.console import Console
 
 from spillgrad.errors import ArgumentError
@@ -14,6 +11,7 @@ from spillgrad_tools.inspect import json_output
 from spillgrad_tools.inspect import tables as inspect_tables
 from spillgrad_tools.inspect.array import show_array
 from spillgrad_tools.inspect.groups import choose
+from spillgrad_tools.inspect.options import InspectOptions
 from spillgrad_tools.inspect.segment import is_sound, of_segment
 from spillgrad_tools.inspect.tree import segment_as_dict, show_tree
 from spillgrad_tools.inspect.watch import watch
@@ -22,30 +20,6 @@ from spillgrad_tools.report.page import report
 
 # Rows that are shown where nobody says how many; JSON has all.
 TOP = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class InspectOptions:
-    """What the command line of `spillgrad inspect` says; None and False where it says nothing."""
-
-    path: Path
-    by: str | None = None
-    sort: str | None = None
-    top: int | None = None
-    tree: bool = False
-    tensor: str | None = None
-    slice_text: str | None = None
-    export: Path | None = None
-    force: bool = False
-    html: Path | None = None
-    watch: bool = False
-    as_json: bool = False
-
-    def given(self) -> list[str]:
-        """Return the options that the command line has, as it has them."""
-        words = {"slice_text": "slice", "as_json": "json"}
-        names = [field.name for field in dataclasses.fields(self) if field.name != "path"]
-        return ["--" + words.get(name, name) for name in names if getattr(self, name) not in (None, False)]
 
 
 # What each of these goes with; they are not for each other. Without one of them, it is runs that are shown.

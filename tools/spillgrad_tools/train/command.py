@@ -122,21 +122,22 @@ def _require_consistent(options: TrainOptions) -> None:
     """Raise ArgumentError for options that contradict each other, BudgetError for a budget that is none."""
     if options.ram_budget is not None:
         parse_bytes(options.ram_budget)
-    policy = options.spill.get("policy", "spill")
-    if options.keep_saved and policy != "spill":
-        raise ArgumentError(f"train: got --policy {policy} with --no-spill, which keeps all in RAM; leave one out")
-    if options.keep_saved and options.ram_budget is not None and not options.offload:
+    if not options.spill and options.policy != "spill":
+        raise ArgumentError(
+            f"train: got --policy {options.policy} with --no-spill, which keeps all in RAM; leave one out"
+        )
+    if not options.spill and options.ram_budget is not None and not options.offload:
         raise ArgumentError(
             f"train: got --ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM; leave one out"
         )
     if options.report:
         require_packages("--report")
-        if options.keep_saved and not options.offload:
+        if not options.spill and not options.offload:
             raise ArgumentError("train: got --report with --no-spill, which leaves no journal; leave one out")
     as_device(options.device)  # whether it is there
     if options.offload:
-        for option, unset in (("codec", None), ("encrypt", False)):
-            if options.spill.get(option, unset) != unset:
+        for option in ("codec", "encrypt"):
+            if getattr(options, option):
                 raise ArgumentError(
                     f"train: got --{option} with --offload, which keeps parameters exact and as they are; leave one out"
                 )
@@ -153,7 +154,7 @@ def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | N
         sg.disk_offload,
         directory=options.spill_dir or out,
         ram_budget=_offload_budget(options),
-        on_full=options.spill.get("on_full", "raise"),
+        on_full=options.on_full,
         keep_journal=journal,
     )
 
@@ -174,13 +175,16 @@ def _offload_budget(options: TrainOptions) -> int:
 def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
     """Let saved tensors go to disk as the options say; return a line about where they, and the model, go."""
     if training.offload is not None:
-        if not options.keep_saved:
-            training.spill = sg.save_on_disk(training.offload, policy=options.spill["policy"])
+        if options.spill:
+            training.spill = sg.save_on_disk(training.offload, policy=options.policy)
         return f"offloading to {_as_named(training.offload.preflight(), options.spill_dir or out)}"
-    if options.keep_saved:
+    if not options.spill:
         return "all in RAM"
     budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
-    training.spill = sg.save_on_disk(options.spill_dir or out, ram_budget=budget, keep_journal=journal, **options.spill)
+    training.spill = sg.save_on_disk(
+        options.spill_dir or out, ram_budget=budget, keep_journal=journal, codec=options.codec, on_full=options.on_full,
+        encrypt=options.encrypt, policy=options.policy,
+    )  # fmt: skip
     return f"spilling to {_as_named(training.spill.preflight(), options.spill_dir or out)}"
 
 
@@ -192,7 +196,7 @@ def _as_named(found: Preflight, place: Path) -> Preflight:
 def _places(options: TrainOptions) -> list[str]:
     """Return the words that a resumed run needs again, as a checkpoint does not hold them."""
     words = ["--offload"] if options.offload else []
-    words += ["--no-spill"] if options.keep_saved else []
+    words += [] if options.spill else ["--no-spill"]
     words += ["--device", options.device] if options.device != "cpu" else []
     words += ["--ram-budget", options.ram_budget] if options.ram_budget is not None else []
     words += ["--save-every", str(options.save_every)] if options.save_every is not None else []

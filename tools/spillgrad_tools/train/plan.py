@@ -3,7 +3,6 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -15,65 +14,55 @@ from spillgrad.errors import SpillError
 from spillgrad.storage.budget import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench.report import format_seconds
+from spillgrad_tools.train.settings import PlanOptions
 
 OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lion}
 
 
-def run(
-    model: str,
-    batch: int,
-    context: int,
-    ram: str,
-    directory: Path,
-    lora: int | None,
-    autocast: bool,
-    offload: bool | None,
-    optimizer: str,
-    accumulate: int,
-    as_json: bool,
-) -> None:
+def run(options: PlanOptions) -> None:
     """Plan, and print the plan.
 
     Raises BudgetError with the least memory that works when there is less, SpillError when the disk is too small.
     """
     console = Console()
     with Console(stderr=True).status("training two layers of it, and measuring this machine"):
-        found = fresh_process.call(
-            plan, optimizer, model, batch, context, ram, directory, accumulate=accumulate, lora=lora, autocast=autocast,
-            offload=offload,
-        )  # fmt: skip
-    again = command(found, model, directory, lora, autocast) if optimizer == "adamw" else None
-    if as_json:
+        found = fresh_process.call(plan, options)
+    again = command(found, options) if options.optimizer == "adamw" else None
+    if options.as_json:
         print(json.dumps({**found.as_dict(), "command": again}, indent=2))
     else:
-        show(console, found, directory)
+        show(console, found, options.directory)
         if again is not None:
             console.print(Text(again), soft_wrap=True)
     if not found.fits_disk:
         raise SpillError(
-            f"plan: got {directory} with {format_bytes(found.machine.disk.free_bytes)} free, wanted "
+            f"plan: got {options.directory} with {format_bytes(found.machine.disk.free_bytes)} free, wanted "
             f"{format_bytes(found.prediction.disk_bytes)}; free space there, or name another folder with --dir"
         )
 
 
-def plan(optimizer: str, *args: Any, **options: Any) -> sg.planning.Plan:
-    """Return what `sg.planning.plan` does for a named optimizer."""
-    make = OPTIMIZERS[optimizer]
-    return sg.planning.plan(*args, **options, optimizer=lambda parameters: make(parameters, lr=1e-3))
+def plan(options: PlanOptions) -> sg.planning.Plan:
+    """Return what `sg.planning.plan` does."""
+    make = OPTIMIZERS[options.optimizer]
+    return sg.planning.plan(
+        options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
+        lora=options.lora, autocast=options.autocast, offload=options.offload,
+        optimizer=lambda parameters: make(parameters, lr=1e-3),
+    )  # fmt: skip
 
 
-def command(plan: sg.planning.Plan, model: str, directory: Path, lora: int | None, autocast: bool) -> str:
+def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
     """Return the command that trains as planned."""
-    words = ["spillgrad", "train", "--model", model, "--batch", str(plan.batch), "--context", str(plan.context)]
+    words = ["spillgrad", "train", "--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
     words += ["--accumulate", str(plan.accumulate)] if plan.accumulate > 1 else []
     words += ["--offload"] if plan.offload else []
     if plan.policy == "keep":
         words += ["--no-spill"]
     else:
         words += ["--ram-budget", f"{plan.prediction.budget_bytes >> 20}MiB", "--policy", plan.policy]
-        words += [] if directory == Path() else ["--spill-dir", str(directory)]
-    words += [] if lora is None else ["--lora", str(lora)]
-    words += ["--autocast"] if autocast else []
+        words += [] if options.directory == Path() else ["--spill-dir", str(options.directory)]
+    words += [] if options.lora is None else ["--lora", str(options.lora)]
+    words += ["--autocast"] if options.autocast else []
     return shlex.join(words)
 
 
