@@ -64,8 +64,7 @@ FRAMEWORK_USERS = (
     "spillgrad_tools.bench.torch",
     "spillgrad_tools.bench.torch_cuda",
     "spillgrad_tools.bench.gpt_torch",
-    "spillgrad_tools.bench.gpt_torch_hooks",
-    "spillgrad_tools.bench.gpt_paddle",
+    "spillgrad_tools.bench.paddle",
 )
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {

@@ -119,37 +119,21 @@ def train(device: str, spills: bool) -> list[float]:
     """Return the losses of a small GPT's first steps."""
     import tempfile
 
-    import numpy as np
-
-    import spillgrad as sg
+    from spillgrad_tools.bench.gpt import BETAS, SIMULATED_GPT, WEIGHT_DECAY, tokens
+    from spillgrad_tools.bench.gpt_ours import Training
 
     small = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-    sizes = {"vocab_size": 11, "context": 4, "n_layer": 1, "n_head": 1, "n_embd": 4} if small else {
-        "vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128,
-    }  # fmt: skip
-    sg.manual_seed(0)
-    model = sg.models.GPT(sg.models.GPTConfig(**sizes)).to(device)
-    optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
-    random, losses = np.random.default_rng(0), []
+    sizes = {"vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128}
+    sizes = SIMULATED_GPT if small else sizes
+    batch, steps = (1, 2) if small else (8, STEPS)
     with tempfile.TemporaryDirectory() as directory:
-        store = None
-        if spills:
-            store = sg.save_on_disk(directory, ram_budget=0 if small else "1MiB", device_budget=0, min_bytes=1)
-        for _ in range(2 if small else STEPS):
-            tokens = random.integers(0, sizes["vocab_size"], (1 if small else 8, sizes["context"] + 1))
-            inputs, targets = (
-                sg.tensor(np.ascontiguousarray(t), device=device) for t in (tokens[:, :-1], tokens[:, 1:])
-            )
-            optimizer.zero_grad()
-            with store or contextlib.nullcontext():
-                loss = model(inputs, targets)[1]
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        if store is not None:
-            stats = store.stats()
-            print(stats)
-            if stats.written_bytes == 0:
+        budgets = {"spill_budget": 0 if small else "1MiB", "device_budget": 0, "min_bytes": 1} if spills else {}
+        training = Training(sizes, None, 1e-3, BETAS, WEIGHT_DECAY, directory, device=device, **budgets)
+        losses = [training.step(*tokens(sizes["vocab_size"], (batch, sizes["context"]), step)) for step in range(steps)]
+        if training.spill is not None:
+            traffic = training.spill.traffic()
+            print(traffic)
+            if traffic["written_bytes"] == 0:
                 raise RuntimeError("training with spilling: nothing was written to disk")
     print(f"{device}{', spilled' if spills else ''}: {losses}")
     return losses

@@ -137,10 +137,7 @@ def cache(
 @takes(KernelOptions)
 def bench_kernels(options: KernelOptions) -> None:
     """Time the kernels beside NumPy and, where installed, PyTorch."""
-    if options.device == "cuda":
-        from spillgrad_tools.bench.cuda import run
-    else:
-        from spillgrad_tools.bench.kernels import run
+    from spillgrad_tools.bench.kernels import run
 
     run(options)
 

@@ -15,9 +15,10 @@ import pytest
 import spillgrad as sg
 from spillgrad_tools.bench import train as bench_train
 from spillgrad_tools.bench.bars import Verdict
+from spillgrad_tools.bench.gpt import tokens
 from spillgrad_tools.bench.harness import WorkerEnded
 from spillgrad_tools.bench.report import show_train, train_as_markdown
-from spillgrad_tools.bench.step_runner import StepRunner, tokens
+from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.bench.train import (
     ADAPTERS,
     LARGE,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
+from spillgrad_tools.bench.harness import LIBRARY_NAMES, Measured
+
 # What else times are compared with.
 PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled"}
 Seconds = Mapping[str, float]
@@ -54,9 +55,6 @@ class Verdict:
         """Return the verdict as plain values."""
         plain = {"bar": self.bar, "reached": self.reached, "wanted": self.wanted, "met": self.met}
         return {**plain, "detail": self.detail.strip(" ()")} if self.detail else plain
-
-
-Measured = dict[str, float]
 
 
 @dataclass(frozen=True)

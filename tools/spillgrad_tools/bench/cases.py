@@ -19,13 +19,14 @@ from spillgrad_tools.bench.bars import (
     TwoThreads,
     Verdict,
 )
+from spillgrad_tools.bench.gpt import GPT2_WORDS
+from spillgrad_tools.bench.operations import COMPUTING, MOVING
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 FLOATS = 1 << 24
 TOKENS = 2048
 # GPT-2's linear layers, inputs to outputs: queries, keys and values; attention's and the MLP's projections.
 GPT2_LAYERS = ((768, 2304), (768, 768), (768, 3072), (3072, 768))
-GPT2_WORDS = 50257
 
 _DTYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "bfloat16": ml_dtypes.bfloat16}
 
@@ -191,13 +192,13 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _elementwise_cases() -> Iterator[Case]:
-    known_to_numpy = (Ratio("numpy", 0.9),)
     size = ((FLOATS,),)
-    for name in ("exp", "tanh", "sigmoid", "gelu", "gelu_tanh", "erf", "silu", "softplus"):
-        extra = known_to_numpy if name in ("exp", "tanh") else ()
+    for operation in COMPUTING:
+        name, extra = operation.name, (Ratio("numpy", 0.9),) if operation.numpy_function() else ()
         yield Case(name, "elementwise", name, size, "n", (Ratio("torch", 3), *extra))
         yield Case(f"{name} out=", "elementwise, out=", f"{name} out=", size * 2, "no", (ComputeOrCopy(), *extra))
-    for name, inputs in (("add", 2), ("mul", 2), ("copy", 1)):
+    for operation in MOVING:
+        name, inputs = operation.name, 1 if operation.name == "copy" else 2
         bars = (Ratio("torch", 0.95), CopySpeed(inputs + 1, 4 * FLOATS))
         yield Case(name, "add, mul, copy", name, size * inputs, "n" * inputs, (Ratio("torch", 3),))
         yield Case(

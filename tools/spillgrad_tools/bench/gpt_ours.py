@@ -9,10 +9,7 @@ import numpy as np
 import spillgrad as sg
 from spillgrad.nn import init
 from spillgrad.storage.owner import MIN_BYTES
-from spillgrad_tools.bench.ours import VERSION, set_num_threads
-from spillgrad_tools.bench.step_runner import Spilling
-
-__all__ = ["VERSION", "Training", "set_num_threads"]
+from spillgrad_tools.bench.gpt import Spilling
 
 
 class Training:

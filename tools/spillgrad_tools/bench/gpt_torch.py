@@ -1,11 +1,14 @@
-"""A GPT and its training step in plain PyTorch: what one writes without thinking of spillgrad.
+"""A GPT and its training step in plain PyTorch, in RAM or with saved tensors on disk.
 
 Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; parameter names of Hugging Face's
 `GPT2LMHeadModel`.
 """
 
 import contextlib
-from collections.abc import Mapping
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spillgrad_tools.bench.step_runner import Spilling
-from spillgrad_tools.bench.torch import VERSION, set_num_threads
+from spillgrad.interop.torch import save_on_disk
+from spillgrad_tools.bench.gpt import Spilling
 
-__all__ = ["VERSION", "Training", "set_num_threads"]
+# PyTorch's tutorial keeps tensors of fewer elements in RAM.
+FEWEST_ELEMENTS = 1000
 
 
 class Attention(nn.Module):  # type: ignore[misc]
@@ -102,8 +106,37 @@ class GPT(nn.Module):  # type: ignore[misc]
             parameter.copy_(torch.from_numpy(array.T if turned else array))
 
 
+class SelfDeletingTempFile:
+    """The file of one saved tensor, removed with the node that saved it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / str(uuid.uuid4())
+
+    def __del__(self) -> None:
+        os.remove(self.path)
+
+
+def file_per_tensor(directory: Path) -> Any:
+    """Return the hooks of PyTorch's tutorial "Hooks for autograd saved tensors": each tensor in a file of its own."""
+
+    def pack(tensor: Any) -> Any:
+        if tensor.numel() < FEWEST_ELEMENTS:
+            return tensor.detach()
+        file = SelfDeletingTempFile(directory)
+        torch.save(tensor, file.path)
+        return file
+
+    def unpack(packed: Any) -> Any:
+        return torch.load(packed.path) if isinstance(packed, SelfDeletingTempFile) else packed
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
 class Training:
-    """A model with given parameters, or drawn ones, and its optimizer."""
+    """A model with given parameters, or drawn ones, and its optimizer.
+
+    Saved tensors stay in RAM, or go to `directory`: beyond `spill_budget`, or each to a file of its own.
+    """
 
     def __init__(
         self,
@@ -112,10 +145,14 @@ class Training:
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
+        directory: str | None = None,
+        spill_budget: int | str | None = None,
+        file_per_tensor: bool = False,
         device: str = "cpu",
     ) -> None:
         self.device = device
-        self.spill: Spilling | None = None
+        self.directory = Path(directory) if directory and file_per_tensor else None
+        self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
         self.model = GPT(config)
         if weights is not None:
             self.model.load(weights)
@@ -135,6 +172,13 @@ class Training:
         value: float = loss.item()
         return value
 
-    def saving(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a forward: what it saves stays in RAM."""
-        return contextlib.nullcontext()
+    def saving(self) -> Any:
+        """Return the context of a forward pass."""
+        if self.directory is not None:
+            return file_per_tensor(self.directory)
+        return self.spill or contextlib.nullcontext()
+
+    def gradients(self) -> Iterator[np.ndarray]:
+        """Yield what the last step left on each parameter."""
+        for parameter in self.model.parameters():
+            yield parameter.grad.numpy()

@@ -1,15 +1,32 @@
-"""Processes that each know one library, asked and answering one JSON line at a time."""
+"""The harness of all benchmarks: contenders in processes of their own take turns, and must agree.
 
+A process knows one library. It answers one JSON line at a time, by the methods of its runner.
+"""
+
+import importlib
+import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
 
 from spillgrad_tools.memory_cap import MemoryCap
+
+Measured = dict[str, float]
+Turn = TypeVar("Turn")
+
+LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
+# What `pip install` takes, by the package that Python imports.
+PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
+
+
+def is_installed(library: str) -> bool:
+    """Return whether the package of a library can be imported."""
+    return library == "ours" or importlib.util.find_spec(library) is not None
 
 
 class WorkerEnded(RuntimeError):
@@ -29,77 +46,110 @@ class RequestFailed(RuntimeError):
 
 
 class Worker:
-    """A process that knows one library on a device. It runs `module`, whose `answer_requests` answers `ask`.
+    """A process that knows one library on a device: its `runner`, a class of that library, answers `ask`.
 
-    It has the memory that `cap` leaves it, if one is given. Raises WorkerEnded when it does not even start.
+    `threads` limits the BLAS libraries, too; 0 leaves them as they are. The process has the memory that `cap` leaves
+    it, if one is given. Raises WorkerEnded when it does not even start.
     """
 
     def __init__(
-        self, module: str, library: str, threads: int, cap: MemoryCap | None = None, device: str = "cpu"
+        self, runner: type, library: str, threads: int, cap: MemoryCap | None = None, device: str = "cpu"
     ) -> None:
         limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         # OpenBLAS's idle threads spin for 2^26 cycles, into the turn of the next library; 2^20 bridge the gap between
         # two calls just as well.
         limits["OPENBLAS_THREAD_TIMEOUT"] = "20"
         self.library = library
-        command = [sys.executable, "-m", module, library, str(threads), device]
+        words = [f"{runner.__module__}:{runner.__qualname__}", library, str(threads), device]
+        command = [sys.executable, "-m", __name__, *words]
         self._process = subprocess.Popen(
             command if cap is None else cap.command(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **limits, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, **(limits if threads else {}), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         try:
-            self.version: str | None = self.ask(do="version")["version"]
+            self.version: str | None = self._answer()["version"]
         except WorkerEnded:
             self._process.communicate()
             raise
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # it may be busy for minutes
             self._process.kill()
         self._process.communicate()
 
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request and return the answer.
+    def ask(self, do: str, **request: Any) -> Any:
+        """Have the runner's method `do` called, and return its answer.
 
-        Raises WorkerEnded when the process has died; what it died of is on its stderr. Raises RequestFailed when it
-        answers that it could not.
+        Raises WorkerEnded when the process has died; its stderr says why. Raises RequestFailed when it answers that
+        it could not.
         """
-        assert self._process.stdin and self._process.stdout
-        line = ""
+        assert self._process.stdin
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
         except BrokenPipeError:
-            pass  # no line either
+            raise WorkerEnded(self.library, self._process.wait()) from None
+        answer = self._answer()
+        if "failed" in answer:
+            raise RequestFailed(self.library, answer["failed"])
+        return answer["answer"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
         if not line:
             raise WorkerEnded(self.library, self._process.wait())
         answer: dict[str, Any] = json.loads(line)
-        if "failed" in answer:
-            raise RequestFailed(self.library, answer["failed"])
         return answer
 
 
-def answer_requests(handlers: Mapping[str, Callable[..., dict[str, Any]]], survives: bool = False) -> None:
-    """Answer requests on standard input by the handler that each names under "do", until the input ends.
+def _serve(runner: Any) -> None:
+    """Answer requests on standard input by the runner's methods, until the input ends.
 
-    An error ends the process or, if it survives them, is printed and the answer.
+    An error ends the process; of a runner that survives errors, it is printed, and the answer.
     """
+    print(json.dumps({"version": runner.version}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = handlers[request.pop("do")](**request)
+            answer = {"answer": getattr(runner, request.pop("do"))(**request)}
         except Exception as error:
-            if not survives:
+            if not runner.survives:
                 raise
             traceback.print_exc()
             answer = {"failed": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
+
+
+def in_turns(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> Iterator[dict[str, Turn]]:
+    """Yield the results of each round, in which all contenders take their turn."""
+    for _ in range(rounds):
+        yield {name: turn() for name, turn in turns.items()}
+
+
+def medians(rounds: Iterable[Mapping[str, float]]) -> Measured:
+    """Return each contender's median of all rounds."""
+    taken = list(rounds)
+    return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+
+
+def require_agreement(what: str, found: Mapping[str, Any], step: int, tolerance: float = 0.0) -> None:
+    """Raise RuntimeError unless all contenders found the same in a step, or numbers within a share of each other."""
+    values = list(found.values())
+    if tolerance:
+        allowed = tolerance * max(values)
+        if not max(values) - min(values) <= allowed:
+            raise RuntimeError(f"{what} {dict(found)} of step {step} differ by more than {allowed:.2g}")
+    elif any(value != values[0] for value in values):
+        raise RuntimeError(f"{what} {dict(found)} of step {step} differ")
+
+
+if __name__ == "__main__":
+    module, _, name = sys.argv[1].partition(":")
+    _serve(getattr(importlib.import_module(module), name)(sys.argv[2], int(sys.argv[3]), sys.argv[4]))

@@ -1,6 +1,5 @@
 """`spillgrad bench hooks`: training steps of PyTorch's and Paddle's models, in RAM and with saved tensors on disk."""
 
-import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, MissingPackageError
 from spillgrad_tools.bench.bars import Verdict
+from spillgrad_tools.bench.harness import PIP_NAMES, is_installed, require_agreement
 from spillgrad_tools.bench.options import HookOptions
 from spillgrad_tools.bench.report import machine
 from spillgrad_tools.bench.train import (
@@ -26,15 +26,14 @@ from spillgrad_tools.bench.train import (
 
 MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
-PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
 WARM_STEPS = 1
 _SPILLS, _IN_FILES = {"spill_budget": SPILL_BUDGET}, {"file_per_tensor": True}
 # By package: what trains in RAM first, then under our hooks, then under others.
 CONTENDERS = {
     "torch": (
-        Contender("PyTorch", "torch_hooks"),
-        Contender(f"PyTorch, {SPILLED}", "torch_hooks", options=_SPILLS),
-        Contender(f"PyTorch, {FILES}", "torch_hooks", options=_IN_FILES),
+        Contender("PyTorch", "torch"),
+        Contender(f"PyTorch, {SPILLED}", "torch", options=_SPILLS),
+        Contender(f"PyTorch, {FILES}", "torch", options=_IN_FILES),
     ),
     "paddle": (
         Contender("Paddle", "paddle"),
@@ -46,9 +45,9 @@ CONTENDERS = {
 def check_gradients(processes: Sequence[Process], step: int) -> None:
     """Raise RuntimeError unless all have the same loss and gradients, to the last bit."""
     losses = {process.contender.name: [answer["loss"] for answer in process.taken] for process in processes}
+    require_agreement("bench hooks: losses", losses, step)
     digests = {process.contender.name: process.gradients() for process in processes}
-    if len(set(map(tuple, losses.values()))) > 1 or len(set(digests.values())) > 1:
-        raise RuntimeError(f"bench hooks: losses {losses} or gradients {digests} differ in step {step}")
+    require_agreement("bench hooks: gradients", digests, step)
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -79,7 +78,7 @@ def run(options: HookOptions) -> None:
     packages = [name for name in CONTENDERS if options.framework in (None, name)]
     if not packages:
         raise ArgumentError(f"bench hooks: got --framework {options.framework}; it takes {' or '.join(CONTENDERS)}")
-    installed = [name for name in packages if importlib.util.find_spec(name) is not None]
+    installed = [name for name in packages if is_installed(name)]
     missing = [name for name in packages if name not in installed]
     if not installed or (options.page and missing):
         commands = " and ".join(f"pip install {PIP_NAMES[name]}" for name in missing)

@@ -1,12 +1,8 @@
 """`spillgrad bench plan`: what the planner predicts beside what runs do, each in a process of its own."""
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -18,8 +14,10 @@ from spillgrad.planning.machine import measure_disk
 from spillgrad.planning.predict import NOTHING, Whole
 from spillgrad.storage.budget import format_bytes
 from spillgrad_tools import fresh_process
+from spillgrad_tools.bench.harness import Worker
 from spillgrad_tools.bench.options import PlanOptions
-from spillgrad_tools.bench.report import format_seconds, machine
+from spillgrad_tools.bench.plan_run import PlannedRun
+from spillgrad_tools.bench.report import format_seconds, machine, print_json
 
 # Budgets, as shares of all that may be stored.
 SHARES = (0.1, 0.25, 0.5, 0.9)
@@ -75,13 +73,11 @@ def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
                 budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"
             )
             how = {"policy": policy, "offload": offload, "budget": budget_bytes, "steps": options.steps}
-            measured = train(
-                model=options.model,
-                batch=options.batch,
-                context=options.context,
-                directory=os.fspath(options.directory),
-                **how,
-            )
+            with Worker(PlannedRun, "ours", threads=0) as worker:
+                measured = worker.ask(
+                    do="train", model=options.model, batch=options.batch, context=options.context,
+                    directory=os.fspath(options.directory), **how,
+                )  # fmt: skip
             yield Comparison(
                 f"{'offloaded, ' if offload else ''}{policy}, {format_bytes(budget_bytes)}",
                 {"moved_bytes": found.written_bytes + found.read_bytes, **dataclasses.asdict(found)},
@@ -97,16 +93,6 @@ def recomputed(whole: Whole) -> Choice:
     return Choice(paths, sum(part.freed_bytes for part in parts), sum(part.seconds for part in parts), 0.0)
 
 
-def train(**how: Any) -> dict[str, Any]:
-    """Train in a process of its own; see `bench_plan_run`. Raises RuntimeError when that fails."""
-    command = [sys.executable, "-m", "spillgrad_tools.bench.plan_run", json.dumps(how)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"bench: the run {how} ended with status {done.returncode}")
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
-
-
 def run(options: PlanOptions) -> None:
     """Compare runs with their predictions, in RAM and offloaded, and print both."""
     console = Console()
@@ -115,7 +101,7 @@ def run(options: PlanOptions) -> None:
         for offload in (False, True):
             comparisons += compare(options, offload)
     if options.as_json:
-        print(json.dumps({"machine": machine(), "runs": [dataclasses.asdict(each) for each in comparisons]}, indent=2))
+        print_json(machine=machine(), runs=[dataclasses.asdict(each) for each in comparisons])
         return
     table = Table("run", box=SIMPLE, caption="predicted / measured; ✗ beyond 15 % for bytes, 30 % for seconds")
     for heading in ("disk a step", "peak RAM", "a step"):

@@ -1,6 +1,7 @@
 """How benchmarks say what they ran on and what came out."""
 
 import datetime
+import json
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from rich.table import Table
 
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import format_bytes
-from spillgrad_tools.bench.bars import LIBRARY_NAMES, Row, Verdict
+from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.cases import Case, Result
+from spillgrad_tools.bench.harness import LIBRARY_NAMES
 
 ABSENT = "–"
 
@@ -50,39 +52,41 @@ def format_measured(value: float, unit: str) -> str:
     return f"{value:.1f} %" if unit == "%" else f"{value:,.0f}"
 
 
-def show_kernels(about: dict[str, Any], results: Sequence[Result]) -> None:
-    """Print a table with a row per case: times, and what was reached beside what was wanted."""
-    table = Table(
-        box=SIMPLE, caption="× NumPy 1.70 / 1.6: NumPy's time is 1.7 of ours; wanted is 1.6", show_lines=False
-    )
-    table.add_column("case", no_wrap=True)
-    for name in LIBRARY_NAMES.values():
-        table.add_column(name, justify="right", no_wrap=True)
+def print_json(**answer: Any) -> None:
+    """Print what was measured as JSON."""
+    print(json.dumps(answer, indent=2))
+
+
+def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Sequence[str]) -> None:
+    """Print a table with a row per case: times, or why there are none, and what was reached beside what was wanted."""
+    named = "numpy" in libraries
+    table = Table(box=SIMPLE)
+    if named:
+        table.caption = "× NumPy 1.70 / 1.6: NumPy's time is 1.7 of ours; wanted is 1.6"
+    table.add_column("case", no_wrap=named)
+    for library in libraries:
+        table.add_column(LIBRARY_NAMES[library], justify="right" if named else "left", no_wrap=named)
     table.add_column("reached / wanted")
     for result in results:
-        table.add_row(result.case.name, *_times(result), "\n".join(map(str, result.verdicts)))
-    console = Console()
-    _show_about(console, about)
-    console.print(table)
-    _show_reached(console, [verdict for result in results for verdict in result.verdicts])
+        table.add_row(result.case.name, *_times(result, libraries), "\n".join(map(str, result.verdicts)))
+    _show(about, table, _reached([verdict for result in results for verdict in result.verdicts]))
 
 
-def show_spill(about: dict[str, Any], rows: Sequence[Row]) -> None:
+def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
     """Print a table with a row per case: what was measured, and what was reached beside what was wanted."""
-    table = Table(box=SIMPLE)
-    for heading in ("case", "measured", "reached / wanted"):
-        table.add_column(heading)
+    table = Table("case", "measured", "reached / wanted", box=SIMPLE)
     for row in rows:
         measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
         table.add_row(row.case, "\n".join(measured), "\n".join(map(str, row.verdicts)))
-    console = Console()
-    _show_about(console, about)
-    console.print(table)
-    _show_reached(console, [verdict for row in rows for verdict in row.verdicts])
+    _show(about, table, _reached([verdict for row in rows for verdict in row.verdicts]))
 
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
     """Return the bars, summed up by group, and below them a row per case, as Markdown."""
+
+    def cells(result: Result) -> str:
+        return " | ".join(_times(result, list(LIBRARY_NAMES)))
+
     lines = [
         "| what | wanted | reached: worst … best | bars reached |",
         "|---|---|---|---|",
@@ -94,32 +98,19 @@ def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str
         "",
         f"| row | {' | '.join(LIBRARY_NAMES.values())} | reached / wanted |",
         "|---|---|---|---|---|",
-        *(f"| {r.case.name} | {' | '.join(_times(r))} | {', '.join(map(str, r.verdicts))} |" for r in results),
+        *(
+            f"| {r.case.name} | {' | '.join(_times(r, list(LIBRARY_NAMES)))} | {', '.join(map(str, r.verdicts))} |"
+            for r in results
+        ),
         "",
         "</details>",
     ]
     return "\n".join(lines)
 
 
-_CUDA_LIBRARIES = ("ours", "torch")
-
-
-def show_cuda(about: dict[str, Any], results: Sequence[Result]) -> None:
-    """Print a table with a row per case: the device's times, or why there are none, and what was reached."""
-    table = Table(box=SIMPLE)
-    for heading in ("case", *(LIBRARY_NAMES[library] for library in _CUDA_LIBRARIES), "reached / wanted"):
-        table.add_column(heading)
-    for result in results:
-        table.add_row(result.case.name, *_times_or_failures(result), "\n".join(map(str, result.verdicts)))
-    console = Console()
-    _show_about(console, about)
-    console.print(table)
-    _show_reached(console, [verdict for result in results for verdict in result.verdicts])
-
-
-def cuda_row_as_text(result: Result) -> str:
-    """Return a row of a GPU in one line."""
-    cells = zip(_CUDA_LIBRARIES, _times_or_failures(result), strict=True)
+def row_as_text(result: Result, libraries: Sequence[str]) -> str:
+    """Return a row in one line."""
+    cells = zip(libraries, _times(result, libraries), strict=True)
     times = [f"{LIBRARY_NAMES[library]} {cell}" for library, cell in cells]
     return f"{result.case.name}: {', '.join((*times, *map(str, result.verdicts)))}"
 
@@ -132,7 +123,7 @@ def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequ
         cells = ["", "", ""]
         if case.name in by_name:
             result = by_name[case.name]
-            cells = [*_times_or_failures(result), ", ".join(map(str, result.verdicts))]
+            cells = [*_times(result, ("ours", "torch")), ", ".join(map(str, result.verdicts))]
         lines.append(f"| {case.name} | {', '.join(map(str, case.bars))} | {' | '.join(cells)} |")
     if results:
         libraries = ", ".join(about["libraries"])
@@ -142,17 +133,12 @@ def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequ
 
 def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> None:
     """Print training steps' time, tokens a second, memory and traffic by contender, and what bars were reached."""
-    table = Table(box=SIMPLE)
-    table.add_column("contender")
+    table = Table("contender", box=SIMPLE)
     for heading in _TRAIN_COLUMNS:
         table.add_column(heading, justify="right")
     for name, result in results.items():
         table.add_row(name, *_train_row(result))
-    console = Console()
-    _show_about(console, about)
-    console.print(table)
-    for verdict in verdicts:
-        console.print(str(verdict), highlight=False)
+    _show(about, table, *map(str, verdicts))
 
 
 def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> str:
@@ -182,12 +168,17 @@ def write_between_markers(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
 
 
-def _show_reached(console: Console, verdicts: Sequence[Verdict]) -> None:
-    console.print(f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached", highlight=False)
+def _reached(verdicts: Sequence[Verdict]) -> str:
+    return f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached"
 
 
-def _show_about(console: Console, about: dict[str, Any]) -> None:
+def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
+    """Print what a benchmark ran on, its table, and the lines below it."""
+    console = Console()
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", highlight=False)
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False)
 
 
 def _about_as_text(about: dict[str, Any]) -> str:
@@ -210,16 +201,10 @@ def _train_row(result: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _times(result: Result) -> list[str]:
-    return [
-        format_seconds(result.seconds[library]) if library in result.seconds else ABSENT for library in LIBRARY_NAMES
-    ]
-
-
-def _times_or_failures(result: Result) -> list[str]:
-    """Return a cell for each library on a GPU."""
+def _times(result: Result, libraries: Sequence[str]) -> list[str]:
+    """Return a cell for each library: its time, or why there is none."""
     times = {name: format_seconds(seconds) for name, seconds in result.seconds.items()}
-    return [result.failures.get(library, times.get(library, ABSENT)) for library in _CUDA_LIBRARIES]
+    return [result.failures.get(library, times.get(library, ABSENT)) for library in libraries]
 
 
 def _summary_rows(results: Sequence[Result]) -> Iterator[str]:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import gc
-import json
 import mmap
 import os
 import random
@@ -27,8 +26,9 @@ from spillgrad.storage.chunks import PAGE_BYTES
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad_kernels import memory
-from spillgrad_tools.bench.bars import Measured, Row, Verdict
-from spillgrad_tools.bench.report import machine, show_spill
+from spillgrad_tools.bench.bars import Row, Verdict
+from spillgrad_tools.bench.harness import Measured
+from spillgrad_tools.bench.report import machine, print_json, show_rows
 
 THREADS = 4
 # A store lives so long; after that nothing may be left of it.
@@ -313,8 +313,8 @@ def run(as_json: bool, directory: Path, minutes: float) -> None:
         rows, wrong = soak(60 * minutes, Path(folder))
     about: dict[str, Any] = {**machine(), "minutes": minutes}
     if as_json:
-        print(json.dumps({"machine": about, "results": [row.as_json() for row in rows], "wrong": wrong}, indent=2))
+        print_json(machine=about, results=[row.as_json() for row in rows], wrong=wrong)
     else:
-        show_spill(about, rows)
+        show_rows(about, rows)
     if wrong:
         raise SpillError(f"soak: found what nobody asked for: {'; '.join(wrong)}; report it, please")

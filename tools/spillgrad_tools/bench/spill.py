@@ -1,7 +1,7 @@
 """`spillgrad bench spill`: the store beside plain file I/O, a spilled training step beside its peers."""
 
 import contextlib
-import json
+import dataclasses
 import os
 import random
 import statistics
@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,9 @@ from spillgrad.storage.disk_speed import open_direct, speeds
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad_kernels import memory
-from spillgrad_tools.bench.bars import Measured, Row, Verdict
-from spillgrad_tools.bench.report import machine, show_spill
+from spillgrad_tools.bench.bars import Row, Verdict
+from spillgrad_tools.bench.harness import Measured, in_turns, medians, require_agreement
+from spillgrad_tools.bench.report import machine, print_json, show_rows
 from spillgrad_tools.train.settings import TrainSettings
 from spillgrad_tools.train.training import StepRecord, Training
 
@@ -42,10 +44,6 @@ MIXED_STEP_BYTES = 16 * MIB
 def _check(same: bool, what: str) -> None:
     if not same:
         raise RuntimeError(f"bench: {what} differs")
-
-
-def _medians(rounds: Sequence[Measured]) -> Measured:
-    return {name: statistics.median(measured[name] for measured in rounds) for name in rounds[0]}
 
 
 # Throughput
@@ -128,19 +126,17 @@ def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: P
         blocks[-1][:] = np.frombuffer(random_bytes.bytes(size_bytes), np.uint8)
     for direct in (False, True):
         try:
-            taken = [
-                {
-                    "plain": plain_rates(blocks, directory, direct),
-                    "spillgrad": store_rates(blocks, directory, direct, budget_bytes),
-                }
-                for _ in range(rounds + 1)
-            ][1:]
+            turns = {
+                "plain": partial(plain_rates, blocks, directory, direct),
+                "spillgrad": partial(store_rates, blocks, directory, direct, budget_bytes),
+            }
+            taken = list(in_turns(turns, rounds + 1))[1:]
         except OSError:
             if not direct:
                 raise
             return  # this file system has no direct I/O
         for part in ("write", "read"):
-            measured = _medians([{name: rates[part] for name, rates in each.items()} for each in taken])
+            measured = medians({name: rates[part] for name, rates in each.items()} for each in taken)
             how = "O_DIRECT" if direct else "page cache"
             verdict = Verdict("× plain", measured["spillgrad"] / measured["plain"], 0.9)
             yield Row(f"{part} {size_bytes // MIB} MiB arrays, {how}", "B/s", measured, (verdict,))
@@ -169,7 +165,7 @@ def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
             _check(tensor.storage is tensors[len(packed) - 1].storage, "what came back")
             packed.pop()
         taken.append({part: statistics.median(each) for part, each in times.items()})
-    for part, seconds in _medians(taken[1:]).items():
+    for part, seconds in medians(taken[1:]).items():
         yield Row(f"{part} a 4 MiB tensor in RAM", "s", {"spillgrad": seconds}, (_microseconds(seconds),))
 
 
@@ -243,40 +239,46 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
     steps = {name: training.steps() for name, training in trainings.items()}
     hooks = one_file_per_tensor(directory)
 
-    def spilled_step() -> tuple[StepRecord, int, int]:
+    moved: list[tuple[int, int]] = []
+
+    def spilled_step() -> StepRecord:
         before = spill.stats()
         record = next(steps["spilled"])
         after = spill.stats()
-        return record, after.written_bytes - before.written_bytes, after.read_bytes - before.read_bytes
+        moved.append((after.written_bytes - before.written_bytes, after.read_bytes - before.read_bytes))
+        return record
 
-    _, write_bytes, read_bytes = spilled_step()
+    def step_beside_traffic() -> StepRecord:
+        started = time.perf_counter()
+        mover = threading.Thread(target=traffic.move)
+        mover.start()
+        record = next(steps["plain traffic"])
+        mover.join()
+        return dataclasses.replace(record, duration_s=time.perf_counter() - started)
+
+    def step_under_hooks() -> StepRecord:
+        with hooks:
+            return next(steps["file per tensor"])
+
+    spilled_step()
     for name in steps.keys() - {"spilled"}:
         next(steps[name])
     taken: list[Measured] = []
     with PlainFile(directory, speeds(directory).direct_io_pays) as file:
-        traffic = PlainTraffic(file, write_bytes, read_bytes)
-        for _ in range(rounds):
-            records = {"in RAM": next(steps["in RAM"])}
-            records["spilled"], write_bytes, read_bytes = spilled_step()
-            started = time.perf_counter()
-            mover = threading.Thread(target=traffic.move)
-            mover.start()
-            records["plain traffic"] = next(steps["plain traffic"])
-            mover.join()
-            beside_traffic_s = time.perf_counter() - started
-            with hooks:
-                records["file per tensor"] = next(steps["file per tensor"])
+        traffic = PlainTraffic(file, *moved[0])
+        turns: dict[str, Callable[[], StepRecord]] = {
+            "in RAM": partial(next, steps["in RAM"]), "spilled": spilled_step, "plain traffic": step_beside_traffic,
+            "file per tensor": step_under_hooks,
+        }  # fmt: skip
+        for records in in_turns(turns, rounds):
+            losses = {name: record.loss for name, record in records.items()}
+            require_agreement("bench spill: losses", losses, records["in RAM"].step)
             started = time.perf_counter()
             traffic.move()
+            alone_s = time.perf_counter() - started
             times = {name: record.duration_s for name, record in records.items()}
-            times["traffic alone"] = time.perf_counter() - started
-            times["plain traffic"] = beside_traffic_s
-            times["waited"] = records["spilled"].waited_s
-            taken.append(times)
-            losses = {name: record.loss for name, record in records.items()}
-            _check(len(set(losses.values())) == 1, f"the loss ({losses})")
-    seconds = _medians(taken)
-    yield from judged_steps(settings.model, seconds, budget_bytes, write_bytes, read_bytes)
+            taken.append({**times, "traffic alone": alone_s, "waited": records["spilled"].waited_s})
+    yield from judged_steps(settings.model, medians(taken), budget_bytes, *moved[-1])
 
 
 def judged_steps(model: str, seconds: Measured, budget_bytes: int, write_bytes: int, read_bytes: int) -> Iterator[Row]:
@@ -383,6 +385,6 @@ def run(as_json: bool, directory: Path, rounds: int) -> None:
             status.update(f"timing; {row.case} done")
     about = {**machine(), "threads": sg.get_num_threads(), "rounds": rounds}
     if as_json:
-        print(json.dumps({"machine": about, "results": [row.as_json() for row in found]}, indent=2))
+        print_json(machine=about, results=[row.as_json() for row in found])
     else:
-        show_spill(about, found)
+        show_rows(about, found)

@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import importlib.util
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from spillgrad.errors import ArgumentError
 from spillgrad.storage.budget import format_bytes, parse_bytes
 from spillgrad.storage.file_system import free_bytes
 from spillgrad_tools.bench.bars import Verdict
-from spillgrad_tools.bench.harness import Worker, WorkerEnded
+from spillgrad_tools.bench.harness import Worker, WorkerEnded, in_turns, is_installed, require_agreement
 from spillgrad_tools.bench.options import StepOptions, TrainOptions
-from spillgrad_tools.bench.report import machine, show_train, train_as_markdown, write_between_markers
+from spillgrad_tools.bench.report import machine, print_json, show_train, train_as_markdown, write_between_markers
+from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.memory_cap import MemoryCap
 
 MARKER = "bench train"
-MODULE = "spillgrad_tools.bench.step_runner"
 # Of a loss: both sum some 10^8 products in orders of their own. After three steps of GPT-2 124M they differ by 1e-7.
 TOLERANCE = 1e-5
 
@@ -81,13 +80,8 @@ def check_losses(processes: Sequence["Process"], step: int) -> None:
 
 def check(losses: Mapping[str, float], step: int) -> None:
     """Raise RuntimeError unless all libraries have the same loss, and spillgrad the very same wherever it trains."""
-    difference = max(losses.values()) - min(losses.values())
-    allowed = TOLERANCE * max(losses.values())
-    if not difference <= allowed:
-        raise RuntimeError(f"bench train: losses {dict(losses)} of step {step} differ by more than {allowed:.2g}")
-    ours = {name: loss for name, loss in losses.items() if name != TORCH}
-    if len(set(ours.values())) > 1:
-        raise RuntimeError(f"bench train: losses {ours} of step {step} differ")
+    require_agreement("bench train: losses", losses, step, TOLERANCE)
+    require_agreement("bench train: losses", {name: losses[name] for name in losses if name != TORCH}, step)
 
 
 def write_weights(model: sg.models.GPT, path: Path) -> None:
@@ -106,12 +100,10 @@ class Process:
         self.status: int | None = None
         cap = None if contender.cap is None else parse_bytes(contender.cap)
         self._cap = None if cap is None else stack.enter_context(MemoryCap(cap))
-        self._options = dict(contender.options)
-        if contender.library != "torch":  # which keeps all in RAM
-            self._options["directory"] = str(directory)
+        self._options = {**contender.options, "directory": str(directory)}
         self._worker: Worker | None = None
         with self._noting_the_end():
-            self._worker = stack.enter_context(Worker(MODULE, contender.library, threads, self._cap))
+            self._worker = stack.enter_context(Worker(StepRunner, contender.library, threads, self._cap))
         self.version = None if self._worker is None else self._worker.version
 
     def build(self, config: sg.models.GPTConfig, weights: Path | None) -> None:
@@ -130,10 +122,16 @@ class Process:
                 if is_timed:
                     self.timed.append(self.taken[-1]["seconds"])
 
+    def turn(self, batch: int, warm_steps: int) -> None:
+        """Train by one batch that is timed, after others that are not; in the first turn, none is."""
+        is_first = not self.taken
+        for i in range(1 if is_first else warm_steps + 1):
+            self.step(len(self.taken), batch, is_timed=i == warm_steps and not is_first)
+
     def gradients(self) -> str:
         """Return a digest of the last step's gradients."""
         assert self._worker is not None
-        return str(self._worker.ask(do="gradients")["gradients"])
+        return str(self._worker.ask(do="gradients"))
 
     def result(self, tokens: int) -> Result:
         """Return the medians of the steps that were timed."""
@@ -193,14 +191,9 @@ def measure_in_turns(
         processes = [Process(contender, threads, folder, stack) for contender in contenders]
         for process in processes:
             process.build(config, weights)
-        number = 0
-        for turn in range(steps + 1):
-            in_turn = [False] * warm_steps + [True] if turn else [False]
-            for process in processes:
-                for i, is_timed in enumerate(in_turn):
-                    process.step(number + i, batch, is_timed)
-            number += len(in_turn)
-            compare(processes, number - 1)
+        turns = {process.contender.name: partial(process.turn, batch, warm_steps) for process in processes}
+        for turn, _ in enumerate(in_turns(turns, steps + 1)):
+            compare(processes, turn * (warm_steps + 1))
         versions = list(dict.fromkeys(process.version for process in processes if process.version))
         return {p.contender.name: p.result(batch * config.context) for p in processes}, versions
 
@@ -282,8 +275,7 @@ def chosen(contenders: Sequence[Contender], name: str) -> list[Contender]:
     found = [contender for contender in contenders if name in contender.name]
     if found and contenders is IN_TURNS:
         found = [contender for contender in contenders if contender in found or contender.name in (OURS, TORCH)]
-    has_torch = importlib.util.find_spec("torch") is not None
-    return [contender for contender in found if contender.library != "torch" or has_torch]
+    return [contender for contender in found if is_installed(contender.library)]
 
 
 def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
@@ -307,7 +299,7 @@ def run(options: TrainOptions) -> None:
         raise ArgumentError(
             f"bench: got --filter {options.name}; the contenders are {known}; the large ones need --large"
         )
-    if options.page and importlib.util.find_spec("torch") is None:
+    if options.page and not is_installed("torch"):
         raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
     threads = options.threads or sg.get_num_threads()
     about = {
@@ -349,8 +341,7 @@ def tell(
     if page:
         write_between_markers(page, marker, train_as_markdown(about, results, judged))
     if as_json:
-        bars = [verdict.as_json() for verdict in judged]
-        print(json.dumps({"machine": about, "results": results, "bars": bars}, indent=2))
+        print_json(machine=about, results=results, bars=[verdict.as_json() for verdict in judged])
     else:
         show_train(about, results, judged)
 

@@ -14,14 +14,8 @@ from paddle import nn
 from paddle.nn import functional
 
 from spillgrad.interop.paddle import save_on_disk
-from spillgrad_tools.bench.step_runner import Spilling
-
-VERSION = f"Paddle {paddle.__version__}"
-
-
-def set_num_threads(threads: int) -> None:
-    """Use so many threads."""
-    paddle.set_flags({"FLAGS_paddle_num_threads": threads})
+from spillgrad_tools.bench.gpt import Spilling
+from spillgrad_tools.bench.operations import Library
 
 
 class Attention(nn.Layer):  # type: ignore[misc]
@@ -137,3 +131,17 @@ class Training:
         """Yield what the last step left on each parameter."""
         for parameter in self.model.parameters():
             yield parameter.grad.numpy()
+
+
+class Paddle(Library):
+    """Paddle, which only trains."""
+
+    version = f"Paddle {paddle.__version__}"
+    training = Training
+
+    def set_num_threads(self, count: int) -> None:
+        """Use so many threads."""
+        paddle.set_flags({"FLAGS_paddle_num_threads": count})
+
+
+LIBRARY = Paddle
